@@ -178,8 +178,7 @@ class IcebergTable:
         return any(int(entry.snapshotId()) == snapshot_id for entry in log)
 
     def has_rows_of(self, branch: str, snapshot_id: int) -> bool:
-        """Return whether a branch has the rows of one of its snapshots: only files changed since.
-        """
+        """Return whether a branch still has the rows of a snapshot: only files changed since."""
         now = self.branch(branch)
         while now is not None and now != snapshot_id:
             snapshot = self.metadata.snapshot(now)
@@ -191,8 +190,7 @@ class IcebergTable:
 
     @property
     def rows(self) -> int | None:
-        """Return the number of rows in `main`'s data files, removed ones included; None if unknown.
-        """
+        """Return the number of rows in `main`'s data files, with removed ones; None if unknown."""
         return self.rows_of(MAIN)
 
     def rows_of(self, branch: str) -> int | None:

@@ -1,12 +1,12 @@
-"""The raw lake: record versions in Parquet files, appended and never changed.
+"""Landing files (the raw lake): record versions in Parquet files, appended and never changed.
 
-Source: `seeds/data-lake-v2.txt`. Files have one schema each, hold rows of many versions in any
-order, repeat some, and have names that only increase. `layout` knows where they are, `field_types`
-what their columns mean, `field_types` which type holds the values of a field, and `reader` makes
-record versions (`chronolake.change_set`) of them. `writer` lands versions in a raw lake of our own,
-where `file_sequence` lets files appear, `file_schema` says in their footers what their columns are,
-`control_records` tells what happened besides, and `purge` takes what purged records said out of
-them. `bad_file` says which files cannot be read.
+Source: `seeds/data-lake-v2.txt`. Each file has one schema and contains rows of many versions in any
+order, with duplicates; file names only increase. `layout` finds the files, `field_types` interprets
+their columns and infers the type of each field, and `reader` returns their record versions
+(`chronolake.change_set`). `writer` lands versions in a raw lake of our own: `file_sequence`
+publishes the files, `file_schema` declares their columns in the footers, `control_records` stores
+events other than changes, and `purge` erases the values of purged records. `bad_file` reports files
+that cannot be read.
 """
 
 from chronolake.landing.bad_file import (

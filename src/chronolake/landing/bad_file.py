@@ -1,4 +1,4 @@
-"""Files of a data lake that cannot be read, or that hold rows which cannot be kept."""
+"""Bad files of a data lake: files that cannot be read, or with rows that cannot be applied."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from chronolake.landing.layout import DataFile
 
-#: Table property: the files that the table was made without, as JSON.
+#: Table property: the files that were skipped for this table, as JSON.
 QUARANTINED_PROPERTY: Final = "chronolake.quarantined"
 
-# Spark names the file, and Java's causes say why, the innermost last.
+# Spark reports the file, and Java's causes contain the reason, the innermost last.
 _FILE: Final = re.compile(r"error while reading file (\S+?\.parquet)\b")
 _CAUSE: Final = re.compile(r"^\s*Caused by: [\w.$]*?(\w+)(?:: ([^\n]*))?$", re.MULTILINE)
-# What somebody may mend without another file: it is not the file that is bad.
+# Failures that can be fixed without another file: the file itself is not bad.
 _LOST: Final = re.compile(r"FILE_NOT_EXIST|Permission denied|Input/output error|AccessControl")
 _RESTORE: Final = (
     "Restore the file. A source of the type data_lake_v2 goes on without it if it has "
@@ -33,12 +33,12 @@ _RESTORE: Final = (
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that a table is made without.
+    """A file that was skipped for a table.
 
     Attributes:
-        mark: the file, as a watermark names it.
-        reason: why it cannot be read or kept; never a cell's value.
-        column: the column that it is about, or None.
+        mark: the file, as in a watermark.
+        reason: the reason why it cannot be read or applied; never contains a cell's value.
+        column: the affected column, or None.
     """
 
     mark: str
@@ -48,17 +48,17 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Quarantine:
-    """The files that a table was made without.
+    """The files that were skipped for a table.
 
     Attributes:
-        files: in the order of their writing.
+        files: the files, in the order in which they were written.
     """
 
     files: tuple[BadFile, ...] = ()
 
     @classmethod
     def from_json(cls, text: str | None) -> Self:
-        """Return what the property of a table says; None: the table has none."""
+        """Return the value of a table's property; empty for None."""
         return cls(tuple(BadFile(**reported) for reported in orjson.loads(text or "[]")))
 
     def to_json(self) -> str:
@@ -71,21 +71,21 @@ class Quarantine:
 
     @property
     def marks(self) -> frozenset[str]:
-        """The files as watermarks."""
+        """Return the files as watermarks."""
         return frozenset(file.mark for file in self.files)
 
     def with_files(self, files: Iterable[BadFile]) -> Self:
-        """Return the same with more files; one that is there already keeps its first reason."""
+        """Return a copy with more files; existing files keep their first reason."""
         by_mark = {file.mark: file for file in (*files, *self.files)}
         return type(self)(tuple(by_mark[mark] for mark in sorted(by_mark, key=_rank)))
 
     def without(self, files: Iterable[DataFile]) -> Self:
-        """Return the same without files that could be read after all."""
+        """Return a copy without files that could be read after all."""
         read = {file.mark for file in files}
         return type(self)(tuple(file for file in self.files if file.mark not in read))
 
     def readable(self, files: Sequence[DataFile]) -> list[DataFile]:
-        """Return those of some files that are not in quarantine."""
+        """Return the files that are not in quarantine."""
         marks = self.marks
         return [file for file in files if file.mark not in marks]
 
@@ -96,11 +96,11 @@ def _rank(mark: str) -> tuple[int, str]:
 
 
 def refuse(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
-    """Return the error about files that cannot be read; it names the first, and how many there are.
+    """Return the error about files that cannot be read, with the first file and their number.
 
     Args:
-        files: files of the lake, the bad ones among them.
-        bad: the bad ones, at least one.
+        files: files of the lake, including the bad ones.
+        bad: the bad files, at least one.
     """
     first = bad[0]
     path = next((str(file.path) for file in files if file.mark == first.mark), first.mark)
@@ -111,10 +111,10 @@ def refuse(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
 
 
 def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadFile]:
-    """Return the files that a failure is about; empty if it is about something else.
+    """Return the files that caused a failure; empty if it has another cause.
 
     Args:
-        failure: what reading or writing the rows of files raised.
+        failure: the exception from reading or writing the rows of files.
         files: the files.
     """
     if isinstance(failure, BadFileError):
@@ -138,10 +138,10 @@ def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadF
 
 @contextmanager
 def naming_bad_files(files: Sequence[DataFile]) -> Iterator[None]:
-    """Let a failure of reading files name the file and the reason.
+    """Convert a failure of reading files into an error with the file and the reason.
 
     Raises:
-        BadFileError: in place of what Spark raised about one of the files.
+        BadFileError: replaces Spark's exception about one of the files.
     """
     try:
         yield
@@ -155,7 +155,7 @@ def naming_bad_files(files: Sequence[DataFile]) -> Iterator[None]:
 
 
 def _text_of(failure: Any) -> str:
-    """What Java said, with the causes that it gave."""
+    """Return the Java message, with its causes."""
     stack = getattr(failure, "_stackTrace", None) or getattr(failure, "stackTrace", None)
     return f"{failure}\n{stack or ''}"
 

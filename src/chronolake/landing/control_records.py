@@ -1,7 +1,8 @@
-"""Control records: what happened to a stream besides changes of its records.
+"""Control records: events of a stream other than changes of its records.
 
-They stand in our own raw lake between its data files, as JSON, under names of the same sequence, so
-that it is known what landed before and what after. Other readers look for data files only.
+They are stored in our own raw lake between its data files, as JSON, with names of the same
+sequence, so that it is known which files landed before and after. Other readers use data files
+only.
 
 ```
 parquet/v2/org=X/object=Account/batch=05e0be100/control-16f5e66e801.json
@@ -30,13 +31,13 @@ _FORMAT: Final = 1
 
 
 class ControlKind(StrEnum):
-    """What a control record tells."""
+    """The kinds of control records."""
 
-    #: How the stream's table is kept since then: its mode, and what goes with it.
+    #: The settings of the stream's table since then: its mode, and related ones.
     KEPT = "kept"
-    #: What tells the fields of the files after it apart, whatever they are called.
+    #: The numbers that identify the fields of the files after it, whatever their names are.
     NAMED = "named"
-    #: What follows was read anew, and compared with the table.
+    #: The following rows were read again completely, and compared with the table.
     RESYNCED = "resynced"
 
 
@@ -45,9 +46,9 @@ class Control:
     """A control record.
 
     Attributes:
-        kind: what it tells.
-        told: the rest, as JSON can hold it: of `KEPT` the settings, of `NAMED` the `fields` (name
-            to number), of `RESYNCED` the time `at`, in microseconds since 1970.
+        kind: its kind.
+        told: the rest, as JSON values: for `KEPT` the settings, for `NAMED` the `fields` (name to
+            number), for `RESYNCED` the time `at`, in microseconds since 1970.
     """
 
     kind: ControlKind
@@ -55,22 +56,23 @@ class Control:
 
 
 def land_control(folder: ObjectFolder, control: Control, *, guard: Callable[[], None]) -> bool:
-    """Append a control record to an object of a raw lake, unless its last of that kind is the same.
+    """Append a control record to an object, unless its last record of that kind is equal.
 
-    When this returns, it would survive a loss of power.
+    The record is durable on return.
 
     Args:
         folder: the object.
         control: the record.
-        guard: called when nobody else can let files appear; raises if this process must not either.
+        guard: called while no other process can publish files; raises if this process must not
+            either.
 
     Returns:
         Whether it was appended.
 
     Raises:
-        PipelineBusyError: another process publishes files of the object, and does not finish.
-        SourceError: the object is written by something else, or by a later version of Chronolake.
-        Exception: what `guard` raises; nothing has been landed then.
+        PipelineBusyError: another process is publishing files of the object, and does not finish.
+        SourceError: the object is written by another program, or by a later version of Chronolake.
+        Exception: any error of `guard`; nothing has landed.
     """
     earlier = [known for _, known in controls_of(folder) if known.kind is control.kind]
     if earlier and earlier[-1] == control:
@@ -85,10 +87,10 @@ def land_control(folder: ObjectFolder, control: Control, *, guard: Callable[[], 
 
 
 def controls_of(folder: ObjectFolder) -> list[tuple[ControlFile, Control]]:
-    """An object's control records in the order of their writing.
+    """Return an object's control records in the order in which they were written.
 
     Raises:
-        SourceError: one cannot be read, or was written by a later version of Chronolake.
+        SourceError: a record cannot be read, or was written by a later version of Chronolake.
     """
     return [(file, _read(file)) for file in folder.controls()]
 
@@ -113,11 +115,11 @@ def _read(file: ControlFile) -> Control:
 
 @dataclass(frozen=True)
 class Naming:
-    """How fields are called in the files after a control record.
+    """The names of fields in the files after a control record.
 
     Attributes:
-        name: of the control record: greater than those of the files before it.
-        fields: each field's number, which it keeps when it gets another name, by its name.
+        name: the control record's name, greater than the names of the files before it.
+        fields: each field's number by its name; the number stays the same if the field is renamed.
     """
 
     name: str
@@ -126,11 +128,11 @@ class Naming:
 
 @dataclass(frozen=True)
 class Namings:
-    """How fields of files are called by now: the namings of an object in their order.
+    """The names of an object's fields over time: its namings in their order.
 
     Attributes:
         every: the namings.
-        of_others: names of fields in files that somebody else writes, and their names here.
+        of_others: names of fields in files from other writers, and their names here.
     """
 
     every: tuple[Naming, ...] = ()
@@ -138,9 +140,9 @@ class Namings:
 
     @cached_property
     def now(self) -> dict[int, str]:
-        """The present name of every field that ever had a number.
+        """Return the current name of every field that ever had a number.
 
-        A field that has gone keeps its last name, unless another one has it now.
+        A removed field keeps its last name, unless another field has it now.
         """
         found: dict[int, str] = {}
         taken: set[str] = set()
@@ -152,14 +154,14 @@ class Namings:
         return found
 
     def before(self, file: DataFile) -> int:
-        """How many of them had been when a file was written."""
+        """Return the number of namings from before a file was written."""
         return sum(rank(one.name) < file.rank for one in self.every)
 
     def since(self, before: int, fields: Iterable[str]) -> dict[str, str]:
-        """Of the fields of a file, those with another name by now.
+        """Return the fields of a file that have been renamed since, with their current names.
 
         Args:
-            before: how many namings had been when it was written.
+            before: number of namings from before the file was written.
             fields: the fields by their names in the file.
         """
         then = self.every[before - 1].fields if before else {}
@@ -168,7 +170,7 @@ class Namings:
 
 
 def namings_of(folder: ObjectFolder) -> Namings:
-    """How the fields of an object were called.
+    """Return the names of an object's fields over time.
 
     Raises:
         SourceError: a control record cannot be read.

@@ -1,8 +1,7 @@
-"""Values and keys encoded as texts in landed files, in SQL and in Arrow.
+"""The encoding of values, keys and record versions in landing files.
 
-How values and keys are spelled as texts in files of our own: in SQL, and the same in Arrow.
-
-Record versions as the rows of a file of our own, in Arrow.
+Values and keys are encoded as texts, in SQL and identically in Arrow; record versions as rows of a
+landing file, in Arrow.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from chronolake.types import Column, ColumnType
 
 
-#: Between these, Java writes a number without an exponent.
+#: Java writes numbers in this range without an exponent.
 _PLAIN: Final = (1e-3, 1e7)
 _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _CONTROLS: Final = {number: f"\\u{number:04X}" for number in range(32)} | {
@@ -45,11 +44,11 @@ _CONTROLS: Final = {number: f"\\u{number:04X}" for number in range(32)} | {
 
 
 def spelled(column: Column) -> str:
-    """SQL: the text that stands for a column's value."""
+    """Return SQL for a column's value as text."""
     name = quoted(column.name)
     match column.type.kind:
         case Kind.BINARY:
-            # In one line.
+            # Without line breaks.
             return f"replace(base64({name}), '\\r\\n', '')"
         case Kind.UTC_DATETIME:
             return f"concat(replace(CAST({name} AS STRING), ' ', 'T'), 'Z')"
@@ -58,7 +57,7 @@ def spelled(column: Column) -> str:
 
 
 def widened(column: Column, kind: ColumnType) -> str:
-    """SQL: a column's value in a type that holds all of its values."""
+    """Return SQL for a column's value in a type that contains all of its values."""
     if column.type == kind:
         return quoted(column.name)
     if kind.kind is Kind.STRING:
@@ -67,7 +66,7 @@ def widened(column: Column, kind: ColumnType) -> str:
 
 
 def identifier(key: Sequence[Column]) -> str:
-    """One text for each key: of several columns a JSON array, so that no two keys have the same.
+    """Return SQL for a text that identifies a key: for several columns a unique JSON array.
 
     Args:
         key: the key's columns with their declared types, in any order.
@@ -83,16 +82,16 @@ def identifier(key: Sequence[Column]) -> str:
 
 
 def _in_order(key: Sequence[Column]) -> list[Column]:
-    # A source may bring its columns in another order one day.
+    # A source may return its columns in another order later.
     return sorted(key, key=lambda column: column.name)
 
 
 def texts_of(values: pa.Array, kind: Kind) -> pa.Array:
-    """The texts that stand for a column's values: `spelled`, in Arrow.
+    """Return a column's values as texts: `spelled`, in Arrow.
 
     Args:
-        values: in the Arrow type of the kind (`ColumnType.arrow`).
-        kind: the column's.
+        values: the values, in the Arrow type of the kind (`ColumnType.arrow`).
+        kind: the column's kind.
     """
     match kind:
         case Kind.BINARY:
@@ -113,11 +112,11 @@ def texts_of(values: pa.Array, kind: Kind) -> pa.Array:
 
 
 def identifiers_of(key: Sequence[Column], texts: Mapping[str, pa.Array]) -> pa.Array:
-    """One text for each key: `identifier`, in Arrow.
+    """Return a text for each key: `identifier`, in Arrow.
 
     Args:
         key: the key's columns, in any order.
-        texts: what `texts_of` gives for each of them, by its name.
+        texts: the result of `texts_of` for each of them, by its name.
     """
     if len(key) == 1:
         return texts[key[0].name]
@@ -125,22 +124,22 @@ def identifiers_of(key: Sequence[Column], texts: Mapping[str, pa.Array]) -> pa.A
 
 
 def json_texts(texts: pa.Array) -> pa.Array:
-    """Texts as they stand between the quotes of a JSON string."""
+    """Return texts escaped for use between the quotes of a JSON string."""
     escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
     is_odd = pc.fill_null(pc.match_substring_regex(texts, r"[\x00-\x1f]"), False)
     return _respelled(escaped, is_odd, lambda text: text.translate(_CONTROLS))
 
 
 def json_list(texts: Sequence[pa.Array]) -> pa.Array:
-    """JSON arrays of strings, of columns that `json_texts` gives; null where one of them is."""
+    """Return JSON arrays of strings from columns of `json_texts`; null where one of them is."""
     joined = pc.binary_join_element_wise(*texts, '","')
     return pc.binary_join_element_wise('["', joined, '"]', "")
 
 
 def _times(values: pa.Array, *, is_utc: bool) -> pa.Array:
-    # Arrow is slow where it thinks of a zone.
+    # Arrow casts timestamps with a time zone slowly.
     texts = values.cast(pa.timestamp("us")).cast(pa.string())
-    # It always writes six digits.
+    # Arrow always writes six digits.
     texts = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".")
     texts = _signed_years(texts, len("2026-01-01 00:00:00"), longest=len(".000000"))
     if not is_utc:
@@ -154,7 +153,7 @@ def _times(values: pa.Array, *, is_utc: bool) -> pa.Array:
 
 
 def _signed_years(texts: pa.Array, length: int, *, longest: int = 0) -> pa.Array:
-    """Years of more than four digits have a sign."""
+    """Add a sign to years of more than four digits."""
     is_far = pc.greater(pc.binary_length(texts), length)
     if not longest and not pc.any(is_far, min_count=0).as_py():
         return texts
@@ -165,7 +164,7 @@ def _signed_years(texts: pa.Array, length: int, *, longest: int = 0) -> pa.Array
 
 
 def _numbers(values: pa.Array) -> pa.Array:
-    """Numbers as Java writes them: `1.0`, `1.0E10`, `NaN`."""
+    """Return numbers in Java's format: `1.0`, `1.0E10`, `NaN`."""
     texts = values.cast(pa.string())
     size = pc.abs(values)
     is_plain = pc.or_(
@@ -178,7 +177,7 @@ def _numbers(values: pa.Array) -> pa.Array:
 
 
 def _java(text: str) -> str:
-    """A number as Java writes it, of the shortest text for it."""
+    """Return a number in Java's format, from its shortest text."""
     if text in _NO_NUMBERS:
         return _NO_NUMBERS[text]
     sign, digits, exponent = Decimal(text).normalize().as_tuple()
@@ -191,13 +190,13 @@ def _java(text: str) -> str:
 def _respelled(
     texts: pa.Array, where: pa.Array, spell: Callable[[str], str], *, of: pa.Array | None = None
 ) -> pa.Array:
-    """Texts of which some are spelled otherwise: the few that Arrow has no function for.
+    """Replace some texts, for the few formats for which Arrow has no function.
 
     Args:
         texts: the texts.
-        where: which are; without nulls.
-        spell: how a text is.
-        of: the texts that `spell` gets; by default these.
+        where: flags for the texts to replace; without nulls.
+        spell: returns the replacement of a text.
+        of: the texts that `spell` gets; by default `texts`.
     """
     if not pc.any(where, min_count=0).as_py():
         return texts
@@ -215,16 +214,16 @@ EMPTY: Final = pa.schema(
         (lake_fields.SEQUENCE, pa.string()),
     ]
 ).empty_table()
-#: The types in which such files have numbers.
+#: The types that landing files use for numbers.
 _WIDE: Final = {Kind.SHORT: pa.int64(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64()}
 
 
 def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.RecordBatch:
-    """The rows of a file that stand for some record versions.
+    """Return some record versions as rows of a landing file.
 
     Args:
-        versions: record versions as `writing.land` takes them.
-        declaration: the fields, and the columns of files that hold them.
+        versions: record versions as in `writer.land`.
+        declaration: the fields, and the columns that contain them.
     """
     given = set(versions.schema.names)
     values = {
@@ -243,7 +242,7 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
     if PROVIDES_DATA in given:
         is_deletion = pc.and_(pc.invert(versions[PROVIDES_DATA]), tells)
         rows[IS_MARK] = pc.if_else(is_deletion, True, pa.scalar(None, pa.bool_()))
-        # A deletion has one time.
+        # A deletion has only one time.
         deleted = pc.if_else(is_deletion, versions[MODIFIED], deleted)
         tells = pc.and_(versions[PROVIDES_DATA], tells)
     rows[lake_fields.DELETED] = deleted.cast(_MICROS)
@@ -253,7 +252,7 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
         rows[UNMODIFIED] = _left_out(versions[OMITTED], others)
     if OPERATED in given:
         rows[OPERATION] = versions[OPERATED].cast(pa.string())
-    # A mark says nothing but whose it is.
+    # Tombstones have no values except the key.
     all_provide = pc.all(tells, min_count=0).as_py()
     for one in declaration:
         if one.text == lake_fields.ID:
@@ -269,7 +268,7 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
 
 
 def _left_out(omitted: pa.Array, fields: list[str]) -> pa.Array:
-    """For each row the fields of which it says nothing as a JSON array, or null."""
+    """Return for each row the fields that it omits as a JSON array, or null."""
     if omitted.null_count == len(omitted):
         return pa.nulls(len(omitted), pa.string())
     names = pc.list_flatten(omitted)
@@ -286,7 +285,7 @@ def _left_out(omitted: pa.Array, fields: list[str]) -> pa.Array:
 
 
 def incomplete(rows: pa.Table) -> int:
-    """How many rows of a file lack what every row has."""
+    """Return the number of rows of a file that lack a guaranteed column."""
     lacking = [pc.is_null(rows[name]) for name in lake_fields.GUARANTEED]
     found: int = pc.sum(reduce(pc.or_, lacking)).as_py()
     return found

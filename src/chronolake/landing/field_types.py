@@ -1,16 +1,12 @@
-"""Types of the fields of landed files: texts with typed values beside them, and type inference.
+"""Fields of landing files: their columns, physical types, and type inference.
 
-Which type holds the values of a field, whose files do not agree on one.
+A field's values have forms: texts, and typed values in a second column. All forms that were ever
+seen of a field, in any order, decide its type: the narrowest that contains them all. In files of
+our own, a field has the type that its source declared instead.
 
-A field's values come in forms: texts, and typed values beside them. What forms were ever seen of a
-field, in whatever order, decides its type: the narrowest that holds them all. In files of our own a
-field has the type that its source declared instead.
-
-What the columns of a file mean: fields as texts, with typed values beside them.
-
-`Custom__c_b` holds the booleans of the field `Custom__c` if `Custom__c` stands beside it and the
-column is boolean; otherwise it is a field of its own. Files differ in that, so that each file's
-schema is read by itself, and files that agree are read together (`grouped`).
+`Custom__c_b` contains the booleans of the field `Custom__c` if the file has a column `Custom__c`
+and `Custom__c_b` is boolean; if not, it is a separate field. Files differ in that, so each file's
+schema is interpreted separately, and compatible files are read together (`grouped`).
 """
 
 from __future__ import annotations
@@ -30,12 +26,12 @@ if TYPE_CHECKING:
 
 
 _INTS: Final = (-(2**31), 2**31 - 1)
-#: Beyond, not every integer is a double.
+#: Beyond this, not every integer is exact as a double.
 _EXACT: Final = 2**53
 
 
 class Form(StrEnum):
-    """How a field's value is written."""
+    """The form in which a field's value is stored."""
 
     TEXT = "text"
     BOOLEAN = "boolean"
@@ -46,7 +42,7 @@ class Form(StrEnum):
     DATE = "date"
 
 
-#: How the values of a type are written, where there is more to write than a text.
+#: The forms of typed values, for types that have more than a text.
 FORM_OF: Final = {
     Kind.BOOLEAN: Form.BOOLEAN,
     Kind.SHORT: Form.INTEGER,
@@ -60,11 +56,11 @@ FORM_OF: Final = {
 
 
 class Seen(StrEnum):
-    """What was seen of a field's values, as far as its type depends on it."""
+    """The kinds of values that were seen in a field and that decide its type."""
 
     TEXT = "text"
     BOOLEAN = "boolean"
-    #: An integer of 32 bits, of more, and one that is no double.
+    #: An integer of 32 bits, of more, and one that is not exact as a double.
     INT = "int"
     LONG = "long"
     WIDE = "wide"
@@ -74,7 +70,7 @@ class Seen(StrEnum):
     DATE = "date"
 
 
-#: What decides a field's type: a form that was seen, or a type that its source declared.
+#: An input of type inference: a kind of value that was seen, or a declared type.
 Mark = Seen | ColumnType
 
 _EVERY_SEEN: Final = frozenset(Seen)
@@ -87,25 +83,25 @@ _ALONE: Final = {
     Seen.DATE: Kind.NAIVE_DATE,
 }
 _INTEGERS: Final = {Seen.INT, Seen.LONG, Seen.WIDE}
-#: Whole numbers, and how many digits they have at most.
+#: Integers, with their maximum number of digits.
 _DIGITS: Final = {Kind.SHORT: 5, Kind.INT: 10, Kind.LONG: 19}
 _EXACT_AS_DOUBLE: Final = {Kind.SHORT, Kind.INT, Kind.FLOAT, Kind.DOUBLE}
 
 
 def of_integers(least: int, greatest: int) -> Seen:
-    """What integers between two bounds, which are among them, amount to."""
+    """Return the kind of integers with the given least and greatest value."""
     if _INTS[0] <= least and greatest <= _INTS[1]:
         return Seen.INT
     return Seen.LONG if least >= -_EXACT and greatest <= _EXACT else Seen.WIDE
 
 
 def mark(text: str) -> Mark:
-    """A mark by its text: the inverse of `str`."""
+    """Return a mark from its text, the inverse of `str`."""
     return Seen(text) if text in _EVERY_SEEN else ColumnType.parse(text)
 
 
 def type_of(marks: Iterable[Mark]) -> ColumnType | None:
-    """The narrowest type that holds all values of a field, or None if it never had one."""
+    """Return the narrowest type that contains all values of a field; None if it has no values."""
     every = set(marks)
     declared = [mark for mark in every if isinstance(mark, ColumnType)]
     if declared:
@@ -123,9 +119,9 @@ def type_of(marks: Iterable[Mark]) -> ColumnType | None:
 
 
 def wider(one: ColumnType, other: ColumnType) -> ColumnType:
-    """The narrowest type that holds all values of two types without a loss.
+    """Return the narrowest type that contains all values of two types without loss.
 
-    In whatever order types are put together, the result is the same.
+    The result for several types does not depend on their order.
     """
     if one == other:
         return one
@@ -153,10 +149,10 @@ MODIFIED: Final = "source__modified"
 SEQUENCE: Final = "grax__idseq"
 DELETED: Final = "grax__deleted"
 PURGED: Final = "grax__purged"
-#: What every file has.
+#: Columns that every file has.
 GUARANTEED: Final = (ID, MODIFIED, SEQUENCE)
 _TIMES: Final = (MODIFIED, DELETED, PURGED)
-#: Columns that are no fields of the record.
+#: Columns that are not fields of the record.
 OF_THE_LAKE: Final = (*GUARANTEED, DELETED, PURGED)
 
 SUFFIXES: Final = {
@@ -171,13 +167,13 @@ SUFFIXES: Final = {
 
 @dataclass(frozen=True)
 class Physical:
-    """How Spark reads a Parquet column.
+    """The reading of a Parquet column by Spark.
 
     Attributes:
-        ddl: the Spark type to read it as, or None: it cannot be read.
-        form: what its values are.
-        per_second: for times that are read as numbers, how many of the unit are a second.
-        sql: what makes the value of what Spark reads, with `{}` for the latter; None: it is that.
+        ddl: the Spark type as which it is read, or None if it cannot be read.
+        form: the form of its values.
+        per_second: for times that are read as numbers, units per second.
+        sql: SQL that converts Spark's value, with `{}` as its placeholder; None: no conversion.
     """
 
     ddl: str | None
@@ -186,31 +182,30 @@ class Physical:
     sql: str | None = None
 
     def value(self, cell: str) -> str:
-        """Return SQL for the value of a cell: finer digits than microseconds are cut off."""
+        """Return SQL for the value of a cell; digits finer than microseconds are truncated."""
         unit = self.per_second
         if self.sql is not None:
             return self.sql.replace("{}", cell)
         if self.form is Form.TIMESTAMP and unit:
-            # Towards the past.
+            # Round towards the past.
             return f"timestamp_micros(CAST(floor({cell} / {unit // 10**6}BD) AS BIGINT))"
         if self.form is Form.TIME and unit:
             micros = f"CAST({cell} * {10**6}BD / {unit} AS BIGINT)"
-            # What stands after the date is the time of day, without the zeros that end its
-            # fraction.
+            # The text after the date is the time of day, without trailing zeros of its fraction.
             return f"substring(CAST(timestamp_micros({micros}) AS STRING), 12)"
         return cell
 
 
 @dataclass(frozen=True)
 class Field:
-    """One form of a field of the record, and the column that holds it.
+    """One form of a field of the record, and the column that contains it.
 
     Attributes:
         name: the field.
         column: the column in the files.
         physical: how the column is read.
         declared: the type that the source declared, in files of our own.
-        renamed: where values are names of fields: those that have another name by now, and which.
+        renamed: if values are names of fields: the renamed fields, with their current names.
     """
 
     name: str
@@ -221,7 +216,7 @@ class Field:
 
     @property
     def form(self) -> Form:
-        """How the values are written."""
+        """Return the form of the values."""
         return self.physical.form
 
 
@@ -243,18 +238,18 @@ _READ_AS: Final = (
     ),
     (lambda kind: any(is_bytes(kind) for is_bytes in _BYTES), "binary", Form.TEXT),
     (pa.types.is_boolean, "boolean", Form.BOOLEAN),
-    # Its greatest values are no BIGINT.
+    # Its greatest values exceed BIGINT.
     (pa.types.is_uint64, "decimal(20,0)", Form.TEXT),
     (pa.types.is_integer, "bigint", Form.INTEGER),
     (lambda kind: pa.types.is_float32(kind) or pa.types.is_float64(kind), "double", Form.FLOAT),
     (pa.types.is_date, "date", Form.DATE),
 )
-#: UUIDs as people write them, of the 16 bytes that a file holds.
+#: UUIDs in their usual notation, from the 16 bytes in a file.
 _UUID: Final = "regexp_replace(lower(hex({})), '(.{8})(.{4})(.{4})(.{4})(.{12})', '$1-$2-$3-$4-$5')"
 _BITS: Final = "CAST(conv(hex(concat(substring({}, 2, 1), substring({}, 1, 1))), 16, 10) AS INT)"
 _FRACTION: Final = f"({_BITS} & 1023)"
 _EXPONENT: Final = f"(shiftright({_BITS}, 10) & 31)"
-#: Numbers of 16 bits (IEEE 754), of the two bytes that a file holds, the lower one first.
+#: Numbers of 16 bits (IEEE 754), from the two bytes in a file, little-endian.
 _HALF: Final = (
     f"(IF({_BITS} >= 32768, -1D, 1D) * CASE {_EXPONENT} WHEN 0 THEN {_FRACTION} * power(2D, -24) "
     f"WHEN 31 THEN IF({_FRACTION} = 0, double('infinity'), double('NaN')) "
@@ -269,7 +264,7 @@ _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def physical(kind: pa.DataType) -> Physical:
-    """How Spark reads a column of an Arrow type."""
+    """Return how Spark reads a column of an Arrow type."""
     if pa.types.is_dictionary(kind):
         return physical(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType):
@@ -301,11 +296,11 @@ def _of_one_value(kind: pa.DataType) -> Physical:
     return next(found, Physical(None, Form.TEXT))
 
 
-# ------------------------------------------------------------------ values that hold values
+# Nested values.
 
 
 def _nested(kind: pa.DataType) -> Physical:
-    """How Spark reads a column of structs, lists or maps: as JSON, nulls included."""
+    """Return how Spark reads a column of structs, lists or maps: as JSON, nulls included."""
     ddl = _ddl(kind)
     if ddl is None:
         return Physical(None, Form.TEXT)
@@ -313,7 +308,7 @@ def _nested(kind: pa.DataType) -> Physical:
 
 
 def _ddl(kind: pa.DataType) -> str | None:
-    """The Spark type of a nested Arrow type; None: some part of it cannot be read."""
+    """Return the Spark type of a nested Arrow type; None if a part of it cannot be read."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _ddl(field.type)) for field in kind]
         reported = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
@@ -330,7 +325,7 @@ def _ddl(kind: pa.DataType) -> str | None:
 
 
 def _whole(kind: pa.DataType, cell: str, depth: int) -> str:
-    """SQL for a nested value in which every part is what it means, and not what Spark reads."""
+    """Return SQL for a nested value in which Spark's value of every part is converted."""
     if not pa.types.is_nested(kind):
         return physical(kind).value(cell)
     one, other = f"one{depth}", f"other{depth}"
@@ -352,18 +347,18 @@ def _whole(kind: pa.DataType, cell: str, depth: int) -> str:
 
 
 def _changes(kind: pa.DataType) -> bool:
-    """Whether a value of a type, or some part of it, means something else than what Spark reads."""
+    """Return whether Spark's value of a type, or of a part of it, has to be converted."""
     return _whole(kind, "{}", 0) != "{}"
 
 
 def fields_of(columns: Mapping[str, Physical]) -> Fields:
-    """The fields of a file by its columns, those of the lake itself included.
+    """Return the fields of a file by its columns, including those of the lake itself.
 
     Args:
         columns: the file's columns.
     """
     found: Fields = {}
-    # Shorter names first: a typed column belongs to a field that is known to be one.
+    # Shorter names first: a typed column belongs to a field that is already known.
     for name in sorted(columns, key=lambda column: (len(column), column)):
         stem = _stem_of(name, columns[name])
         is_typed = (
@@ -384,7 +379,7 @@ def _stem_of(name: str, column: Physical) -> str | None:
     return None
 
 
-#: Which column holds a form of a field.
+#: The column that contains a form of a field.
 _Places = dict[tuple[str, Form], str]
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -395,7 +390,7 @@ class Group:
     """Files that can be read together.
 
     Attributes:
-        fields: what their columns mean, by column.
+        fields: their fields, by column.
         files: their numbers in the list that was grouped.
     """
 
@@ -406,18 +401,18 @@ class Group:
 def grouped(
     schemas: Iterable[tuple[Fields, AbstractSet[str], Sequence[int]]],
 ) -> list[Group]:
-    """Files in as few groups as possible, where columns mean one thing, and stand for one each.
+    """Group files into few groups in which each column has one meaning and each form one column.
 
     Args:
-        schemas: the fields of files, the columns that they have besides and that are not read, and
-            the numbers of the files that have them.
+        schemas: the fields of files, their other columns that are not read, and the numbers of the
+            files that have them.
     """
     groups: list[tuple[Fields, _Places, set[str], list[int]]] = []
-    # Those with most columns first: the others mostly fit into them.
+    # Schemas with most columns first: the others mostly fit into them.
     for fields, unread, files in sorted(schemas, key=lambda item: (-len(item[0]), tuple(item[2]))):
         places = {(field.name, field.form): column for column, field in fields.items()}
         for known, known_places, known_unread, members in groups:
-            # Spark refuses a column that a file has in a type other than the one it is read as.
+            # Spark refuses a file's column if its type differs from the type as which it is read.
             is_read = not (unread & known.keys() or known_unread & fields.keys())
             if is_read and _agree(known, fields) and _agree(known_places, places):
                 known.update(fields)
@@ -435,7 +430,7 @@ def _agree(known: Mapping[_Key, _Value], other: Mapping[_Key, _Value]) -> bool:
 
 
 def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
-    """The forms of every field."""
+    """Return the forms of every field."""
     found: dict[str, dict[Form, Field]] = {}
     for field in fields.values():
         found.setdefault(field.name, {})[field.form] = field
@@ -443,10 +438,10 @@ def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
 
 
 def is_field(name: str) -> bool:
-    """Whether a field is one of the record, or tells about its versions."""
+    """Return whether a column is a field of the record, as opposed to one of the lake itself."""
     return name not in OF_THE_LAKE
 
 
 def is_time(name: str) -> bool:
-    """Whether a column of the lake itself is a time."""
+    """Return whether a column of the lake itself is a time."""
     return name in _TIMES

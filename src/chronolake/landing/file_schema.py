@@ -1,9 +1,8 @@
-"""What files of Chronolake's own raw lake say about their columns.
+"""Declarations of columns in the footers of Chronolake's own landing files.
 
-Such a file is a Data Lake v2 file that any reader can take as one. In its footer it carries besides
-what its source declared: which fields the records have, of which types, and which of them are the
-key. So a table can be made of the lake alone, with decimals, empty texts and composite keys as they
-were.
+Such a file is a Data Lake v2 file that any reader can read. In addition, its footer contains what
+its source declared: the fields of the records, their types, and the key. A table can therefore be
+rebuilt from the lake alone, with its original decimals, empty texts and composite keys.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from chronolake.types import Column, ColumnType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-#: Where the declaration stands among a Parquet file's key-value metadata.
+#: The key of the declaration in a Parquet file's key-value metadata.
 DECLARATION: Final = b"chronolake.declaration"
-#: Columns of our own that are no fields of the record.
+#: Prefix of our own columns that are not fields of the record.
 OWN: Final = "chronolake__"
-#: What the source did to the record: a text of its own, for those who read the lake.
+#: The source's operation on the record: a text in the source's terms, for readers of the lake.
 OPERATION: Final = f"{OWN}operation"
-#: The fields of which the source said nothing, as a JSON array: they are as in the version before.
+#: The omitted fields as a JSON array: they keep the values of the previous version.
 UNMODIFIED: Final = f"{OWN}unmodified"
-#: True for a row that says nothing but that the record was deleted.
+#: True for a row that only reports that the record was deleted.
 IS_MARK: Final = f"{OWN}is_mark"
 
 _FORMAT: Final = 1
@@ -47,7 +46,7 @@ _SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
 
 @dataclass(frozen=True)
 class Placed:
-    """A field that a source declared, and the columns of the files that hold it.
+    """A field that a source declared, and the columns that contain it in files.
 
     Attributes:
         column: the field's name and type, and whether it is part of the key.
@@ -61,7 +60,7 @@ class Placed:
 
     @property
     def form(self) -> Form:
-        """How the typed values are written."""
+        """Return the form of the typed values."""
         return FORM_OF[self.column.type.kind]
 
 
@@ -69,16 +68,16 @@ Declaration = tuple[Placed, ...]
 
 
 def declared(columns: Sequence[Column]) -> Declaration:
-    """Give the fields of a stream their columns in files.
+    """Assign the fields of a stream to columns in files.
 
-    No two columns of a file have names that differ by case only, because many readers of data lakes
-    cannot tell them apart.
+    No two columns of a file have names that differ only in case, because many readers of data lakes
+    ignore case.
 
     Args:
         columns: the fields, with the key.
 
     Raises:
-        SchemaError: there is no key, or a field has a name of the lake's own columns.
+        SchemaError: there is no key, or a field has the name of one of the lake's own columns.
     """
     key = [column.name for column in columns if column.primary_key]
     if not key:
@@ -96,7 +95,7 @@ def declared(columns: Sequence[Column]) -> Declaration:
                 hint="Give the field another name in the source's configuration.",
             )
         if key == [column.name] and column.name.lower() == ID.lower():
-            # The record's own identifier is what stands there anyway.
+            # The column contains the record's own identifier anyway.
             placed.append(Placed(column, ID, None))
             continue
         text = column.name
@@ -112,23 +111,23 @@ def _with_typed(placed: Placed, taken: set[str]) -> Placed:
         return placed
     typed = f"{placed.text}{_SUFFIX_OF[placed.form]}"
     if typed.lower() in taken:
-        # Some other field has that name; the text says all there is to say.
+        # Another field has that name; the text contains the complete value.
         return placed
     taken.add(typed.lower())
     return Placed(placed.column, placed.text, typed)
 
 
 def key_of(declaration: Declaration) -> tuple[str, ...]:
-    """The fields that identify a record."""
+    """Return the fields that identify a record."""
     return tuple(one.column.name for one in declaration if one.column.primary_key)
 
 
 def with_names(declaration: Declaration, names: Mapping[str, str]) -> Declaration:
-    """A declaration whose fields have other names.
+    """Return a declaration with renamed fields.
 
     Args:
-        declaration: what a file says of its columns.
-        names: the fields with another name by now: the file's to the present one.
+        declaration: a file's declaration of its columns.
+        names: the fields renamed since: the file's name to the current name.
     """
     return tuple(
         replace(one, column=replace(one.column, name=names.get(one.column.name, one.column.name)))
@@ -139,12 +138,12 @@ def with_names(declaration: Declaration, names: Mapping[str, str]) -> Declaratio
 def fields_declared(
     declaration: Declaration, columns: Mapping[str, Physical], names: Mapping[str, str]
 ) -> Fields:
-    """The fields of a file of our own, those of the lake itself included.
+    """Return the fields of a file of our own, including those of the lake itself.
 
     Args:
-        declaration: what the file says of its columns.
+        declaration: the file's declaration of its columns.
         columns: the file's columns.
-        names: the fields with another name by now: the file's to the present one.
+        names: the fields renamed since: the file's name to the current name.
     """
     found = {
         name: Field(name, name, columns[name])
@@ -161,12 +160,12 @@ def fields_declared(
 
 
 def to_json(declaration: Declaration, *, each_once: str | None = None) -> bytes:
-    """A declaration as it stands in a file's footer.
+    """Return a declaration as the value for a file's footer.
 
     Args:
         declaration: the fields and their columns.
-        each_once: a name that files have together of which it is known that they have each record
-            at most once, or None.
+        each_once: a common name of files that together are known to contain each record at most
+            once, or None.
     """
     fields = [
         {
@@ -183,7 +182,7 @@ def to_json(declaration: Declaration, *, each_once: str | None = None) -> bytes:
 
 
 def from_json(text: bytes, *, file: str) -> Declaration:
-    """The inverse of `to_json`.
+    """Return a declaration from a file's footer, the inverse of `to_json`.
 
     Raises:
         SourceError: the file was written by a later version of Chronolake.
@@ -200,7 +199,7 @@ def from_json(text: bytes, *, file: str) -> Declaration:
 
 
 def each_once_in(text: bytes) -> str | None:
-    """With which name a file says that it has each record at most once (see `to_json`)."""
+    """Return the `each_once` name in a file's declaration (see `to_json`), or None."""
     name: str | None = orjson.loads(text).get("each_once")
     return name
 
@@ -211,5 +210,5 @@ def _placed(told: Mapping[str, Any]) -> Placed:
 
 
 def types_of(declaration: Iterable[Placed]) -> dict[str, ColumnType]:
-    """The declared types of fields."""
+    """Return the declared types of fields."""
     return {one.column.name: one.column.type for one in declaration}

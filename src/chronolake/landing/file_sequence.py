@@ -1,7 +1,7 @@
-"""Names that only increase: how files of our own raw lake appear in it.
+"""The sequence of files in our own raw lake: names that only increase.
 
-Tasks write files where nobody looks for them. One process at a time then gives them their names,
-each greater than that of every file there, and moves them to their places in the order of their
+Tasks write files to a staging folder. Then one process at a time assigns their names, each greater
+than the names of all existing files, and moves them to their final location in the order of their
 names: no file ever appears after one with a greater name, whatever clocks and other processes do.
 """
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
     from chronolake.landing.layout import ObjectFolder
 
-# Readers of data lakes look for `batch=…` only, and ignore what begins with `_`.
+# Readers of data lakes use `batch=…` only, and ignore names that begin with `_`.
 _STAGING: Final = "_staging"
 _LOCK: Final = "_lock"
-#: What a folder of files on their way is called; others in its place are somebody else's.
+#: The names of staging folders; other names belong to other programs.
 _STAGED: Final = re.compile(r"[0-9a-f]{32}")
 _PATIENCE_SECONDS: Final = 60.0
-#: Names are milliseconds since 1970, hexadecimal; a batch has those of half a day.
+#: Names are milliseconds since 1970, in hexadecimal; a batch covers half a day.
 _BATCH_SECONDS: Final = 43_200
 
 
 @contextmanager
 def staging(folder: ObjectFolder) -> Iterator[Path]:
-    """A folder for files on their way, which goes when the block ends.
+    """Yield a staging folder, which is removed when the block ends.
 
-    What processes have left that died is removed. The lock of a folder falls with its process.
+    Folders of dead processes are removed: the lock of a folder is released when its process ends.
     """
     root = folder.path / _STAGING
     uses(folder.root)
@@ -76,19 +76,19 @@ def _lock_of(place: Path) -> Path:
 def publish(
     folder: ObjectFolder, staged: Sequence[Path], *, guard: Callable[[], None]
 ) -> list[DataFile]:
-    """Give staged files their names and places.
+    """Give staged files their names and move them to their final locations.
 
-    After a crash some of them are there, the first ones, and each of them is whole.
+    After a crash, only the first of them may have been moved; each moved file is complete.
 
     Args:
         folder: the object.
-        staged: files in the same file system, already durable, in the order of their names to be.
-        guard: called when nobody else can publish; raises if this process must not either.
+        staged: files in the same file system, already durable, in the order of their future names.
+        guard: called while no other process can publish; raises if this process must not either.
 
     Raises:
         PipelineBusyError: another process has been publishing for a minute.
-        SourceError: the newest file's name is none of ours.
-        Exception: what `guard` raises; no file has appeared then.
+        SourceError: the newest file's name has another format.
+        Exception: any error of `guard`; no file has been moved.
     """
     with held(folder):
         guard()
@@ -106,17 +106,17 @@ def publish(
 
 
 def publish_control(folder: ObjectFolder, staged: Path, *, guard: Callable[[], None]) -> None:
-    """Give a staged control record its name and place.
+    """Give a staged control record its name and move it to its final location.
 
     Args:
         folder: the object.
         staged: a file in the same file system, already durable.
-        guard: called when nobody else can publish; raises if this process must not either.
+        guard: called while no other process can publish; raises if this process must not either.
 
     Raises:
         PipelineBusyError: another process has been publishing for a minute.
-        SourceError: the newest file's name is none of ours.
-        Exception: what `guard` raises; the record has not appeared then.
+        SourceError: the newest file's name has another format.
+        Exception: any error of `guard`; the record has not been moved.
     """
     with held(folder):
         guard()
@@ -127,7 +127,7 @@ def publish_control(folder: ObjectFolder, staged: Path, *, guard: Callable[[], N
 
 
 def make_durable(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, would survive a loss of power."""
+    """Sync a file, or a folder's entries, so that it survives a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,32 +137,32 @@ def make_durable(path: Path) -> None:
 
 def _make_names_durable(folder: ObjectFolder, paths: Iterable[Path]) -> None:
     parents = [parent for parent in folder.path.parents if parent.is_relative_to(folder.root)]
-    # The name of the root, too.
+    # The root's own directory entry, too.
     for place in {folder.path, *parents, folder.root.parent, *(path.parent for path in paths)}:
         make_durable(place)
 
 
 def _moved(folder: ObjectFolder, staged: Path, batch: str, name: str) -> Path:
-    """Let a file appear."""
+    """Move a staged file to its final location."""
     path = folder.path / f"batch={batch}" / name
     path.parent.mkdir(exist_ok=True)
     return staged.rename(path)
 
 
 def _after(number: int) -> int:
-    """The number of the next file: later than the last, whatever the clock says."""
+    """Return the number of the next file: later than the last, whatever the clock says."""
     return max(number + 1, time.time_ns() // 1_000_000)
 
 
 def _names(number: int) -> tuple[str, str]:
-    """The names of a file's batch and of the file itself."""
+    """Return the names of a file's batch and of the file itself."""
     # Derived from the number, so that both increase together.
     begin = number // 1_000 // _BATCH_SECONDS * _BATCH_SECONDS
     return f"{begin:09x}", f"{number:x}"
 
 
 def _number_of(folder: ObjectFolder) -> int:
-    """The number of an object's newest file."""
+    """Return the number of an object's newest file."""
     newest = folder.newest()
     if newest is None:
         return 0
@@ -179,10 +179,10 @@ def _number_of(folder: ObjectFolder) -> int:
 
 @contextmanager
 def held(folder: ObjectFolder) -> Iterator[None]:
-    """Be the only one of all processes that lets files of an object appear, or changes them.
+    """Lock an object, so that no other process publishes or changes its files.
 
     Raises:
-        PipelineBusyError: another process has been it for a minute.
+        PipelineBusyError: another process has held the lock for a minute.
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
     with (folder.path / _LOCK).open("a") as lock:
@@ -198,7 +198,7 @@ def held(folder: ObjectFolder) -> Iterator[None]:
 
 
 def _took(descriptor: int) -> bool:
-    """Take a lock, unless another process has it."""
+    """Acquire a lock, unless another process has it; return whether it was acquired."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

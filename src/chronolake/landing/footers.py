@@ -1,7 +1,7 @@
-"""What the footers of files tell: their schemas, and what their statistics know of their columns.
+"""Footers of Parquet files: their schemas, declarations, and column statistics.
 
-Footers of many files are read by Spark's tasks, and summed up there: what reaches the driver is one
-row for each different schema and task.
+Footers of many files are read and aggregated in Spark tasks: the driver gets one row for each
+different schema and task.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from chronolake.landing.layout import DataFile, ObjectFolder
 
 _FILES_PER_TASK: Final = 50
-#: Compressions and encodings that Spark has no code for.
+#: Compressions and encodings that Spark does not support.
 _UNSUPPORTED: Final = {
     "BROTLI": "compressed with Brotli",
     "LZO": "compressed with LZO",
@@ -51,13 +51,13 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """What is known of a column in some files, without a look at it.
+    """Statistics of a column in some files, from their footers only.
 
     Attributes:
-        values: how many cells are not null.
-        bounds: the least and the greatest integer; None if there are none.
+        values: number of cells that are not null.
+        bounds: the least and the greatest integer; None if there are no integers.
         has_text: whether some text is not empty.
-        is_complete: whether every file tells; if not, there may be more values than these.
+        is_complete: whether every file has statistics; if not, there may be more values.
     """
 
     values: int = 0
@@ -66,7 +66,7 @@ class ColumnStatistics:
     is_complete: bool = True
 
     def with_(self, other: ColumnStatistics) -> ColumnStatistics:
-        """What is known of these files and others."""
+        """Return the statistics of these files and others together."""
         bounds = [bound for one in (self, other) if one.bounds for bound in one.bounds]
         return ColumnStatistics(
             self.values + other.values,
@@ -78,16 +78,16 @@ class ColumnStatistics:
 
 @dataclass(frozen=True)
 class Footers:
-    """Files of one schema.
+    """Footers of files with one schema.
 
     Attributes:
-        fields: what their columns mean, under the names that they have by now.
-        unread: columns besides, which have no value and are not read.
+        fields: their fields by column, with current names.
+        unread: other columns, which have no values and are not read.
         numbers: their numbers in the list that was read.
-        rows: how many rows they have.
-        columns: what their statistics know, by column.
-        declaration: what files of our own declare; empty for those of others.
-        each_once: the name with which they say that they have each record at most once, or None.
+        rows: number of rows.
+        columns: their statistics, by column.
+        declaration: the declaration in files of our own; empty for files of other writers.
+        each_once: the name under which they declare to contain each record at most once, or None.
     """
 
     fields: Fields
@@ -100,17 +100,17 @@ class Footers:
 
 
 def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
-    """Read the footers of files; of those that have rows, or declare columns.
+    """Read the footers of files that have rows or declare columns.
 
     Args:
         spark: the session.
         files: the files.
-        namings: how fields that they declare are called by now.
+        namings: the current names of declared fields.
 
     Raises:
-        BadFileError: files cannot be read, lack a column that every file has, or have a column that
-            cannot be read.
-        SourceError: a file is gone or may not be read.
+        BadFileError: files cannot be read, lack a guaranteed column, or have a column that cannot
+            be read.
+        SourceError: a file does not exist or may not be read.
     """
     found: dict[tuple[int, bytes], list[Any]] = {}
     bad: list[BadFile] = []
@@ -164,7 +164,7 @@ def _unreadable(words: str) -> str:
 def _read(
     spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]
 ) -> list[Mapping[str, Any]]:
-    """Footers by schema, as rows of `_SCHEMA`."""
+    """Return footers by schema, as rows of `_SCHEMA`."""
     listed = pa.table(
         {
             "number": pa.array(range(len(files)), pa.int32()),
@@ -173,7 +173,7 @@ def _read(
         }
     )
     if len(files) <= _FILES_PER_TASK:
-        # They are read sooner than Spark begins.
+        # Reading these files takes less time than starting a Spark job.
         reported: list[Mapping[str, Any]] = pa.Table.from_batches(
             _summed(listed.to_batches())
         ).to_pylist()
@@ -184,7 +184,7 @@ def _read(
 
 
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Footers by schema, in an executor."""
+    """Aggregate footers by schema, in an executor."""
     by_schema: dict[
         tuple[int, bytes], tuple[list[int], list[int], dict[str, ColumnStatistics]]
     ] = {}
@@ -231,14 +231,14 @@ def _each_once(schema: pa.Schema) -> str | None:
 
 
 def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
-    # What other tools keep beside a schema says nothing about it.
+    # Metadata of other tools does not affect the schema.
     reported = footer.metadata or {}
     kept = {DECLARATION: reported[DECLARATION]} if DECLARATION in reported else None
     schema = footer.schema.to_arrow_schema()
     if pa.timestamp("ns") in schema.types:
         columns = (footer.schema.column(number) for number in range(len(footer.schema)))
         int96 = {column.path for column in columns if column.physical_type == "INT96"}
-        # Spark reads these as its own timestamps, and not as numbers.
+        # Spark reads these as its own timestamps instead of numbers.
         schema = pa.schema(
             pa.field(field.name, pa.timestamp("us"))
             if field.type == pa.timestamp("ns") and field.name in int96
@@ -249,7 +249,7 @@ def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
 
 
 def _unsupported_in(footer: pq.FileMetaData) -> str | None:
-    """Why Spark cannot read a file of which the footer is in order, or None."""
+    """Return the reason why Spark cannot read a file with a valid footer, or None."""
     for group in range(footer.num_row_groups):
         found = footer.row_group(group)
         for number in range(found.num_columns):
@@ -280,10 +280,10 @@ def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
     try:
         least, greatest = told.min, told.max
     except UnicodeDecodeError:
-        # A text that was cut within a character is not empty.
+        # A text that was truncated within a character is not empty.
         return ColumnStatistics(values, has_text=True)
     except (OverflowError, ValueError):
-        # A date or time beyond what Python has; that there are values is all that is asked.
+        # A date or time outside Python's range; only the existence of values matters.
         return ColumnStatistics(values)
     is_integer = isinstance(greatest, int) and not isinstance(greatest, bool)
     return ColumnStatistics(
@@ -299,7 +299,7 @@ def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
 
 
 def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tuple[str, str] | None:
-    """Why files of a schema cannot be read, and in which column; None: they can."""
+    """Return a column, and the reason why files with it cannot be read; None if they can."""
     there = set(schema.names)
     for name in GUARANTEED:
         if name not in there:
@@ -316,7 +316,7 @@ def _is_read(field: pa.Field) -> bool:
 
 
 def _is_void(field: pa.Field, columns: Mapping[str, ColumnStatistics]) -> bool:
-    """Whether a column has no value: then it may have any type."""
+    """Return whether a column has no values, so that it may have any type."""
     known = columns.get(field.name, ColumnStatistics(is_complete=False))
     return pa.types.is_null(field.type) or (known.is_complete and not known.values)
 
@@ -334,10 +334,10 @@ def _fields(
 
 
 def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields:
-    """Fields of a file that somebody else wrote, under other names.
+    """Rename the fields of a file from another writer.
 
     Raises:
-        SourceError: another field has one of these names.
+        SourceError: another field already has one of the names.
     """
     now = {
         field.name: names[field.name]
@@ -360,7 +360,7 @@ def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields
 
 
 def landed_micros(folder: ObjectFolder) -> int:
-    """The latest modification time in the last file that has rows.
+    """Return the latest modification time in the last file that has rows.
 
     Returns:
         Microseconds since 1970; 0 if there is no such file.
@@ -384,5 +384,5 @@ def landed_micros(folder: ObjectFolder) -> int:
 
 
 def rows_in(files: Iterable[DataFile]) -> int:
-    """How many rows files have."""
+    """Return the number of rows in files."""
     return sum(pq.read_metadata(file.path).num_rows for file in files)

@@ -1,11 +1,11 @@
-"""Where the files of a Data Lake v2 are, and in which order they were written.
+"""The layout of a Data Lake v2: the location of its files, and their order.
 
 ```
 parquet/v2/org=X/object=Account/batch=05e0be100/data-16f5e66e800.parquet
 ```
 
-Names of batches and of files increase with every file: of two names the longer one is the later,
-and names of one length compare by bytes. What is written after a file has a greater name, in the
+Names of batches and of files increase with every file: a longer name is later than a shorter one,
+and names of equal length compare by bytes. A file that is written later has a greater name, in the
 same batch or a later one.
 """
 
@@ -37,8 +37,8 @@ class DataFile:
     Attributes:
         batch: the name of its batch, without `batch=`.
         name: its own name, without `data-` and `.parquet`.
-        path: where it is.
-        size: bytes.
+        path: its path.
+        size: its size in bytes.
     """
 
     batch: str
@@ -48,22 +48,22 @@ class DataFile:
 
     @property
     def mark(self) -> str:
-        """The file as a watermark: its place below the object's folder."""
+        """Return the file as a watermark: its path below the object's folder."""
         return f"batch={self.batch}/data-{self.name}.parquet"
 
     @property
     def rank(self) -> tuple[int, str]:
-        """What orders files by the time of their writing."""
+        """Return a key that orders files by the time at which they were written."""
         return rank(self.name)
 
 
 @dataclass(frozen=True)
 class ControlFile:
-    """A control record (`control`) of our own raw lake.
+    """A control record (`control_records`) of our own raw lake.
 
     Attributes:
-        name: its own name, of one sequence with those of data files.
-        path: where it is.
+        name: its own name, from one sequence with those of data files.
+        path: its path.
     """
 
     name: str
@@ -71,15 +71,15 @@ class ControlFile:
 
 
 def rank(name: str) -> tuple[int, str]:
-    """What orders names that increase: by length, then by bytes."""
+    """Return a key that orders increasing names: by length, then by bytes."""
     return len(name), name
 
 
 def applied_of(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
-    """Those of an object's files that are not later than a watermark; none if there is none.
+    """Return an object's files up to and including a watermark; empty without a watermark.
 
     Raises:
-        SourceError: `mark` is no watermark.
+        SourceError: `mark` is not a valid watermark.
     """
     if mark is None:
         return []
@@ -97,7 +97,7 @@ class ObjectFolder:
 
     @classmethod
     def at(cls, path: Path) -> Self | None:
-        """The object whose batches are in a folder (`path`); None: it is no such folder."""
+        """Return the object whose batches are in a folder (`path`), or None for other folders."""
         org, name = path.parent.name, path.name
         is_one = path.parts[-4:-2] == _ROOT and org.startswith(_ORG) and name.startswith(_OBJECT)
         if not is_one:
@@ -106,19 +106,19 @@ class ObjectFolder:
 
     @property
     def path(self) -> Path:
-        """The folder that the object's batches are in."""
+        """Return the folder with the object's batches."""
         return self.root.joinpath(*_ROOT, f"{_ORG}{self.org}", f"{_OBJECT}{self.name}")
 
     def files(self, *, after: str | None = None) -> list[DataFile]:
-        """The object's files in the order of their writing.
+        """Return the object's files in the order in which they were written.
 
-        Batches that are older than the watermark's are not looked into.
+        Batches that are older than the watermark's are not listed.
 
         Args:
-            after: a watermark (`DataFile.mark`): only what was written after it.
+            after: a watermark (`DataFile.mark`): return only files that were written after it.
 
         Raises:
-            SourceError: `after` is no watermark, or the folder cannot be read.
+            SourceError: `after` is not a valid watermark, or the folder cannot be read.
         """
         found = [
             DataFile(batch, name, path, _size_of(path))
@@ -127,7 +127,7 @@ class ObjectFolder:
         return sorted(found, key=lambda file: file.rank)
 
     def controls(self) -> list[ControlFile]:
-        """The object's control records in the order of their writing.
+        """Return the object's control records in the order in which they were written.
 
         Raises:
             SourceError: the folder cannot be read.
@@ -136,7 +136,7 @@ class ObjectFolder:
         return sorted(found, key=lambda file: rank(file.name))
 
     def newest(self) -> str | None:
-        """The greatest name of a data file or control record, or None.
+        """Return the greatest name of a data file or control record, or None.
 
         Raises:
             SourceError: the folder cannot be read.
@@ -144,7 +144,7 @@ class ObjectFolder:
         return self._greatest(_FILE, _CONTROL)
 
     def last(self) -> str | None:
-        """The name of the data file that was written last, or None.
+        """Return the name of the data file that was written last, or None.
 
         Raises:
             SourceError: the folder cannot be read.
@@ -152,23 +152,23 @@ class ObjectFolder:
         return self._greatest(_FILE)
 
     def has(self, mark: str) -> bool:
-        """Whether the file of a watermark is there.
+        """Return whether the file of a watermark exists.
 
         Raises:
-            SourceError: `mark` is no watermark.
+            SourceError: `mark` is not a valid watermark.
         """
         batch, name = _parsed(mark)
         return (self.path / f"batch={batch}" / f"data-{name}.parquet").is_file()
 
     def is_same_object(self, path: str) -> bool:
-        """Whether a path is that of this object, in whatever place the lake is."""
+        """Return whether a path belongs to this object, wherever the lake is located."""
         return PurePath(path).parts[-2:] == self.path.parts[-2:]
 
     def expect(self, mark: str) -> None:
-        """Refuse a watermark that names none of the object's files.
+        """Refuse a watermark that is not one of the object's files.
 
         Raises:
-            SourceError: there is no such file.
+            SourceError: the file does not exist.
         """
         if not self.has(mark):
             raise SourceError(
@@ -186,7 +186,7 @@ class ObjectFolder:
         return None
 
     def _named(self, form: re.Pattern[str], after: str | None) -> Iterator[tuple[str, str, Path]]:
-        """Batch, name and path of files; older batches than the watermark's are not looked into."""
+        """Yield batch, name and path of files, without batches older than the watermark's."""
         since = _parsed(after) if after is not None else None
         for batch, folder in self._batches():
             if since is not None and rank(batch) < rank(since[0]):
@@ -197,7 +197,7 @@ class ObjectFolder:
 
     def _batches(self) -> Iterator[tuple[str, Path]]:
         if not self.path.is_dir():
-            # An object that nothing was written for yet has no folder.
+            # An object without files has no folder.
             return
         for folder in _listed(self.path):
             if matched := _BATCH.fullmatch(folder.name):
@@ -205,10 +205,10 @@ class ObjectFolder:
 
 
 def objects_of(root: Path, org: str) -> list[str]:
-    """The objects that an organisation has files of, sorted.
+    """Return the objects for which an organisation has files, sorted.
 
     Raises:
-        SourceError: there is no such organisation in the folder.
+        SourceError: the organisation does not exist in the folder.
     """
     folder = root.joinpath(*_ROOT, f"{_ORG}{org}")
     if not folder.is_dir():
@@ -232,7 +232,7 @@ def _parsed(mark: str) -> tuple[str, str]:
 
 
 def _matching(form: re.Pattern[str], paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Names and paths of files; other names are files on their way, or somebody else's."""
+    """Yield names and paths of files; other names are staged files, or files of other programs."""
     for path in paths:
         if matched := form.fullmatch(path.name):
             yield matched[1], path

@@ -1,8 +1,8 @@
-"""What a purged record said, out of the files of our own raw lake: for privacy law.
+"""Purges: erasing the values of purged records in our own raw lake, as privacy law requires.
 
-Files are written anew beside the old ones and take their places one by one, each in one step: the
-same name, the same rows in the same order, but of purged records only whose they are and since
-when. A crash in between is mended by doing it again.
+Files are rewritten in a staging folder and replace the old ones one by one, each in one step: the
+same name, the same rows in the same order, but purged records keep only their key and times. After
+a crash, the purge can be repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Columns of a frame of purges.
 AT: Final = "at"
-# What stays of a purged record's rows, besides its key.
+# Columns that a purged record keeps, in addition to its key.
 _KEPT: Final = frozenset({*lake_fields.OF_THE_LAKE, OPERATION, UNMODIFIED, IS_MARK})
 _READ: Final = (
     f"{lake_fields.ID} string, {lake_fields.MODIFIED} timestamp, {lake_fields.PURGED} timestamp"
@@ -42,11 +42,11 @@ _TOLD: Final = "old string, new string"
 
 
 def purges_in(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-    """The purges that files of our own tell of.
+    """Return the purges in files of our own.
 
     Returns:
-        `Id` (string), and `at` (bigint): until when the record was purged, in microseconds since
-        1970.
+        `Id` (string), and `at` (bigint): the time until which the record was purged, in
+        microseconds since 1970.
     """
     at = f"unix_micros(greatest({lake_fields.PURGED}, {lake_fields.MODIFIED}))"
     rows = read_files(spark, files, _READ).where(f"{lake_fields.PURGED} IS NOT NULL")
@@ -60,24 +60,24 @@ def erase(
     *,
     guard: Callable[[], None],
 ) -> int:
-    """Take what purged records said out of files of our own raw lake.
+    """Erase the values of purged records in files of our own raw lake.
 
-    When this returns, the files would survive a loss of power without it.
+    The rewritten files are durable on return.
 
     Args:
-        purges: as `purges_in` gives them.
-        files: of the folder; those in which nothing has to go stay as they are.
+        purges: as returned by `purges_in`.
+        files: files of the folder; files without purged values are not changed.
         folder: the object.
-        guard: called when nobody else can change files, before they are read and before they are
-            replaced; raises if this process must not write any more.
+        guard: called while no other process can change files, before they are read and before they
+            are replaced; raises if this process must no longer write.
 
     Returns:
-        Number of files that were written anew.
+        Number of files that were rewritten.
 
     Raises:
         SourceError: a file was not written by Chronolake.
-        PipelineBusyError: another process lets files appear, and does not finish.
-        Exception: what `guard` raises; no file has changed then.
+        PipelineBusyError: another process is publishing files, and does not finish.
+        Exception: any error of `guard`; no file has changed.
     """
     spark = purges.sparkSession
     last = purges.groupBy(lake_fields.ID).agg({AT: "max"}).toDF("purged", AT)
@@ -98,7 +98,7 @@ def erase(
         .join(spark.createDataFrame(paths), "name")
         .select("path", "rows")
     )
-    # What is written anew must still be what is there when it takes its place.
+    # Locked: a rewritten file must replace exactly the file that was read.
     with staging(folder) as place, held(folder):
         guard()
         reported = found.mapInArrow(partial(_rewritten, folder=str(place)), _TOLD).collect()
@@ -113,11 +113,11 @@ def erase(
     return len(reported)
 
 
-# ------------------------------------------------------------------ in an executor
+# In an executor.
 
 
 def _rewritten(batches: Iterable[pa.RecordBatch], *, folder: str) -> Iterator[pa.RecordBatch]:
-    """Write files anew without what some of their rows say, and tell their names."""
+    """Rewrite files without the values of some of their rows; yield their old and new names."""
     for batch in batches:
         for path, rows in zip(batch.column("path"), batch.column("rows"), strict=True):
             new = _rewrite(path.as_py(), rows.values, Path(folder))

@@ -1,8 +1,8 @@
-"""Files of a raw lake as record versions, read by Spark.
+"""Reads files of a raw lake as record versions, with Spark.
 
-The files' footers tell their schemas; files that agree are read together, by Spark's own reader.
-What forms the fields have decides the types of the table: mostly the footers tell that, too, and
-for the other fields one pass looks at their columns. Then the rows are read in these types.
+The files' footers contain their schemas; compatible files are read together, by Spark's own reader.
+The forms of the fields decide the types of the table. Most forms are known from the footers; for
+the other fields, one pass reads their columns. Then the rows are read with these types.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 #: The column that identifies a record.
 KEY: Final = Column(lake_fields.ID, ColumnType(Kind.STRING), primary_key=True)
-#: When the source says that a record was modified: a column where no history column tells it.
+#: The source's time of a record's modification: a column if no history column contains it.
 SOURCE_TIME: Final = Column(lake_fields.MODIFIED, ColumnType(Kind.UTC_DATETIME))
 
-#: Where a row stands, as Spark tells it.
+#: The location of a row in Spark's file metadata.
 _PLACE: Final = {LANDED_FILE: "file_name", LANDED_ROW: "row_index"}
-#: Fields of the lake's writer, about a version.
+#: Prefix of fields of the lake's writer, about a version.
 _PROVIDED_BY_VERSION: Final = "grax__"
 
 _SIMPLE: Final = {
@@ -80,14 +80,14 @@ class Landing:
     """Files that are applied together.
 
     Attributes:
-        files: in the order of their writing.
-        groups: the files that are read together, and what their columns mean.
+        files: the files, in the order in which they were written.
+        groups: the files that are read together, with the fields of their columns.
         key: the fields that identify a record.
-        seen: what forms every field has in these files, or what types it was declared to have; none
-            for a field without any value that nobody declared.
-        rows: how many rows the files have.
-        namings: how fields were called, and are by now.
-        has_each_once: whether it is known that no record is in them twice.
+        seen: the forms or declared types of every field in these files; empty for a field that has
+            no value and was not declared.
+        rows: number of rows.
+        namings: the earlier and current names of fields.
+        has_each_once: whether each record is known to be in the files at most once.
     """
 
     spark: SparkSession
@@ -101,22 +101,22 @@ class Landing:
 
     @property
     def watermark(self) -> str:
-        """The last of the files."""
+        """Return the last of the files as a watermark."""
         return self.files[-1].mark
 
     @property
     def is_silent(self) -> bool:
-        """Whether the files tell neither of records nor of columns."""
+        """Return whether the files have neither rows nor fields."""
         return not (self.rows or self.seen)
 
     @property
     def has_purges(self) -> bool:
-        """Whether some row may say that its record was purged."""
+        """Return whether some row may be a purge."""
         return any(lake_fields.PURGED in group.fields for group in self.groups)
 
     @property
     def declared_key(self) -> tuple[Column, ...]:
-        """The key's columns as files of our own declare them; empty for others."""
+        """Return the key's columns as declared in files of our own; empty for other files."""
         every = (field for group in self.groups for field in group.fields.values())
         types = {field.name: field.declared for field in every if field.declared is not None}
         return tuple(
@@ -124,11 +124,11 @@ class Landing:
         )
 
     def versions(self, columns: Sequence[Column]) -> DataFrame:
-        """The rows as record versions (`chronolake.change_set`).
+        """Return the rows as record versions (`chronolake.change_set`).
 
         Args:
-            columns: the data columns with types that hold what was seen, the key among them, and
-                `SOURCE_TIME` if it is wanted.
+            columns: the data columns with types that contain all values that were seen, including
+                the key, and `SOURCE_TIME` if it is wanted.
         """
         frames = [self._versions_of(group, columns) for group in self.groups]
         return reduce(lambda one, other: one.unionByName(other), frames)
@@ -148,7 +148,7 @@ class Landing:
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
         }
         if lake_fields.PURGED in by_name:
-            # What a purge says of its record is that nothing is to be said of it.
+            # A purge has no values of its record.
             is_purge = f"{system[PURGED_AT]} IS NOT NULL"
             data = {
                 name: f"IF({is_purge}, NULL, {value})" if self._is_erasable(name) else value
@@ -161,13 +161,13 @@ class Landing:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
         chosen = (f"{value} AS {quoted(name)}" for name, value in {**data, **system}.items())
         rows = _read(self.spark, self.files, group)
-        # A field of that name hides Spark's own column, but not from this way to it.
+        # A field with this name hides Spark's own column; `metadataColumn` still finds it.
         place = rows.metadataColumn("_metadata")
         reported = {name: place[part].alias(name) for name, part in _PLACE.items()}
         return rows.select("*", *reported.values()).selectExpr(*chosen)
 
     def _is_erasable(self, name: str) -> bool:
-        """Whether a field is data of the record, and not what tells of it or of its version."""
+        """Return whether a field is data of the record, as opposed to its key or version."""
         return name not in {*self.key, SOURCE_TIME.name} and not name.startswith(
             _PROVIDED_BY_VERSION
         )
@@ -176,24 +176,24 @@ class Landing:
 def landing(
     spark: SparkSession, files: Sequence[DataFile], namings: Namings | None = None
 ) -> Landing:
-    """Look at files: their footers, and what forms their fields have.
+    """Inspect files: their footers, and the forms of their fields.
 
     Args:
         spark: the session.
-        files: at least one, in the order of their writing.
-        namings: how fields were called; all is told under the names of now.
+        files: at least one file, in the order in which they were written.
+        namings: the names of fields over time; results use the current names.
 
     Raises:
-        BadFileError: files cannot be read, lack a column that every file has, or have a column that
-            cannot be read.
-        SourceError: a file is gone or may not be read, or the files do not agree on what identifies
-            a record.
+        BadFileError: files cannot be read, lack a guaranteed column, or have a column that cannot
+            be read.
+        SourceError: a file does not exist or may not be read, or the files identify records by
+            different fields.
     """
     namings = namings or Namings()
     found = footers(spark, files, namings)
     key = _key_of(found, files)
     groups = tuple(grouped((one.fields, one.unread, one.numbers) for one in found))
-    # In the order in which the files brought them.
+    # In the order in which the fields first appear in files.
     seen: SeenByField = {}
     asked: set[str] = set()
     for one in sorted(found, key=lambda one: one.numbers):
@@ -226,7 +226,7 @@ def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, .
 
 
 def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
-    """What footers tell of the forms of fields, and the fields of which they do not tell enough."""
+    """Return the forms of fields from footers, and the fields whose columns must be read."""
     if footer.declaration:
         types = types_of(footer.declaration)
         return {name: frozenset({kind}) for name, kind in types.items()}, set()
@@ -244,7 +244,7 @@ def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
         }
         text = known.get(Form.TEXT)
         if text is not None and all(reported.is_complete for reported in typed):
-            # Where every row has a typed value, no text stands alone; where none has, all do.
+            # If every row has a typed value, no text is without one; if none has, all are.
             if not any(reported.values for reported in typed):
                 marks.add(Seen.TEXT if text.has_text else None)
             elif text.has_text and all(reported.values < footer.rows for reported in typed):
@@ -259,22 +259,22 @@ def _known(footer: Footers, field: Field) -> ColumnStatistics:
     reported = footer.columns.get(field.column, ColumnStatistics(is_complete=False))
     if field.form is not Form.TEXT or field.physical.ddl == "string":
         return reported
-    # Bounds say nothing about the texts of other types: numbers have one, bytes may be empty.
+    # Bounds do not show whether texts of other types are empty: numbers are not, bytes may be.
     is_complete = reported.is_complete and field.physical.ddl != "binary"
     return replace(reported, has_text=reported.values > 0, is_complete=is_complete)
 
 
 def united(one: Mapping[str, frozenset[Mark]], other: Mapping[str, frozenset[Mark]]) -> SeenByField:
-    """What was seen here or there."""
+    """Return the union of the forms that were seen."""
     names = dict.fromkeys([*one, *other])
     return {name: one.get(name, frozenset()) | other.get(name, frozenset()) for name in names}
 
 
 def columns_of(seen: Mapping[str, Iterable[Mark]], key: Sequence[str]) -> tuple[Column, ...]:
-    """The columns of a table of fields of which this was seen.
+    """Return the columns of a table from the forms of its fields.
 
     Args:
-        seen: what was seen of every field.
+        seen: the forms of every field.
         key: the fields that identify a record.
     """
     types = {name: type_of(every) for name, every in seen.items()}
@@ -294,18 +294,18 @@ def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataF
 
 
 def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> DataFrame:
-    """Columns of files, given as a Spark schema; null in files that have no such column."""
-    # Otherwise the folders' names would become columns.
+    """Return columns of files, given as a Spark schema; null in files without the column."""
+    # Without this option, the folders' names would become columns.
     reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
     return reader.parquet(*(literally(file.path) for file in files))
 
 
 def literally(path: Path) -> str:
-    """Return a path as Spark takes it literally: not a pattern, and not on `fs.defaultFS`."""
+    """Return a path that Spark takes literally: not as a pattern, and not on `fs.defaultFS`."""
     return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 
-# ------------------------------------------------------------------ values
+# Values.
 
 
 def _cell(field: Field) -> str:
@@ -315,53 +315,53 @@ def _cell(field: Field) -> str:
 
 
 def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
-    """A field's value in the type of its column, as SQL."""
+    """Return SQL for a field's value in the type of its column."""
     declared = next((field.declared for field in forms.values() if field.declared), None)
     if declared is not None:
         return _declared_value(forms, declared, kind)
     cells = {form: _cell(field) for form, field in forms.items()}
     if kind.kind is Kind.NAIVE_TIME:
-        # Written in one way, whatever the source's texts look like.
+        # In one format, whatever the format of the source's texts.
         found = [cells[form] for form in (Form.TIME, Form.TEXT) if form in cells]
     elif kind.kind is Kind.DOUBLE:
         found = [cells[form] for form in (Form.FLOAT, Form.INTEGER) if form in cells]
     elif kind.kind in FORM_OF:
         found = [cells[form] for form in (FORM_OF[kind.kind],) if form in cells]
     else:
-        # The text is the source's own spelling; without it, the typed value has to do.
+        # The text has the source's own format; the typed value is the fallback.
         found = [cells[form] for form in Form if form in cells]
     parts = [f"CAST({cell} AS {kind.sql})" for cell in found]
     return f"coalesce({', '.join([*parts, f'CAST(NULL AS {kind.sql})'])})"
 
 
 def _declared_value(forms: Mapping[Form, Field], declared: ColumnType, kind: ColumnType) -> str:
-    """A value that was written by `writing.land`: in files of our own, empty texts are values."""
+    """Return SQL for a value that `writer.land` wrote: here, empty texts are values."""
     columns = {form: quoted(field.column) for form, field in forms.items()}
     text = columns[Form.TEXT]
     typed = next((column for form, column in columns.items() if form is not Form.TEXT), text)
     if kind.kind is Kind.BINARY:
         return f"unbase64({text})"
-    # In another type than its own, a text is the value's spelling: 5 does not become 5.0.
+    # For a column of another type, the text keeps the value's format: 5 does not become 5.0.
     value = text if kind.sql == "string" and kind != declared else typed
     return f"CAST({value} AS {kind.sql})"
 
 
 def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
-    """A time of the lake itself in microseconds, as SQL; null where files have no such column."""
+    """Return SQL for one of the lake's times in microseconds; null without such a column."""
     for field in by_name.get(name, {}).values():
         return f"unix_micros({_cell(field)})"
     return "CAST(NULL AS BIGINT)"
 
 
 def _tells(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
-    """Whether a row says what its record was, as SQL."""
+    """Return SQL: whether a row has data of its record."""
     is_purge = f"{_time(by_name, lake_fields.PURGED)} IS NOT NULL"
     is_mark = quoted(IS_MARK) if IS_MARK in by_name else "false"
     return f"NOT ({is_purge} OR coalesce({is_mark}, false))"
 
 
 def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
-    """The fields of which a row says nothing, as SQL; null where it says all."""
+    """Return SQL for the fields that a row omits; null if it omits none."""
     if UNMODIFIED not in by_name:
         return "CAST(NULL AS ARRAY<STRING>)"
     named = f"from_json({quoted(UNMODIFIED)}, 'array<string>')"
@@ -372,11 +372,11 @@ def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     return f"transform({named}, name -> CASE name {' '.join(whens)} ELSE name END)"
 
 
-# ------------------------------------------------------------------ what was seen
+# Forms of fields.
 
 
 def _seen_in(rows: DataFrame, group: Group, asked: AbstractSet[str]) -> SeenByField:
-    """What forms some fields have in a group's files, by a look at their columns."""
+    """Return the forms of some fields in a group's files, from reading their columns."""
     measured: list[str] = []
     meaning: list[tuple[str, Form]] = []
     for name, forms in by_field(group.fields).items():
@@ -408,7 +408,7 @@ def _one_seen(
     is_there: bool | None,  # noqa: FBT001
     bounds: tuple[int, int] | None,
 ) -> Seen | None:
-    """What values of a form amount to."""
+    """Return the kind of the values of a form, or None if there are none."""
     if form is Form.INTEGER:
         return None if bounds is None else of_integers(*bounds)
     return _SIMPLE[form] if is_there else None

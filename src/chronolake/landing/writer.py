@@ -1,6 +1,6 @@
-"""Record versions into our own raw lake: what is pulled lands there before a table sees it.
+"""Writes record versions to our own raw lake, where they land before tables are changed.
 
-Spark's tasks write the files, in parallel and out of sight; `naming` lets them appear.
+Spark's tasks write staged files, in parallel; `file_sequence` publishes them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from chronolake.arrow_tasks import ArrowRows
     from chronolake.landing.layout import DataFile, ObjectFolder
 
-#: Rows of so many bytes in memory make a file, which is smaller: at most 100 MiB, as
-#: `seeds/data-lake-v2.txt` has it.
+#: Bytes of rows in memory that make a file. The file is smaller: at most 100 MiB, as in
+#: `seeds/data-lake-v2.txt`.
 FILE_BYTES: Final = 96 * 2**20
 _TOLD: Final = "name string, rows bigint, incomplete bigint"
 
@@ -52,34 +52,34 @@ def land(
 ) -> list[DataFile]:
     """Append record versions to an object of a raw lake.
 
-    When this returns, the files would survive a loss of power. After a crash, some of them may be
-    there: landing the same versions again does no harm.
+    The files are durable on return. After a crash, some of them may have been published: landing
+    the same versions again is harmless.
 
     Args:
-        versions: record versions (`chronolake.change_set`), without where they stand in files. Each
-            partition makes a file or more.
-        columns: the data columns with the types that the source declares, the key among them.
+        versions: record versions (`chronolake.change_set`), without their locations in files. Each
+            partition becomes one or more files.
+        columns: the data columns with the types that the source declares, including the key.
         folder: the object.
-        guard: called before files appear, when nobody else can let files appear; raises if this
-            process must not write to the lake any more.
-        each_once: whether the source vouches that no two of the versions are of one record.
-        has_new_columns: whether the columns are to be known even if there are no versions.
-        texts: for some columns, a column of the versions with the texts of values that the declared
-            type cannot hold, which are null in the column itself. Files with such values declare
-            the column as a text.
-        file_bytes: how many bytes of rows make a file.
+        guard: called before files are published, while no other process can publish; raises if this
+            process must no longer write to the lake.
+        each_once: whether the source guarantees at most one version of each record.
+        has_new_columns: whether to declare the columns even if there are no versions.
+        texts: for some columns, the column of the versions with the texts of values that the
+            declared type cannot contain, and that are null in the column itself. Files with such
+            values declare the column as a text.
+        file_bytes: bytes of rows in memory that make a file.
 
     Returns:
-        The new files in the order of their names. If there are no versions, these are none; or,
-        with new columns, one without rows.
+        The new files in the order of their names. Without versions: an empty list, or with new
+        columns one file without rows.
 
     Raises:
-        SchemaError: there is no key, or a field has a name of the lake's own columns.
-        BatchError: a version lacks its key, its time or its sequence; nothing has been landed.
-        PipelineBusyError: another process publishes files of the object, and does not finish.
-        SourceError: the object is written by something else.
-        LakeError: executors do not share the folder with the driver; nothing has been landed.
-        Exception: what `guard` or computing `versions` raises; nothing has been landed then.
+        SchemaError: there is no key, or a field has the name of one of the lake's own columns.
+        BatchError: a version lacks its key, its time or its sequence; nothing has landed.
+        PipelineBusyError: another process is publishing files of the object, and does not finish.
+        SourceError: the object is written by another program.
+        LakeError: executors do not share the folder with the driver; nothing has landed.
+        Exception: any error of `guard` or from computing `versions`; nothing has landed.
     """
     declaration = declared(columns)
     with staging(folder) as place:
@@ -114,20 +114,20 @@ def land(
 def declare(
     columns: Sequence[Column], folder: ObjectFolder, *, guard: Callable[[], None]
 ) -> list[DataFile]:
-    """Append a file without rows to an object of a raw lake: its columns become known.
+    """Append a file without rows to an object of a raw lake, which declares its columns.
 
     Args:
-        columns: the data columns with the types that the source declares, the key among them.
+        columns: the data columns with the types that the source declares, including the key.
         folder: the object.
-        guard: as of `land`.
+        guard: like in `land`.
 
     Returns:
         The new file.
 
     Raises:
-        SchemaError: there is no key, or a field has a name of the lake's own columns.
-        PipelineBusyError: another process publishes files of the object, and does not finish.
-        SourceError: the object is written by something else.
+        SchemaError: there is no key, or a field has the name of one of the lake's own columns.
+        PipelineBusyError: another process is publishing files of the object, and does not finish.
+        SourceError: the object is written by another program.
     """
     with staging(folder) as place:
         name = _staged(EMPTY, str(place), to_json(declared(columns)))
@@ -136,7 +136,7 @@ def declare(
         return publish(folder, [place / name], guard=guard)
 
 
-# ------------------------------------------------------------------ in an executor
+# In an executor.
 
 
 def _written(
@@ -148,7 +148,7 @@ def _written(
     each_once: str | None,
     limit: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Write a partition's versions to files, and tell their names."""
+    """Write a partition's versions to files, and yield their names."""
     pending: list[pa.RecordBatch] = []
     size = 0
     declaration = declared(columns)
@@ -181,7 +181,7 @@ def _text_if(beyond: set[str], column: Column) -> Column:
 def _with_texts(
     batch: pa.RecordBatch, columns: Iterable[Column], texts: Mapping[str, str], beyond: set[str]
 ) -> pa.RecordBatch:
-    """Versions with texts in place of the values of some columns."""
+    """Return versions with texts in place of the values of some columns."""
     for column in columns:
         if column.name in beyond:
             place = batch.schema.get_field_index(column.name)
@@ -192,7 +192,7 @@ def _with_texts(
 
 
 def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
-    """A batch in parts of at most so many bytes, or of one row."""
+    """Split a batch into parts of up to `limit` bytes, or of one row."""
     if batch.nbytes > limit and batch.num_rows > 1:
         half = batch.num_rows // 2
         yield from _pieces(batch.slice(0, half), limit)
@@ -202,12 +202,12 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
 
 
 def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
-    """Write a file of a raw lake, so that it would survive a loss of power.
+    """Write a file of a raw lake durably.
 
     Args:
-        rows: with the columns of such a file.
-        path: where.
-        declaration: what the file says of its columns (`declared.to_json`).
+        rows: rows with the columns of such a file.
+        path: the file's path.
+        declaration: the declaration of its columns (`file_schema.to_json`).
     """
     # Only fields with values are written.
     empty = [
@@ -216,7 +216,7 @@ def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
         if name not in lake_fields.GUARANTEED and rows[name].null_count == rows.num_rows
     ]
     rows = rows.drop_columns(empty)
-    # An Arrow schema beside Parquet's own would say the same twice.
+    # An Arrow schema would be redundant to Parquet's own.
     with pq.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as file:
         file.write_table(rows)
         file.add_key_value_metadata({DECLARATION: declaration})
@@ -232,7 +232,7 @@ def _file(batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes) ->
 
 
 def _staged(rows: pa.Table, folder: str, declaration: bytes) -> str:
-    """Write rows to a new file of a folder; gives its name."""
+    """Write rows to a new file in a folder; return its name."""
     path = Path(folder) / f"{uuid4().hex}.parquet"
     write_file(rows, path, declaration)
     return path.name

@@ -411,8 +411,7 @@ def _rows(
     is_new: bool,
     only_active: bool,
 ) -> str:
-    """Return SQL for the resulting versions: a split version becomes two, the closed and the new.
-    """
+    """Return SQL for the resulting versions: a split version becomes a closed and a new one."""
     name = change.column.name
     before = f"CAST(NULL AS {change.column.type.sql})" if is_new else quoted(name)
     splits = change.splits
