@@ -113,7 +113,7 @@ class Router(Protocol):
         ...
 
     def parent_state(self) -> dict[str, Any] | None:
-        """Return the state of incremental parents by name, or None if there are none."""
+        """Return the state of incremental parents by name, or None without such parents."""
         ...
 
 

@@ -180,13 +180,13 @@ class DeclarativeApi:
                     )
                 except ChronolakeError as failure:
                     yield StreamFailure(name, failure)
-                except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
+                except Exception as failure:  # noqa: BLE001 - one stream must not stop the others
                     yield StreamFailure(name, unforeseen(failure, api.access.network.mask))
 
     def check(
         self,
         *,
-        create: bool,  # noqa: ARG002 - it makes nothing
+        create: bool,  # noqa: ARG002 - there is nothing to create
         positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - any state can be read
     ) -> list[CheckResult]:
         """Check the manifest, the configuration, the streams' capabilities and their connections.

@@ -43,8 +43,7 @@ class Interval:
 
     Attributes:
         latest: the time of the latest record in it, or the interval's end if that record was later;
-            None: there was no record. It may be later than the end of an interval that was
-            truncated.
+            None: no records. It may be later than the end of an interval that was truncated.
     """
 
     start: datetime
@@ -108,7 +107,7 @@ class Cutting:
             begin = upper
 
     def _after(self, begin: datetime) -> datetime | None:
-        """Return the start of the next slice, or None if there is none."""
+        """Return the start of the next slice, or None after the last one."""
         if self.step is None:
             return None
         try:

@@ -76,7 +76,7 @@ class CountState:
         begin = self.start if self._value is None else max(self._value, self.start)
         yield StreamSlice(partition.partition, {"start": begin, "end": float("inf")})
 
-    def note(self, one: StreamSlice, latest: int | None) -> None:  # noqa: ARG002 - there is one
+    def note(self, one: StreamSlice, latest: int | None) -> None:  # noqa: ARG002 - only one slice
         """Record that the slice has been read.
 
         Args:

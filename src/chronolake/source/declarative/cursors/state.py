@@ -37,8 +37,8 @@ class Progress:
     """The offset of a partition, or of a stream without partitions.
 
     Attributes:
-        value: the latest record's time at the end of the last complete run; None: there was no such
-            run, or no record.
+        value: the latest record's time at the end of the last complete run; None: no such run, or
+            no records.
         planned: the spans that later, incomplete runs planned to read.
         read: the intervals of these spans that have been read.
     """
@@ -218,7 +218,7 @@ class StreamState:
 
     @property
     def latest_known(self) -> datetime | None:
-        """Return the latest time of all records read so far, or None if there was no record.
+        """Return the latest time of all records read so far, or None without records.
 
         It may be later than the state, because a record does not move the state beyond its slice.
         """

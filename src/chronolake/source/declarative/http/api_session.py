@@ -95,7 +95,7 @@ class Shared(Calls, Protocol):
         """Return the credentials for an authenticator's next request."""
 
     def refresh(self, identity: str, spent: Injection) -> bool:
-        """Replace rejected credentials; return False if there are no others."""
+        """Replace rejected credentials; return False if that is impossible."""
 
     def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
         """Take a call from one of an authenticator's tokens, as `token_pool.Quotas.turn` does."""

@@ -83,8 +83,8 @@ class Authentication:
     def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
         """Learn from the response to a request that was sent with these credentials."""
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - there are no others
-        """Replace rejected credentials; return False if there are no others."""
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - has no others
+        """Replace rejected credentials; return False if that is impossible."""
         return False
 
     def retry_after(self, request: Encoded, credentials: Injection) -> float | None:  # noqa: ARG002

@@ -101,7 +101,7 @@ def strategic_wait(
 
     Args:
         strategies: in the order in which they are tried.
-        outcome: the response, or the reason why there is none.
+        outcome: the response, or the reason why it is missing.
         config: for templates.
         attempt: number of attempts made so far.
         now: the time in seconds since 1970.
@@ -230,7 +230,7 @@ def _until(
 def _jittered(seconds: float, jitter: float | None) -> float:
     if jitter is None:
         return seconds
-    return random.uniform(seconds, seconds + 2 * jitter)  # noqa: S311 - spreads requests, no more
+    return random.uniform(seconds, seconds + 2 * jitter)  # noqa: S311 - only spreads requests
 
 
 def _header_number(

@@ -39,7 +39,7 @@ class Action(StrEnum):
     IGNORE = "IGNORE"
     RATE_LIMITED = "RATE_LIMITED"
     RESET_PAGINATION = "RESET_PAGINATION"
-    REFRESH_TOKEN_THEN_RETRY = "REFRESH_TOKEN_THEN_RETRY"  # noqa: S105 - an action
+    REFRESH_TOKEN_THEN_RETRY = "REFRESH_TOKEN_THEN_RETRY"  # noqa: S105 - an action, not a password
     REDUCE_PAGE_SIZE = "REDUCE_PAGE_SIZE"
     SPLIT_REQUEST_WINDOW = "SPLIT_REQUEST_WINDOW"
 
@@ -107,7 +107,7 @@ def verdict_on(
     """Return the action to take on a response or on a failed request.
 
     Args:
-        outcome: the response, or the reason why there is none.
+        outcome: the response, or the reason why it is missing.
         handler: the manifest's error handler, or None for the defaults by status.
         config: for templates in error messages.
 
@@ -170,7 +170,7 @@ def _filtered(
 
 
 def error_text(answer: Answer) -> str | None:
-    """Return the error text of a body: from the usual keys of JSON, else the whole body."""
+    """Return the error text of a body: from the usual keys of JSON, or the whole body."""
     try:
         return _error_text(answer.json())
     except ValueError:
@@ -208,7 +208,7 @@ def _fits(one: HttpResponseFilter, answer: Answer) -> bool:
     if answer.status in (one.http_codes or ()):
         return True
     if one.predicate:
-        # The reference gives predicates no config; a template that refers to it gets nothing.
+        # The reference gives predicates no config: a template that refers to it finds no values.
         seen = {"config": None, "parameters": one.parameters, **_seen(answer)}
         if as_truth(one.predicate, seen):
             return True

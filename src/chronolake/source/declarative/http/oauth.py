@@ -118,7 +118,7 @@ class OAuthAuthentication(Authentication):
         self._check()
 
     def injection(self) -> Injection:
-        """Return the access token in its header; fetch it first if there is no valid one.
+        """Return the access token in its header; fetch a new one first if it is missing or expired.
 
         Raises:
             SourceError: the server returns no token.
@@ -247,7 +247,8 @@ class OAuthAuthentication(Authentication):
             self._memory.renew(self._name, partial(self._later, spent))
 
     def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Return the tokens to store: the known ones if they are still of use, else new ones."""
+        """Return the tokens to store: the known ones if requests can still use them, or new ones.
+        """
         self._adopt(known)
         is_of_use = self._tokens.good(self._network.now()) and self._tokens.access != spent
         if known is not None and known.get("origin") == self._origin and is_of_use:

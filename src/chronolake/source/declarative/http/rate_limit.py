@@ -213,7 +213,7 @@ class Matcher:
 
 
 class _Unlimited:
-    def taken(self, weight: int, now: float) -> float:  # noqa: ARG002 - of no interest here
+    def taken(self, weight: int, now: float) -> float:  # noqa: ARG002 - there is no limit
         return 0
 
     def told(self, left: int | None, reset: float | None, now: float) -> None:

@@ -308,8 +308,8 @@ def request_of(
 def encoded(request: Request) -> Encoded:
     """Return a request encoded as it is sent.
 
-    Parameters that the URL already contains with the same value are omitted, and so are values that
-    are None. A GET request keeps its body.
+    Parameters that the URL already contains with the same value are omitted, and so are null
+    values. A GET request keeps its body.
 
     Raises:
         ConfigurationError: there are two bodies, a body that JSON cannot represent, a header that
@@ -444,7 +444,7 @@ def _named(inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
 
 
 def _sent(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the pairs to send; a pair whose value is None is omitted."""
+    """Return the pairs to send; pairs without a value are omitted."""
     return {str(name): value for name, value in values.items() if value is not None}
 
 

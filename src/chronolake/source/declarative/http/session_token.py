@@ -53,7 +53,7 @@ class SessionAuthentication(Authentication):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def injection(self) -> Injection:
-        """Return the token as credentials; log in first if there is no valid token.
+        """Return the token as credentials; log in first if the token is missing or expired.
 
         Raises:
             SourceError: the login fails, or its response contains no token.
@@ -73,7 +73,7 @@ class SessionAuthentication(Authentication):
         credentials.put(wanted.inject_into, credential(wanted.api_token, context), self.config)
         return credentials
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - a login replaces it
         """Mark the token as expired, so that the next request logs in again."""
         with self._lock:
             self._until = 0.0
@@ -135,7 +135,7 @@ class LegacySessionAuthentication(Authentication):
                 self._until = now + _DAY
         return Injection(headers={self._text(self.component.header): self._token}, place=PLACE)
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - a login replaces it
         """Mark the token as expired, so that the next request logs in again."""
         with self._lock:
             self._until = 0.0

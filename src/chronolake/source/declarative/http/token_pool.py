@@ -360,7 +360,7 @@ def credentials_of(
     """Return the credentials of each token, in the order of the tokens.
 
     Raises:
-        ConfigurationError: there are no tokens, or a template fails.
+        ConfigurationError: the configuration contains no tokens, or a template fails.
     """
     context = {"config": config, "parameters": component.parameters}
     if isinstance(component.tokens, str):

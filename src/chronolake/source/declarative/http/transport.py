@@ -129,7 +129,7 @@ class Decompression:
         return bytes(self.body)
 
     def _next_member(self) -> bytes:
-        """Return the bytes after a gzip member if they begin another member, else nothing."""
+        """Return the bytes after a gzip member if they begin another member, or no bytes."""
         rest = self._stream.unused_data
         if not self._gzip or not rest.startswith(b"\x1f\x8b"):
             return b""
@@ -159,9 +159,9 @@ class Exchange:
 
     Attributes:
         url: the URL without secrets.
-        status: status code of the response, or None if there was no response.
+        status: status code of the response, or None without a response.
         attempt: number of the attempt, from 1.
-        failure: why there was no response.
+        failure: the reason for a missing response.
     """
 
     method: str
@@ -331,7 +331,7 @@ def exchanged(
             closes.
 
     Raises:
-        httpx.RequestError: there was no response, or an incomplete one; a retry may succeed.
+        httpx.RequestError: the response is missing or incomplete; a retry may succeed.
         ConfigurationError: the URL is invalid, or its host is not allowed.
         SourceError: a redirect leads to a host that is not allowed, or a response is too large or
             takes too long.

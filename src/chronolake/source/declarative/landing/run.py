@@ -228,7 +228,7 @@ class Run:
                     yield work, one.result()
                 except ChronolakeError as failure:
                     yield work, failure
-                except Exception as failure:  # noqa: BLE001 - the other slices must not suffer
+                except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
                     yield work, unforeseen(failure, self._mask)
 
     @property

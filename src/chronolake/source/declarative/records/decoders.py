@@ -71,7 +71,7 @@ _UNREADABLE = (
 )
 
 
-def decoded(  # noqa: PLR0911 - one for each
+def decoded(  # noqa: PLR0911 - one per decoder
     decoder: Decoder, answer: Answer, memory: Memory | None = None
 ) -> Iterable[Any]:
     """Return the values in a response: one, or the items of a root array, lines or rows.

@@ -329,7 +329,7 @@ def _finder(
     return expanded
 
 
-def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - of one caller
+def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - it has one caller
     has_pattern = any(map(is_pattern, path))
     lookup = only_value if has_pattern else looked_up
     # XML has no empty list: without items, the element is missing.

@@ -79,8 +79,8 @@ class Converter:
 def converter_of(schema: Mapping[str, Any]) -> Converter:
     """Return a converter for a JSON schema: by `type`, `properties`, `items` and local `$ref`.
 
-    A value is converted if its schema has one type besides null. As in the reference, a null that
-    the type does not allow becomes the text `None`, or false.
+    A value is converted if its schema has exactly one type other than null. As in the reference, a
+    null that the type does not allow becomes the text `None`, or false.
     """
     return _compiled(schema, schema, {})
 

@@ -43,7 +43,7 @@ def first_page_in(one: StreamSlice) -> Answer | None:
 def is_embedded(stream: DeclarativeStream, stored: Mapping[str, Any] | None) -> bool:
     """Return whether the first pages of a stream are embedded in its parents.
 
-    They are used only as long as there is no state; later changes are requested.
+    They are used only in a stream's first run, without a state; later changes are requested.
 
     Raises:
         ConfigurationError: the stream's settings do not allow that.

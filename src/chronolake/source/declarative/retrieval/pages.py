@@ -185,7 +185,7 @@ def _nothing(into: Injection, one: StreamSlice) -> None:
     """Inject nothing, because a retriever without a stream has no slices."""
 
 
-def _everything(record: Record) -> bool:  # noqa: ARG001 - it does not matter which
+def _everything(record: Record) -> bool:  # noqa: ARG001 - keeps every record
     return True
 
 
@@ -375,7 +375,7 @@ class Retrieval:
             return answer, self._page(answer, one, token, keep), asked
         parts: list[Page] = []
         answer = None
-        for asked in self._properties.slices(asked):  # noqa: PLR1704, B020 - the next part
+        for asked in self._properties.slices(asked):  # noqa: PLR1704, B020 - the next chunk
             answer = self._sent(asked, token, size)
             parts.append(self._page(answer, one, token, keep))
         records = self._properties.united([part.records for part in parts])

@@ -89,7 +89,7 @@ class Repetition:
 
         Args:
             token: the token of this page, or None.
-            following: the token of the next page, or None if there is none.
+            following: the token of the next page, or None after the last page.
             page: the page.
             size: number of records in a full page, or None if it is unknown.
         """

@@ -159,7 +159,7 @@ class Driver:
         return found
 
     def refresh(self, identity: str, spent: Injection) -> bool:
-        """Replace rejected credentials; return False if there are no others."""
+        """Replace rejected credentials; return False if that is impossible."""
         return bool(self._asked("refresh", identity, spent))
 
     def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
@@ -206,7 +206,7 @@ class Driver:
             )
         except grpc.RpcError as failure:
             raise DriverLostError(f"The driver does not answer: {failure.code().name}.") from None
-        value, error = pickle.loads(answer)  # noqa: S301 - the driver's
+        value, error = pickle.loads(answer)  # noqa: S301 - from the driver
         if error is not None:
             raise error
         return value

@@ -168,7 +168,7 @@ class Assignment:
                     continue
                 except DriverLostError:
                     raise
-                except Exception as failure:  # noqa: BLE001 - the other slices must not suffer
+                except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
                     driver.read(number, unforeseen(failure, self.mask), {})
                     continue
                 if driver.read(number, found, shape.known()):
@@ -195,7 +195,7 @@ def slice_source(
         def schema(self) -> str:
             return _SCHEMA
 
-        def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 - there is one
+        def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 - the schema is fixed
             return _SliceSourceReader(assignment, share, groups)
 
     return SliceSource

@@ -193,7 +193,7 @@ class _Wave:
         try:
             rows.sparkSession.sparkContext.addJobTag(tag)
             rows.write.format("noop").mode("overwrite").save()
-        except Exception as failure:  # noqa: BLE001 - it is raised where it is waited for
+        except Exception as failure:  # noqa: BLE001 - `results` raises it
             self._came.put(failure)
         else:
             self._came.put(None)
