@@ -1,18 +1,18 @@
 """An open tester for destinations of the Partner SDK, version 2: `chronolake test-destination`.
 
-It reads scenarios in the format of the vendor's tester, makes the batch files, drives any
-destination over gRPC, checks every answer and every described table against a model, and can write
-the expected contents. `run` plays scenarios; the parts are modules of their own:
+The tester reads scenarios in the format of the vendor's tester, writes the batch files and calls
+any destination over gRPC. It checks every response and every described table against a model, and
+can write the expected contents. `run` executes scenarios. The modules are:
 
-| module | what it knows |
+| module | content |
 |---|---|
 | `scenario` | the format of the scenarios |
 | `definition`, `values` | columns, values and times |
 | `rows`, `files` | the rows of batch files, and the files |
 | `model`, `migration_run` | the expected contents, in plain Python |
 | `client` | messages and calls |
-| `conversation`, `runner`, `migration_run` | the order of the calls, and what is checked |
-| `options`, `conversation` | what a run is asked to do, and what it tells |
+| `conversation`, `runner`, `migration_run` | the order of the calls, and the checks |
+| `options`, `conversation` | the options of a run, and its report |
 """
 
 from chronolake.tester.options import DriveOptions

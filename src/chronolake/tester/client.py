@@ -1,9 +1,4 @@
-"""The gRPC client of the destination under test, and its messages.
-
-The driver's words as messages of the Partner SDK, and back.
-
-The destination under test, as a gRPC client sees it.
-"""
+"""The gRPC client of the destination under test, and the conversion of types to messages."""
 
 from __future__ import annotations
 
@@ -46,7 +41,7 @@ Files = dict[FileKind, tuple["BatchFile", ...]]
 def table_message(
     name: str, definition: TableDefinition, *, shuffler: random.Random | None = None
 ) -> common.Table:
-    """A table with its columns, in their order or shuffled."""
+    """Return a table with its columns, in their order or shuffled."""
     columns = list(definition.columns)
     if shuffler is not None:
         shuffler.shuffle(columns)
@@ -64,11 +59,11 @@ def table_message(
 
 
 def table_definition(table: common.Table) -> tuple[TableDefinition, tuple[str, ...]]:
-    """The columns that a destination describes.
+    """Return the columns that a destination describes.
 
     Returns:
-        The definition, and the names of columns whose type is UNSPECIFIED or unknown, which the
-        definition leaves out.
+        The definition, and the names of columns with an UNSPECIFIED or unknown type, which the
+        definition does not contain.
     """
     columns, unknown = [], []
     kinds = {_data_type(kind): kind for kind in Kind}
@@ -97,7 +92,7 @@ def _data_type(kind: Kind) -> common.DataType:
 
 
 def timestamp(millis: int) -> Timestamp:
-    """Milliseconds since the epoch as a message."""
+    """Convert milliseconds since the epoch to a message."""
     return Timestamp(seconds=millis // 1000, nanos=millis % 1000 * 1_000_000)
 
 
@@ -110,7 +105,7 @@ def write_request(
     form: FileForm,
     history: bool,
 ) -> sdk.WriteBatchRequest | sdk.WriteHistoryBatchRequest:
-    """A WriteBatch or, with history, a WriteHistoryBatch for the files."""
+    """Return a WriteBatch or, with history, a WriteHistoryBatch request for the files."""
     paths = {kind: [file.path for file in files.get(kind, ())] for kind in FileKind}
     every = [file for group in files.values() for file in group]
     params = sdk.FileParams(
@@ -147,10 +142,10 @@ def write_request(
 def migration_details(  # noqa: C901, PLR0912 - one case a form
     schema: str, migration: Migration
 ) -> sdk.MigrationDetails:
-    """A migration as the details of a Migrate request.
+    """Return the details of a Migrate request for a migration.
 
     Raises:
-        TypeError: the migration goes through AlterTable.
+        TypeError: the migration is executed by AlterTable.
     """
     details = sdk.MigrationDetails(schema=schema, table=migration.tables[0])
     match migration:
@@ -209,7 +204,7 @@ def _sync_mode(message: sdk.TableSyncModeMigrationOperation, migration: forms.Sy
 
 
 def form_names(fields: Iterable[common.FormField]) -> list[str]:
-    """The names of a form's fields, those under conditions included."""
+    """Return the names of a form's fields, including conditional ones."""
     names: list[str] = []
     for field in fields:
         if field.WhichOneof("type") == "conditional_fields":
@@ -220,15 +215,15 @@ def form_names(fields: Iterable[common.FormField]) -> list[str]:
 
 
 MESSAGE_LIMIT: Final = 128 * 1024 * 1024
-#: The member of an answer to a call that the destination does not have.
+#: The value of `Answer.member` if the destination does not implement the call.
 UNIMPLEMENTED: Final = grpc.StatusCode.UNIMPLEMENTED.name
 _TRY_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.2
 _SHOWN_SECONDS: Final = 5.0
-#: Reasons that do not pass when a server has started, as OpenSSL names them.
+#: OpenSSL errors that are permanent, unlike those of a server that is still starting.
 _FINAL: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
 _OPTIONS: Final = (
-    # A server that is starting is to be found as soon as it listens.
+    # A server that is starting is found as soon as it listens.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
@@ -238,15 +233,15 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back from one call.
+    """The result of one call.
 
     Attributes:
         rpc: the call.
         message: the response, or None if the call failed.
-        member: which member of the response's oneof is set; "unset" if none is, "" where the
-            response has no oneof, the gRPC status' name if the call failed.
+        member: the member of the response's oneof that is set; "unset" if none is set, "" if the
+            response has no oneof, the name of the gRPC status if the call failed.
         text: the text of a warning, a task, a failure or a gRPC status.
-        seconds: how long it took.
+        seconds: the duration.
     """
 
     rpc: str
@@ -257,7 +252,7 @@ class Answer:
 
     @property
     def refused(self) -> bool:
-        """Whether it ends a sync: a task, or an error of gRPC itself."""
+        """Return whether the result ends a sync: a task, or a gRPC error."""
         return self.message is None or self.member == "task"
 
 
@@ -266,7 +261,7 @@ def _is_final(reason: str) -> bool:
 
 
 def _to_check(reason: str) -> str:
-    """Return what to check, by what the system said."""
+    """Return a hint for a connection error."""
     if "Connection refused" in reason:
         return "Check that the destination is running and listens on this port."
     if "DNS" in reason or "resolve" in reason:
@@ -289,14 +284,14 @@ class Destination:
         tls: bool = False,
         ca_certificate: Path | None = None,
     ) -> None:
-        """Prepare the connection; the first call makes it.
+        """Prepare the connection, which the first call opens.
 
         Args:
             target: `host:port`.
-            timeout: seconds that one call may take.
+            timeout: maximum seconds for one call.
             tls: whether to use TLS.
-            ca_certificate: PEM file with the authorities to trust; implies `tls`. None trusts the
-                ones that gRPC knows.
+            ca_certificate: PEM file with trusted authorities; implies `tls`. None uses gRPC's
+                default ones.
 
         Raises:
             ConfigurationError: the certificate cannot be read.
@@ -327,16 +322,16 @@ class Destination:
         self._channel.close()
 
     def reach(self, seconds: float, waiting: Callable[[float, str], None]) -> str | None:
-        """Wait until the destination answers, also while it is still starting.
+        """Wait until the destination responds, including while it is starting.
 
         Args:
-            seconds: how long to wait.
-            waiting: called every few seconds with the time since the first try, in seconds, and
-                the reason why the last one failed.
+            seconds: maximum seconds to wait.
+            waiting: called every few seconds with the seconds since the first try and the reason of
+                the last failure.
 
         Returns:
-            None if it answers, be it with an error; else why the last try failed, in a sentence
-            that says what to check.
+            None if it responds, even with an error; else the reason of the last failure with a
+            hint.
         """
         begin = time.monotonic()
         shown = begin
@@ -353,19 +348,19 @@ class Destination:
             time.sleep(min(_PAUSE_SECONDS, seconds))
 
     def _try(self, seconds: float) -> str | None:
-        """Make one call; return why nobody answered, or None if somebody did."""
+        """Make one call; return why there was no response, or None if there was one."""
         try:
             self._stub.ConfigurationForm(common.ConfigurationFormRequest(), timeout=seconds)
         except grpc.RpcError as failure:
             if failure.code() is grpc.StatusCode.UNAVAILABLE:
-                # gRPC puts what the system said last.
+                # gRPC appends the error of the operating system.
                 return (failure.details() or "unavailable").rpartition("last error: ")[2]
             if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return "no answer to ConfigurationForm"
         return None
 
     def call(self, rpc: str, request: Any) -> Answer:
-        """Make one call; a gRPC error is an answer like any other."""
+        """Make one call; a gRPC error is returned like any other result."""
         begin = time.monotonic()
         try:
             message = getattr(self._stub, rpc)(request, timeout=self._timeout)
@@ -382,6 +377,6 @@ class Destination:
         elif member == "failure":
             text = body
         else:
-            # `success: false` is legal on the wire and means nothing good.
+            # `success: false` is valid in a message, but is not a success.
             text = "false" if body is False else ""
         return Answer(rpc, message, member, text, seconds)

@@ -1,10 +1,6 @@
-"""Calls to the destination: checked, counted and reported.
+"""Calls to the destination: checks of the responses, counts and reports.
 
-Checks: what a destination describes, against what the model says.
-
-The report of a run: one line for every call, readable or as JSON.
-
-A conversation with a destination: calls whose answers are checked, counted and reported.
+Described tables are compared with the model. A report prints one line per call, as text or as JSON.
 """
 
 from __future__ import annotations
@@ -35,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A check that did not hold.
+    """A failed check.
 
     Attributes:
-        what: what was checked.
-        expected: what should have been.
-        actual: what was.
+        what: the subject of the check.
+        expected: the expected value.
+        actual: the actual value.
     """
 
     what: str
@@ -53,12 +49,12 @@ class Failure:
 
 @dataclass(slots=True)
 class Checked:
-    """The outcome of the checks of one call.
+    """The result of the checks of one call.
 
     Attributes:
-        checked: what was checked, in a few words each.
-        failures: what did not hold.
-        notices: what is worth saying and no failure.
+        checked: the subjects of the checks, in a few words each.
+        failures: the failed checks.
+        notices: remarks that are not failures.
     """
 
     checked: list[str] = field(default_factory=list)
@@ -66,7 +62,7 @@ class Checked:
     notices: list[str] = field(default_factory=list)
 
     def expect(self, what: str, expected: object, actual: object) -> bool:
-        """Check that two things are equal; True if they are."""
+        """Check that two values are equal; return True if they are."""
         self.checked.append(what)
         if expected == actual:
             return True
@@ -80,16 +76,16 @@ def check_description(
     *,
     accepted: Mapping[Kind, Kind],
 ) -> Checked:
-    """Compare a described table with the modelled one, column by column.
+    """Compare a described table with the expected one, column by column.
 
     Args:
-        described: what the destination says.
-        table: what it should say, retained columns included.
-        accepted: for a declared kind another one that may be described in its place.
+        described: the destination's description.
+        table: the expected table, including retained columns.
+        accepted: for a declared type, another type that may be described instead.
 
     Returns:
-        The checks: the set of columns, and for each its type, its decimal parameters and its place
-        in the key.
+        The checks: the set of columns, and for each column its type, its decimal parameters and
+        whether it belongs to the key.
     """
     result = Checked()
     there = {column.name: column for column in described.columns}
@@ -143,15 +139,15 @@ _Found = TypeVar("_Found", Failure, str)
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """One call, and what was checked about it.
+    """One call with its checks.
 
     Attributes:
-        answer: what came back.
-        table: the table it is about, or "".
-        detail: what was sent, in a few words.
-        outcome: the checks; of their findings those that no earlier call had.
+        answer: the result of the call.
+        table: the table that the call concerns, or "".
+        detail: a short description of the request.
+        outcome: the checks; only findings that no earlier call had.
         known: number of findings that an earlier call had.
-        ok: whether every check holds.
+        ok: whether all checks passed.
     """
 
     answer: Answer
@@ -164,7 +160,7 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A failure or a notice about one call and table, which every such call may have again.
+    """A failure or notice of one call and table, which may occur repeatedly.
 
     Attributes:
         schema: the schema, or "" before the first scenario.
@@ -181,7 +177,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a run; each finding counts once, however often it came."""
+    """Counts of a run; each finding counts once, however often it occurs."""
 
     scenarios: int = 0
     calls: int = 0
@@ -194,7 +190,7 @@ class Tally:
     def add(
         self, answer: Answer, schema: str, table: str, detail: str, outcome: Checked
     ) -> CallReport:
-        """Count one call, and return the report of it."""
+        """Count one call, and return its report."""
 
         def are_new(found: list[_Found]) -> list[_Found]:
             keys = [Finding(schema, answer.rpc, table, what) for what in found]
@@ -219,44 +215,44 @@ class Tally:
 
     @property
     def repeated(self) -> list[tuple[Finding, int]]:
-        """The findings that came more than once, with their counts, the most frequent first."""
+        """Return the findings that occurred more than once, with counts, most frequent first."""
         return [(finding, count) for finding, count in self.findings.most_common() if count > 1]
 
 
 class Report(Protocol):
-    """Where a run tells what it does."""
+    """The output of a run."""
 
     def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
-        """The run begins."""
+        """Report the start of the run."""
 
     def scenario(self, file: str, schema: str) -> None:
-        """A scenario begins."""
+        """Report the start of a scenario."""
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """The destination does not answer yet; seconds since the first try."""
+        """Report that the destination does not respond yet, and the seconds since the first try."""
 
     def call(self, call: CallReport) -> None:
-        """A call was made."""
+        """Report a call."""
 
     def notice(self, text: str) -> None:
-        """Something worth saying."""
+        """Report a notice."""
 
     def error(self, text: str, **parts: Any) -> None:
-        """The run cannot go on; a program gets what the text is made of, too."""
+        """Report an error that ends the run; programs also get the parts of the text."""
 
     def finish(self, tally: Tally) -> None:
-        """The run is over."""
+        """Report the end of the run."""
 
 
 class TextReport:
-    """A report for a reader at a terminal."""
+    """A report for a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Write to a stream; colours only where it is a terminal."""
+        """Write to a stream; with colours only if it is a terminal."""
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
 
     def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
-        """The run begins."""
+        """Report the start of the run."""
         form = f"{options.compression}, {'AES' if options.encrypted else 'not encrypted'}"
         self._line(
             ("drive ", "bold"),
@@ -265,15 +261,15 @@ class TextReport:
         )
 
     def scenario(self, file: str, schema: str) -> None:
-        """A scenario begins."""
+        """Report the start of a scenario."""
         self._line(("\n" + file, "bold"), (f"  schema {schema}", "dim"))
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """The destination does not answer yet."""
+        """Report that the destination does not respond yet."""
         self._line((f"  waiting for {seconds:.0f} s: {reason}", "dim"))
 
     def call(self, call: CallReport) -> None:
-        """A call was made."""
+        """Report a call."""
         outcome, answer, good = call.outcome, call.answer, call.ok
         self._line(
             ("  ✓ " if good else "  ✗ ", "green" if good else "bold red"),
@@ -295,16 +291,16 @@ class TextReport:
             self.notice(notice)
 
     def notice(self, text: str) -> None:
-        """Something worth saying."""
+        """Report a notice."""
         self._line((f"      note: {text}", "yellow"))
 
     def error(self, text: str, **parts: Any) -> None:
-        """The run cannot go on."""
+        """Report an error that ends the run."""
         del parts
         self._line(("error: ", "bold red"), (text, ""))
 
     def finish(self, tally: Tally) -> None:
-        """The run is over."""
+        """Report the end of the run."""
         if tally.repeated:
             self._line(("\nfindings that came more than once", "bold"))
         for finding, count in tally.repeated:
@@ -336,26 +332,26 @@ def _colour(failed: int) -> str:
 
 
 class JsonReport:
-    """A report for a program: one JSON object a line, each with an `event`."""
+    """A report for programs: one JSON object per line, each with an `event`."""
 
     def __init__(self, stream: TextIO) -> None:
         """Write to a stream."""
         self._stream = stream
 
     def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
-        """The run begins."""
+        """Report the start of the run."""
         self._write("begin", target=options.target, shuffle_seed=seed, work_dir=folder)
 
     def scenario(self, file: str, schema: str) -> None:
-        """A scenario begins."""
+        """Report the start of a scenario."""
         self._write("scenario", file=file, schema=schema)
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """The destination does not answer yet."""
+        """Report that the destination does not respond yet."""
         self._write("waiting", seconds=round(seconds, 1), reason=reason)
 
     def call(self, call: CallReport) -> None:
-        """A call was made."""
+        """Report a call."""
         outcome = call.outcome
         self._write(
             "call",
@@ -376,15 +372,15 @@ class JsonReport:
         )
 
     def notice(self, text: str) -> None:
-        """Something worth saying."""
+        """Report a notice."""
         self._write("notice", text=text)
 
     def error(self, text: str, **parts: Any) -> None:
-        """The run cannot go on."""
+        """Report an error that ends the run."""
         self._write("error", text=text, **parts)
 
     def finish(self, tally: Tally) -> None:
-        """The run is over."""
+        """Report the end of the run."""
         self._write(
             "finish",
             ok=not tally.failures,
@@ -412,16 +408,16 @@ class JsonReport:
         self._stream.flush()
 
 
-#: Known destinations leave the oneof of these answers unset when all went well.
+#: Calls for which known destinations leave the response's oneof unset on success.
 _MAY_BE_UNSET: Final = frozenset({"WriteBatch", "WriteHistoryBatch", "Truncate"})
 
 
 class SyncStopped(Exception):  # noqa: N818 - an outcome: the destination has ended the sync
-    """A task or a gRPC error came back, which ends a real sync."""
+    """The destination returned a task or a gRPC error, which ends a real sync."""
 
 
 class Conversation:
-    """Asks one destination, and keeps the tally."""
+    """The calls to one destination, with their checks and counts."""
 
     def __init__(
         self,
@@ -431,12 +427,12 @@ class Conversation:
         configuration: Mapping[str, str],
         accepted_types: Mapping[Kind, Kind],
     ) -> None:
-        """Begin with a connection and a report.
+        """Start with a connection and a report.
 
         Args:
-            destination: whom to ask.
-            report: where every call is told.
-            configuration: goes with every request that carries one.
+            destination: the connection.
+            report: the report of all calls.
+            configuration: part of every request that has a configuration.
             accepted_types: see `check_description`.
         """
         self._destination = destination
@@ -459,23 +455,23 @@ class Conversation:
         unimplemented: str | None = None,
         inspect: Callable[[Answer, Checked], None] | None = None,
     ) -> Answer:
-        """Make a call and check its answer.
+        """Make a call and check its response.
 
         Args:
             rpc: name of the call.
             request: its request.
-            table: the table it is about, for the report.
-            detail: what is sent, for the report.
-            good: the members of the response that are right; a warning always is. None are looked
-                at when the response has no oneof.
-            refusal: why the destination may refuse, if it may.
-            refusal_due: whether the guides want it to, so that a success is wrong.
-            unimplemented: what follows if the destination does not implement the call; None: it
-                must.
-            inspect: further checks of a good answer.
+            table: the table that the call concerns, for the report.
+            detail: a short description of the request, for the report.
+            good: the valid members of the response; a warning is always valid. Ignored if the
+                response has no oneof.
+            refusal: why the destination may refuse, or None if it must not.
+            refusal_due: whether the guides require a refusal, so that a success is a failure.
+            unimplemented: the consequence if the destination does not implement the call; None if
+                the call is required.
+            inspect: further checks of a valid response.
 
         Raises:
-            SyncStopped: the answer is a task or a gRPC error, and no refusal was due.
+            SyncStopped: the response is a task or a gRPC error, and no refusal was expected.
         """
         answer = self._destination.call(rpc, request)
         outcome = Checked()
@@ -494,21 +490,21 @@ class Conversation:
         return answer
 
     def begin_scenario(self, file: str, schema: str) -> None:
-        """Tell that a scenario begins."""
+        """Count and report the start of a scenario."""
         self.tally.scenarios += 1
         self._schema = schema
         self._report.scenario(file, schema)
 
     def notice(self, text: str) -> None:
-        """Tell something that is no failure."""
+        """Count and report a notice."""
         self.tally.notices += 1
         self._report.notice(text)
 
     def look_up(self, schema: str, table: str) -> TableDefinition | None:
-        """Ask for a table's columns; None if it is not found.
+        """Return a table's columns, or None if the destination does not find the table.
 
         Raises:
-            SyncStopped: the destination cannot say.
+            SyncStopped: the destination returned an error.
         """
         answer = self.ask(
             "DescribeTable",
@@ -524,10 +520,10 @@ class Conversation:
         return definition
 
     def expect_absent(self, schema: str, table: str) -> bool:
-        """Check that a table is not found; True if so.
+        """Check that a table is not found; return True if so.
 
         Raises:
-            SyncStopped: the destination cannot say.
+            SyncStopped: the destination returned an error.
         """
         answer = self.ask(
             "DescribeTable", self._description(schema, table), table=table, good=("not_found",)
@@ -535,10 +531,12 @@ class Conversation:
         return answer.member == "not_found"
 
     def verify(self, schema: str, model: Model, table: str) -> None:
-        """Check that a table is described as the model says; a table it lacks must not be found.
+        """Check that a table's description matches the model.
+
+        A table that the model does not contain must not be found.
 
         Raises:
-            SyncStopped: the destination cannot say.
+            SyncStopped: the destination returned an error.
         """
         wanted = model.tables.get(table)
         if wanted is None:
@@ -570,7 +568,7 @@ class Conversation:
 
 
 def _judge(answer: Answer, outcome: Checked, good: tuple[str, ...]) -> bool:
-    """Check which member an answer has; True if it is a good one."""
+    """Check the member of a response; return True if it is valid."""
     if answer.refused:
         outcome.failures.append(Failure("answer", " or ".join(good) or "OK", answer.member))
     elif answer.member == "warning":
@@ -586,7 +584,7 @@ def _judge(answer: Answer, outcome: Checked, good: tuple[str, ...]) -> bool:
 
 
 def _judge_refusal(answer: Answer, outcome: Checked, refusal: str, *, due: bool) -> None:
-    """Check an answer to what the destination must, or may, refuse."""
+    """Check a response to a request that the destination must, or may, refuse."""
     outcome.checked.append("refusal")
     if answer.refused:
         outcome.notices.append(f"refused, as it {'must' if due else 'may'} be: {refusal}.")

@@ -1,4 +1,4 @@
-"""What a table is said to be: its columns as a scenario declares them, with the system columns."""
+"""Table definitions: the columns that a scenario declares, and the system columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class VendorVersion(StrEnum):
-    """Which image of the vendor's tester is imitated; they differ in `_fivetran_deleted`.
+    """The version of the vendor's tester to imitate; versions differ in `_fivetran_deleted`.
 
     2.25 adds the column only to tables that the same scenario file soft-deletes from or
     soft-truncates, 2.26 to every table that is not in history mode.
@@ -35,10 +35,10 @@ class VendorVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """A column as it is declared over the wire.
+    """A column as it is declared in requests.
 
-    `precision` and `scale` are None for every kind but DECIMAL, and for a DECIMAL that is declared
-    without parameters: the destination then picks them, and DescribeTable tells.
+    `precision` and `scale` are None for all types except DECIMAL, and for a DECIMAL that is
+    declared without parameters. The destination then chooses them, and DescribeTable returns them.
     """
 
     name: str
@@ -49,16 +49,16 @@ class ColumnSpec:
 
     @property
     def type(self) -> ColumnType:
-        """The logical type; a DECIMAL without parameters gets the default ones.
+        """Return the logical type; a DECIMAL without parameters gets the default ones.
 
         Raises:
-            UnsupportedTypeError: a precision or scale that no table can keep.
+            UnsupportedTypeError: the precision or scale is not supported by tables.
         """
         return ColumnType(self.kind, self.precision, self.scale)
 
     @property
     def spelled(self) -> str:
-        """The type as a reader of the report wants it: `DECIMAL(38,10)`, `DECIMAL`, `INT`."""
+        """Return the type as the report prints it: `DECIMAL(38,10)`, `DECIMAL`, `INT`."""
         if self.kind is Kind.DECIMAL and self.precision is not None:
             return f"DECIMAL({self.precision},{self.scale})"
         return str(self.kind)
@@ -72,41 +72,41 @@ class TableDefinition:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns' names, in order."""
+        """Return the columns' names, in order."""
         return tuple(column.name for column in self.columns)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key that identifies a record: the primary key without `_fivetran_start`."""
+        """Return the key that identifies a record: the primary key without `_fivetran_start`."""
         return tuple(c.name for c in self.columns if c.key and c.name != START)
 
     @property
     def history(self) -> bool:
-        """Whether the table is in history mode."""
+        """Return whether the table is in history mode."""
         return set(HISTORY_COLUMNS) <= set(self.names)
 
     @property
     def soft_deletes(self) -> bool:
-        """Whether the table has the `_fivetran_deleted` column."""
+        """Return whether the table has the `_fivetran_deleted` column."""
         return DELETED in self.names
 
     def column(self, name: str) -> ColumnSpec | None:
-        """The column of this name, or None."""
+        """Return the column with this name, or None."""
         return next((column for column in self.columns if column.name == name), None)
 
     def with_column(self, column: ColumnSpec) -> TableDefinition:
-        """The same columns with this one added at the end, or in the place of its namesake."""
+        """Return the columns with this one appended, or replacing the one with its name."""
         if self.column(column.name) is None:
             return TableDefinition((*self.columns, column))
         return TableDefinition(tuple(column if c.name == column.name else c for c in self.columns))
 
     def without(self, names: Iterable[str]) -> TableDefinition:
-        """The same columns without these."""
+        """Return the columns without the named ones."""
         gone = set(names)
         return TableDefinition(tuple(c for c in self.columns if c.name not in gone))
 
     def renamed(self, old: str, new: str) -> TableDefinition:
-        """The same columns, one of them under another name."""
+        """Return the columns with one renamed."""
         return TableDefinition(
             tuple(replace(c, name=new) if c.name == old else c for c in self.columns)
         )
@@ -129,13 +129,14 @@ def with_system_columns(
     soft_deleted: bool,
     version: VendorVersion,
 ) -> TableDefinition:
-    """The declared columns followed by the system columns that the tester adds.
+    """Return the declared columns followed by the system columns that the tester adds.
 
     Args:
-        declared: the columns of the scenario, key flags set; no key means `_fivetran_id` is added.
-        history: whether the table is to be in history mode.
+        declared: the columns of the scenario with key flags; without a key, `_fivetran_id` is
+            added.
+        history: whether the table is in history mode.
         soft_deleted: whether this scenario file soft-deletes from or soft-truncates the table.
-        version: the tester's version, which decides about `_fivetran_deleted`.
+        version: the tester's version, which determines the rule for `_fivetran_deleted`.
     """
     columns = list(declared)
     has = {column.name for column in columns}

@@ -1,8 +1,8 @@
-"""Batch files: rows written as CSV or Parquet, compressed, encrypted.
+"""Batch files: rows written as CSV or Parquet, compressed and encrypted.
 
-The CSV is what the vendor's tester writes, byte for byte but for the order of the columns, which is
-shuffled for every file. Parquet has no documented way to mark an unmodified value in a typed
-column; here such a column is written as text in that file, and a NULL is a real null everywhere.
+The CSV equals that of the vendor's tester byte for byte, except for the order of the columns, which
+is shuffled for each file. There is no documented way to mark an unmodified value in a typed Parquet
+column. Such a column is therefore written as text in that file. NULL is always a Parquet null.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chronolake.tester.definition import ColumnSpec
     from chronolake.tester.rows import Changes
 
-#: The markers that the vendor's tester uses; a destination must take them from the request.
+#: The markers of the vendor's tester; a destination must read them from the request.
 NULL_STRING: Final = "null-m8yilkvPsNulehxl2G6pmSQ3G3WWdLP"
 UNMODIFIED_STRING: Final = "unmod-NcK9NIjPUutCsz4mjOQQztbnwnE1sY3"
 
@@ -43,7 +43,7 @@ _BLOCK: Final = 16
 _KEY: Final = 32
 _WINDOW_LOG: Final = 19  # 512 KiB, as in the vendor's files
 _UNQUOTED_LENGTH: Final = 24
-_SAFE_FROM: Final = "-"  # Jackson quotes a value that holds any character before this one
+_SAFE_FROM: Final = "-"  # Jackson quotes a value that contains any character before this one
 _NAME_BYTES: Final = 120
 _TYPED_IN_PARQUET: Final = frozenset(
     {
@@ -60,14 +60,14 @@ _TYPED_IN_PARQUET: Final = frozenset(
 
 
 class FileFormat(StrEnum):
-    """What the batch files hold."""
+    """The format of the batch files."""
 
     CSV = "csv"
     PARQUET = "parquet"
 
 
 class Compression(StrEnum):
-    """How the batch files are compressed."""
+    """The compression of the batch files."""
 
     OFF = "none"
     ZSTD = "zstd"
@@ -76,7 +76,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """How batch files are written."""
+    """The format, compression and encryption of batch files."""
 
     format: FileFormat = FileFormat.CSV
     compression: Compression = Compression.ZSTD
@@ -84,7 +84,7 @@ class FileForm:
 
     @property
     def suffix(self) -> str:
-        """The end of the files' names: `.csv.zstd.aes`."""
+        """Return the suffix of the files' names, for example `.csv.zstd.aes`."""
         compressed = "" if self.compression is Compression.OFF else f".{self.compression}"
         return f".{self.format}{compressed}{'.aes' if self.encrypted else ''}"
 
@@ -94,10 +94,10 @@ class BatchFile:
     """A batch file on disk.
 
     Attributes:
-        path: absolute path, as the request names it.
+        path: absolute path, as in the request.
         key: the 32 bytes that decrypt it, or None.
-        rows: how many rows it holds.
-        size: its length in bytes.
+        rows: the number of rows.
+        size: the length in bytes.
     """
 
     path: str
@@ -107,7 +107,7 @@ class BatchFile:
 
 
 class BatchFolder:
-    """Writes the batch files of one run into a folder, and can take them away again."""
+    """A writer of the batch files of one run, which can also remove them."""
 
     def __init__(
         self,
@@ -118,13 +118,13 @@ class BatchFolder:
         split: int = 1,
         minimal_deletes: bool = False,
     ) -> None:
-        """Begin with an existing folder.
+        """Create a writer for an existing folder.
 
         Args:
-            folder: where the files go.
-            form: how they are written.
-            shuffler: decides about the order of each file's columns.
-            split: into how many files the rows of a kind are spread, as far as there are rows.
+            folder: the folder for the files.
+            form: format, compression and encryption.
+            shuffler: determines the order of each file's columns.
+            split: the number of files for the rows of one kind; fewer if there are fewer rows.
             minimal_deletes: reduce delete files to the key and, with history, `_fivetran_end`.
         """
         self.folder = folder.resolve()
@@ -145,7 +145,7 @@ class BatchFolder:
             The files by kind; kinds without rows are absent.
 
         Raises:
-            OSError: the folder cannot be written to.
+            OSError: the folder is not writable.
         """
         files: dict[FileKind, tuple[BatchFile, ...]] = {}
         for kind, records in changes.records.items():
@@ -162,7 +162,7 @@ class BatchFolder:
         return files
 
     def remove(self) -> None:
-        """Take away every file that was written, and nothing else."""
+        """Remove the written files, and no others."""
         for path in self._written:
             path.unlink(missing_ok=True)
         self._written.clear()
@@ -180,7 +180,7 @@ class BatchFolder:
         part = f"_{ordinal}" if ordinal else ""
         taken, repeat = set(self._written), 1
         while True:
-            # Without merging, one scenario may write to the same table more than once.
+            # If operations are not merged, one scenario may write to the same table more than once.
             again = f"_{repeat}" if repeat > 1 else ""
             path = self.folder / f"{stem}{again}_{kind}{part}{self.form.suffix}"
             if path not in taken:
@@ -218,7 +218,7 @@ def _file_name(name: str) -> str:
 
 
 def csv_bytes(records: Iterable[Record], columns: Sequence[ColumnSpec]) -> bytes:
-    """Rows as CSV with a header, UTF-8, one LF after each line."""
+    """Return rows as CSV with a header, in UTF-8, with LF after each line."""
     lines = [",".join(quoted(column.name) for column in columns)]
     lines.extend(
         ",".join(_csv_cell(record[column.name]) for column in columns) for record in records
@@ -227,7 +227,7 @@ def csv_bytes(records: Iterable[Record], columns: Sequence[ColumnSpec]) -> bytes
 
 
 def quoted(text: str) -> str:
-    """A text as the vendor's CSV writer puts it: in quotes only where it might need them."""
+    """Return a text as the vendor's CSV writer does: in quotes only if it might need them."""
     if len(text) <= _UNQUOTED_LENGTH and all(letter >= _SAFE_FROM for letter in text):
         return text
     return '"' + text.replace('"', '""') + '"'
@@ -236,7 +236,7 @@ def quoted(text: str) -> str:
 def _csv_cell(cell: Cell) -> str:
     match cell:
         case Marker.NULL:
-            return NULL_STRING  # never in quotes, though it is long
+            return NULL_STRING  # never in quotes, although it is long
         case Marker.UNMODIFIED:
             return quoted(UNMODIFIED_STRING)
         case text:
@@ -244,10 +244,11 @@ def _csv_cell(cell: Cell) -> str:
 
 
 def parquet_bytes(records: Sequence[Record], columns: Sequence[ColumnSpec]) -> bytes:
-    """Rows as one Parquet file, with the types that the vendor's guide maps to.
+    """Return rows as one Parquet file, with the types that the vendor's guide specifies.
 
     Times and dates are strings, BINARY is raw bytes. A column with unmodified cells is a string
-    column with the marker and the CSV texts; of BINARY it is bytes, the marker among them.
+    column with the marker and the CSV texts; a BINARY column with unmodified cells contains bytes,
+    including the marker.
     """
     arrays, fields = [], []
     for column in columns:
@@ -274,7 +275,7 @@ def _parquet_cell(cell: Cell, column: ColumnSpec, as_text: bool) -> object:  # n
 
 
 def compressed(content: bytes, compression: Compression) -> bytes:
-    """The content compressed; the zstd frame tells neither its content's size nor a checksum."""
+    """Return compressed content; the zstd frame contains neither a content size nor a checksum."""
     match compression:
         case Compression.OFF:
             return content
@@ -289,10 +290,10 @@ def compressed(content: bytes, compression: Compression) -> bytes:
 
 
 def encrypted(content: bytes, key: bytes) -> bytes:
-    """A random IV of 16 bytes, then AES-256-CBC with PKCS#7 padding.
+    """Return a random IV of 16 bytes and the content in AES-256-CBC with PKCS#7 padding.
 
     Args:
-        content: what to encrypt.
+        content: the plaintext.
         key: 32 bytes.
     """
     vector = secrets.token_bytes(_BLOCK)

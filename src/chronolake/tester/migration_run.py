@@ -1,11 +1,8 @@
-"""Schema migrations of a scenario: requested, applied to the model, checked.
+"""Schema migrations of a scenario: requests, effects on the model, and checks.
 
-The effects of schema migrations on the expected contents (`specs/partner-sdk.md`, 4.8 and 4.9).
-
-`migrate` applies what the guides want a destination to do; `without_support` what Fivetran does
-instead when the destination answers `unsupported`.
-
-The schema migrations of a scenario: asked for, applied to the model, looked at afterwards.
+The effects on the expected contents follow `specs/partner-sdk.md`, 4.8 and 4.9. `migrate` applies
+what the guides require of a destination. `without_support` applies what Fivetran does instead if
+the destination answers `unsupported`.
 """
 
 from __future__ import annotations
@@ -46,15 +43,16 @@ NULL_TEXT: Final = "NULL"
 
 
 def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
-    """Do to the model what the migration asks of the destination.
+    """Apply a migration to the model.
 
     Args:
         model: changed in place, unless the migration is refused.
-        migration: what to do.
-        now_micros: the wall clock, for the one conversion that takes it.
+        migration: the migration.
+        now_micros: the current time in microseconds since the epoch, for the one conversion that
+            uses it.
 
     Raises:
-        ModelRefusal: the guides want the destination to refuse; the model is as it was.
+        ModelRefusal: the guides require the destination to refuse; the model is unchanged.
     """
     match migration:
         case forms.AddColumn() | forms.ChangeColumnDataType() | forms.DropColumn():
@@ -68,7 +66,7 @@ def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
             model.tables.pop(migration.table, None)
         case forms.RenameTable():
             if migration.from_table not in model.tables and migration.to_table in model.tables:
-                return  # it was done before, and the answer was lost
+                return  # it was already applied, and the response was lost
             _require_free(model, migration.from_table, migration.to_table)
             table = model.tables.pop(migration.from_table)
             model.tables[migration.to_table] = replace(table, name=migration.to_table)
@@ -92,13 +90,13 @@ def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
 def altered(
     model: Model, migration: forms.AddColumn | forms.ChangeColumnDataType | forms.DropColumn
 ) -> tuple[TableDefinition, bool]:
-    """The columns and the `drop_columns` flag of the AlterTable that carries the migration.
+    """Return the columns and the `drop_columns` flag of the AlterTable for a migration.
 
-    It lists every stored column, as Fivetran knows them from DescribeTable, so that a
-    `drop_columns` takes away nothing else.
+    It lists all stored columns, as Fivetran knows them from DescribeTable, so that `drop_columns`
+    removes no other column.
 
     Raises:
-        ModelRefusal: the table is missing.
+        ModelRefusal: the table does not exist.
     """
     definition = model.table(migration.table).definition
     match migration:
@@ -111,11 +109,11 @@ def altered(
 
 
 def without_support(model: Model, migration: Migration) -> TableDefinition | None:
-    """What Fivetran asks for instead, when a destination does not support the migration.
+    """Return what Fivetran requests instead if a destination does not support a migration.
 
     Returns:
-        The columns for AlterTable of the migration's table or, for the migrations that copy or
-        rename a table, for CreateTable of the new one; None if Fivetran does nothing.
+        The columns for AlterTable of the migration's table or, if the migration copies or renames a
+        table, for CreateTable of the new one; None if Fivetran does nothing.
     """
     table = model.tables.get(migration.tables[0])
     if table is None:
@@ -242,7 +240,10 @@ def _new_versions(
     value: Value,
     concerned: Callable[[StoredRow], bool],
 ) -> None:
-    """End the active versions at `begin` and go on with `value`; those that begin then get it."""
+    """End the active versions at `begin` and add versions with `value`.
+
+    Versions that start exactly at `begin` get `value`, too.
+    """
     added: list[StoredRow] = []
     for row in table.rows:
         if row[ACTIVE] and _start(row) < begin and concerned(row):
@@ -282,7 +283,7 @@ def _convert(model: Model, migration: forms.SyncMode, now_micros: int) -> None: 
                 _add(table, spec)
             for row in table.rows:
                 row.update({START: now_micros, END: TMAX_MICROS, ACTIVE: True})
-            table.inexact.add(START)  # the destination's clock decides
+            table.inexact.add(START)  # the destination's clock determines it
 
 
 def _drop(table: ModelTable, names: tuple[str, ...] | list[str]) -> None:
@@ -328,7 +329,7 @@ def _to_soft_delete(table: ModelTable, marker: str) -> None:
 
 
 class Migrator:
-    """Carries out migrations in one schema."""
+    """Executes migrations in one schema."""
 
     def __init__(
         self,
@@ -338,13 +339,13 @@ class Migrator:
         strict: bool,
         now_millis: Callable[[], int],
     ) -> None:
-        """Begin with a conversation.
+        """Create a migrator.
 
         Args:
-            conversation: whom to ask.
+            conversation: the calls to the destination.
             schema: the tables' schema.
             strict: whether an `unsupported` migration is a failure.
-            now_millis: the wall clock, in milliseconds since the epoch.
+            now_millis: returns the current time in milliseconds since the epoch.
         """
         self._conversation = conversation
         self._schema = schema
@@ -352,17 +353,17 @@ class Migrator:
         self._now = now_millis
 
     def carry_out(self, model: Model, migration: Migration) -> Model:
-        """Ask for one migration and check what became of its tables.
+        """Request one migration and check its tables afterwards.
 
         Args:
-            model: the tables as they must be before; not to be used afterwards.
-            migration: what to do.
+            model: the expected contents before the migration; must not be used afterwards.
+            migration: the migration.
 
         Returns:
-            The tables as they must be afterwards.
+            The expected contents after the migration.
 
         Raises:
-            SyncStopped: the destination refused without reason.
+            SyncStopped: the destination refused without a valid reason.
         """
         source = migration.tables[0]
         if source not in model.tables:
@@ -383,7 +384,7 @@ class Migrator:
                     return model
                 self._alter(model, migration, refusal)
             case _:
-                # The guides do not say what becomes of a table that is not there.
+                # The guides do not define the result for a table that does not exist.
                 answer = self._migrate(migration, refusal, due=source in model.tables)
                 if answer.member in {"unsupported", UNIMPLEMENTED}:
                     after = self._fall_back(model, migration)
@@ -411,10 +412,10 @@ class Migrator:
         detail: str = "",
         refusal: str | None = None,
     ) -> None:
-        """Ask for an AlterTable.
+        """Send an AlterTable request.
 
         Raises:
-            SyncStopped: the destination refused without reason.
+            SyncStopped: the destination refused without a valid reason.
         """
         request = sdk.AlterTableRequest(
             configuration=self._conversation.configuration,
@@ -425,7 +426,7 @@ class Migrator:
         self._conversation.ask("AlterTable", request, table=table, detail=detail, refusal=refusal)
 
     def create_table(self, table: str, definition: TableDefinition, *, detail: str = "") -> None:
-        """Ask for a CreateTable.
+        """Send a CreateTable request.
 
         Raises:
             SyncStopped: the destination refused.

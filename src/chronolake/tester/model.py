@@ -1,7 +1,8 @@
-"""The expected contents: what the tables must hold, computed in plain Python.
+"""The expected contents of tables, computed in plain Python.
 
-The rules are those of the guides, as `specs/partner-sdk.md` settles them (4.4 to 4.7): nothing here
-knows files, gRPC or an engine. `evolution` has the effects of schema migrations.
+The rules are those of the guides, as `specs/partner-sdk.md` interprets them (4.4 to 4.7). This
+module knows nothing of files, gRPC or engines. `migration_run` has the effects of schema
+migrations.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ StoredRow = dict[str, Value]
 
 
 class ModelRefusal(Exception):  # noqa: N818 - it is an expected outcome, not an error of ours
-    """The guides want the destination to refuse this, and to leave the table as it was."""
+    """The guides require the destination to reject this request and to keep the table unchanged."""
 
 
 @dataclass(slots=True)
 class ModelTable:
-    """A table as it must be.
+    """A table with its expected contents.
 
     Attributes:
         name: its name.
-        definition: every stored column, retained ones included, with its place in the key.
-        sent: names of the columns that batches carry; the others are retained but no longer synced.
-        rows: the rows, in no particular order.
-        rows_known: False for a table that was there before the run.
-        inexact: columns in which the guides leave the value open; do not compare them.
-        ignored: updates that had no row to update.
+        definition: all stored columns, including retained ones, with the key.
+        sent: names of the columns that batches contain; other columns are retained but no longer
+            synced.
+        rows: the rows, in any order.
+        rows_known: False for a table that existed before the run.
+        inexact: columns whose values the guides do not define; they are not compared.
+        ignored: the number of updates without a row to update.
     """
 
     name: str
@@ -51,21 +53,21 @@ class ModelTable:
 
     @property
     def request(self) -> TableDefinition:
-        """The columns that a write request lists."""
+        """Return the columns that a write request lists."""
         return TableDefinition(tuple(c for c in self.definition.columns if c.name in self.sent))
 
     def key(self, row: StoredRow) -> Key:
-        """The row's key, without `_fivetran_start`."""
+        """Return the row's key, without `_fivetran_start`."""
         return tuple(row.get(name) for name in self.definition.key)
 
     def copy(self, name: str) -> ModelTable:
-        """An independent table with the same columns and rows under another name."""
+        """Return an independent copy of the table under another name."""
         return replace(
             self, name=name, rows=[dict(row) for row in self.rows], inexact=set(self.inexact)
         )
 
     def by_key(self) -> dict[Key, list[StoredRow]]:
-        """The rows by key."""
+        """Return the rows by key."""
         found: dict[Key, list[StoredRow]] = {}
         for row in self.rows:
             found.setdefault(self.key(row), []).append(row)
@@ -73,14 +75,14 @@ class ModelTable:
 
 
 class Model:
-    """The tables of one schema as they must be."""
+    """The tables of one schema with their expected contents."""
 
     def __init__(self) -> None:
-        """Begin without tables."""
+        """Start without tables."""
         self.tables: dict[str, ModelTable] = {}
 
     def create(self, name: str, definition: TableDefinition) -> None:
-        """CreateTable.
+        """Apply CreateTable.
 
         Raises:
             ModelRefusal: the table exists.
@@ -90,17 +92,17 @@ class Model:
         self.tables[name] = ModelTable(name, definition, definition.names)
 
     def adopt(self, name: str, definition: TableDefinition) -> None:
-        """Take over a table that was there before the run; its rows are unknown."""
+        """Add a table that existed before the run; its rows are unknown."""
         self.tables[name] = ModelTable(name, definition, definition.names, rows_known=False)
 
     def alter(self, name: str, wanted: TableDefinition, *, drop_columns: bool = False) -> None:
-        """AlterTable: add, change and, if allowed, drop columns; keep the data.
+        """Apply AlterTable: add, change and, if allowed, drop columns; keep the data.
 
-        A column that is not wanted and not dropped keeps its data and leaves the key.
+        A column that is neither wanted nor dropped keeps its data and is removed from the key.
 
         Raises:
-            ModelRefusal: the table is missing, stored values do not fit a new type, or rows would
-                share a key.
+            ModelRefusal: the table does not exist, stored values do not fit a new type, or rows
+                would have the same key.
         """
         table = self.table(name)
         kept: list[ColumnSpec] = []
@@ -120,7 +122,7 @@ class Model:
             if table.definition.column(column.name) is None:
                 kept.append(column)
                 if column.key and rows:
-                    inexact.add(column.name)  # the guides do not say what old rows get
+                    inexact.add(column.name)  # the guides do not define the value of old rows
                 for new in rows:
                     new[column.name] = None
         changed = replace(
@@ -131,15 +133,15 @@ class Model:
         self.tables[name] = changed
 
     def truncate(self, name: str, *, before_micros: int, deleted_column: str | None = None) -> int:
-        """Truncate: the rows synced strictly before the time; a missing table is no error.
+        """Apply Truncate to rows synced strictly before the time; a missing table is not an error.
 
         Args:
             name: the table.
             before_micros: microseconds since the epoch.
-            deleted_column: set this marker instead of removing the rows.
+            deleted_column: the marker to set instead of removing the rows.
 
         Returns:
-            The number of rows it found.
+            The number of matching rows.
         """
         table = self.tables.get(name)
         if table is None:
@@ -158,7 +160,7 @@ class Model:
         return len(found)
 
     def write(self, changes: Changes) -> None:
-        """WriteBatch: replace files, then update files, then delete files."""
+        """Apply WriteBatch: replace files, then update files, then delete files."""
         table = self.table(changes.table)
         rows = table.by_key()
         for values in _typed(changes, FileKind.UPSERT):
@@ -179,7 +181,7 @@ class Model:
         table.rows = [row for group in rows.values() for row in group]
 
     def write_history(self, changes: Changes) -> None:
-        """WriteHistoryBatch: the algorithm of `specs/partner-sdk.md`, 4.7.3."""
+        """Apply WriteHistoryBatch with the algorithm of `specs/partner-sdk.md`, 4.7.3."""
         table = self.table(changes.table)
         rows = table.by_key()
         was_active = {
@@ -193,7 +195,7 @@ class Model:
                 key, start = table.key(values), _micros(values, START)
                 earliest[key] = min(start, earliest.get(key, start))
                 if kind is not FileKind.EARLIEST:
-                    # Updates first, then replaces: of one start the last one counts.
+                    # Updates first, then replaces: the last row with the same start wins.
                     incoming.setdefault(key, {})[start] = (values, kind is FileKind.UPSERT)
         for key, begin in earliest.items():
             rows[key] = _merged(table, rows.get(key, []), begin, incoming.get(key, {}))
@@ -207,10 +209,10 @@ class Model:
         table.rows = [row for group in rows.values() for row in group]
 
     def table(self, name: str) -> ModelTable:
-        """The table of this name.
+        """Return the table with this name.
 
         Raises:
-            ModelRefusal: there is none.
+            ModelRefusal: the table does not exist.
         """
         try:
             return self.tables[name]
@@ -218,7 +220,7 @@ class Model:
             raise ModelRefusal(f"the table {name!r} does not exist") from None
 
     def settle_decimals(self, name: str, described: TableDefinition) -> None:
-        """Take over the precision that a destination chose where none was declared."""
+        """Adopt the precision that a destination chose for columns without a declared one."""
         table = self.table(name)
         for column in table.definition.columns:
             there = described.column(column.name)
@@ -229,7 +231,7 @@ class Model:
                     row[column.name] = cast(row[column.name], column, settled)
 
     def dump(self) -> dict[str, Any]:
-        """The tables as JSON: columns, key and rows, rows ordered by key and start."""
+        """Return the tables as JSON: columns, key and rows, which are ordered by key and start."""
         return {name: _dumped_table(table) for name, table in sorted(self.tables.items())}
 
 
@@ -258,7 +260,7 @@ def _micros(row: StoredRow, name: str) -> int:
 
 
 def _typed(changes: Changes, kind: FileKind) -> Iterator[StoredRow]:
-    """The rows of one kind as typed values; a row lacks the columns whose cell is unmodified."""
+    """Yield the rows of one kind as typed values, without columns whose cell is unmodified."""
     names = set(changes.columns(kind))
     columns = [column for column in changes.definition.columns if column.name in names]
     for record in changes.of(kind):
@@ -282,7 +284,7 @@ def _merged(
     begin: int,
     incoming: dict[int, tuple[StoredRow, bool]],
 ) -> list[StoredRow]:
-    """The versions of one key after earliest, replace and update rows."""
+    """Return the versions of one key after earliest, replace and update rows."""
     kept = [row for row in stored if _micros(row, START) < begin]
     removed = {_micros(row, START): row for row in stored if _micros(row, START) >= begin}
     for row in kept:
@@ -310,7 +312,7 @@ def _merged(
 
 
 def _delete(versions: list[StoredRow], times: set[int], was_active: set[int]) -> None:
-    """End the versions of one key that its deletes are about.
+    """End the versions of one key that its deletes apply to.
 
     Args:
         versions: the key's versions.
@@ -329,7 +331,8 @@ def _delete(versions: list[StoredRow], times: set[int], was_active: set[int]) ->
         elif ended[start] > at:
             by_start[start][END], by_start[start][ACTIVE] = at, False
             was_active = was_active - {start}
-    # A delete at whose time no version was true is of the one that is active: it ends at its start.
+    # A delete at a time without a valid version applies to the active version: it ends at its
+    # start.
     for start in was_active:
         if any(at < start for at in unmatched):
             row = by_start[start]

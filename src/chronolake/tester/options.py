@@ -1,4 +1,4 @@
-"""What a run of the tester is asked to do."""
+"""The options of a test run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_SCHEMA: Final = "tester"
-#: A host or an address, IPv6 in brackets, and its port; or a socket of this machine.
+#: A host name or address (IPv6 in brackets) with a port, or a Unix socket.
 _TARGET: Final = re.compile(r"(dns:/{0,3})?(\[[^]]+\]|[^]:/[]+):[0-9]{1,5}|unix:.+")
 _CONFIGURATION: Final = TypeAdapter(dict[str, str])
 
@@ -28,8 +28,8 @@ _CONFIGURATION: Final = TypeAdapter(dict[str, str])
 class FlushMode(StrEnum):
     """When the rows of a scenario's operations are sent.
 
-    `merged` sends all of them in one request a table and the truncates after that, as the vendor's
-    tester does; `sequential` sends what has come together before every truncate.
+    `merged` sends all rows in one request per table and the truncates after that, as the vendor's
+    tester does. `sequential` sends the collected rows before each truncate.
     """
 
     MERGED = "merged"
@@ -42,27 +42,27 @@ class DriveOptions:
 
     Attributes:
         target: `host:port` of the destination.
-        configuration: what a customer has filled in; goes with every request.
-        schema: name of the schema that the tables are made in.
-        schema_per_file: give every scenario a schema of its own, `<schema>_<scenario>`.
-        tester_version: whose rule about `_fivetran_deleted` to follow.
+        configuration: the values of the configuration form; part of every request.
+        schema: name of the schema of the tables.
+        schema_per_file: whether each scenario gets its own schema, `<schema>_<scenario>`.
+        tester_version: the tester version whose `_fivetran_deleted` rule is applied.
         mode: when rows are sent.
-        format: what the batch files hold; None asks the destination (Capabilities).
-        compression: how the files are compressed.
-        encrypted: whether the files are encrypted.
-        split: into how many files the rows of a kind are spread.
+        format: format of the batch files; None uses the destination's preference (Capabilities).
+        compression: compression of the batch files.
+        encrypted: whether the batch files are encrypted.
+        split: the number of files for the rows of one kind.
         minimal_deletes: reduce delete files to the key (and `_fivetran_end` with history).
         replay: send every write twice.
         strict_migrations: count an `unsupported` migration as a failure.
-        accepted_types: for a declared type another one that may be described in its place.
-        shuffle_seed: decides about the order of columns; None takes a new one, which is printed.
-        work_dir: where the batch files go; None makes a temporary folder.
-        keep_files: leave the batch files there.
-        timeout: seconds that one call may take.
-        connect_timeout: seconds to wait for the destination to answer its first call.
+        accepted_types: for a declared type, another type that may be described instead.
+        shuffle_seed: seed of the order of columns; None uses a random one, which is printed.
+        work_dir: folder for the batch files; None uses a temporary folder.
+        keep_files: keep the batch files.
+        timeout: maximum seconds for one call.
+        connect_timeout: seconds to wait for the destination to respond to the first call.
         tls: use TLS.
-        ca_certificate: PEM file with the authorities to trust; implies TLS.
-        dump_model: where to write the expected contents as JSON.
+        ca_certificate: PEM file with trusted authorities; implies TLS.
+        dump_model: the file for the expected contents as JSON.
         json_lines: report as JSON lines instead of text.
     """
 
@@ -91,11 +91,11 @@ class DriveOptions:
     json_lines: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what makes no run.
+        """Raise ConfigurationError if an option is invalid.
 
         Raises:
-            ConfigurationError: no host and port to call, fewer than one file a kind, or no schema
-                name.
+            ConfigurationError: the target has no host and port, `split` is less than 1, or the
+                schema name is empty.
         """
         if not _TARGET.fullmatch(self.target):
             raise ConfigurationError(
@@ -109,10 +109,11 @@ class DriveOptions:
 
 
 def read_configuration(path: Path) -> dict[str, str]:
-    """Read a configuration file: one JSON object, every value a text.
+    """Read a configuration file: one JSON object whose values are strings.
 
     Raises:
-        ConfigurationError: the file cannot be read or is something else; no value is named.
+        ConfigurationError: the file cannot be read or has other contents; the message contains no
+            values.
     """
     try:
         return _CONFIGURATION.validate_python(json.loads(path.read_bytes()), strict=True)
@@ -139,10 +140,10 @@ def read_configuration(path: Path) -> dict[str, str]:
 
 
 def accepted_type(text: str) -> tuple[Kind, Kind]:
-    """Read `JSON=STRING`: a declared type, and what may be described in its place.
+    """Parse `JSON=STRING`: a declared type, and the type that may be described instead.
 
     Raises:
-        ConfigurationError: the text is something else.
+        ConfigurationError: the text is invalid.
     """
     declared, _, described = text.partition("=")
     try:

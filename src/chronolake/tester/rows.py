@@ -1,12 +1,9 @@
-"""Rows of batch files from a scenario's operations, and the history columns computed by the sender.
+"""Rows of batch files, created from a scenario's operations.
 
-Rows: from a scenario's operations to the rows of batch files, for tables without history.
-
-History: the start, end and active columns that the sender computes within one request.
-
-For each key the upserts and updates of the request are ordered by `op_time`. Each begins a version;
-it ends 1 ms before the next one begins, and the last one is active. A delete carries its time as
-the end, and nothing about the versions before it.
+For tables in history mode, the sender computes the start, end and active columns within one
+request: for each key, upserts and updates are ordered by `op_time`. Each starts a version, which
+ends 1 ms before the next one starts; the last one is active. A delete contains its time as the end,
+and nothing about earlier versions.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Marker(Enum):
-    """A cell that is no text: NULL, or in update files the stored value."""
+    """A cell without text: NULL or, in update files, the stored value."""
 
     NULL = "null"
     UNMODIFIED = "unmodified"
@@ -44,7 +41,7 @@ Key = tuple[Value, ...]
 
 
 class FileKind(StrEnum):
-    """The four lists of a write request, by the name that their files carry."""
+    """The four lists of files in a write request, named as in the files' names."""
 
     EARLIEST = "earliest"
     UPSERT = "upsert"
@@ -54,7 +51,7 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One row of one operation, with the time at which the operation was taken up."""
+    """One row of an operation, with the sync time of the operation."""
 
     operation: RowOperation
     row: Row
@@ -63,12 +60,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one write request carries for one table.
+    """The rows of one write request for one table.
 
     Attributes:
         table: the table's name.
         definition: the columns of the request.
-        records: the rows by the kind of file, in the order of the files; a kind without rows is
+        records: the rows by the kind of file, in the order of the files; kinds without rows are
             absent.
     """
 
@@ -77,17 +74,17 @@ class Changes:
     records: Mapping[FileKind, tuple[Record, ...]]
 
     def of(self, kind: FileKind) -> tuple[Record, ...]:
-        """The rows of one kind of file."""
+        """Return the rows of one kind of file."""
         return self.records.get(kind, ())
 
     def columns(self, kind: FileKind) -> tuple[str, ...]:
-        """The columns that every row of this kind of file has."""
+        """Return the columns that all rows of this kind of file have."""
         records = self.of(kind)
         return tuple(records[0]) if records else ()
 
 
 def key_of(cells: Mapping[str, Cell | None], definition: TableDefinition) -> Key:
-    """The typed key of a row that `check_rows` has accepted; without `_fivetran_start`."""
+    """Return the typed key of a row that `check_rows` has accepted, without `_fivetran_start`."""
     found: list[Value] = []
     for name in definition.key:
         column, cell = definition.column(name), cells[name]
@@ -96,13 +93,13 @@ def key_of(cells: Mapping[str, Cell | None], definition: TableDefinition) -> Key
 
 
 def check_rows(scenario: Scenario, definitions: Mapping[str, TableDefinition]) -> None:
-    """Refuse rows that no batch file could carry to their table.
+    """Raise ScenarioError if a row does not fit its table.
 
-    Tables without a definition are passed over.
+    Tables without a definition are skipped.
 
     Raises:
-        ScenarioError: an unknown column, a missing key or op_time, or a value that does not fit;
-            the message names the JSON path and never the value.
+        ScenarioError: an unknown column, a missing key or op_time, or a value that does not fit.
+            The message contains the JSON path, and never the value.
     """
     for step in scenario.steps:
         if isinstance(step, RowStep):
@@ -155,7 +152,7 @@ def _check_row(row: Row, operation: RowOperation, definition: TableDefinition, f
 
 
 def upsert_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
-    """The given values; NULL where none was given."""
+    """Return the given values, and NULL for columns without one."""
     record = _given(event, definition, Marker.NULL)
     if definition.soft_deletes:
         record[DELETED] = event.row.cells.get(DELETED) or "false"
@@ -163,7 +160,10 @@ def upsert_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
 
 
 def update_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
-    """The given values; unmodified where none was given. An update takes a soft delete back."""
+    """Return the given values, and unmodified for columns without one.
+
+    An update reverts a soft delete.
+    """
     record = _given(event, definition, Marker.UNMODIFIED)
     if definition.soft_deletes:
         record[DELETED] = event.row.cells.get(DELETED) or "false"
@@ -171,12 +171,12 @@ def update_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
 
 
 def delete_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
-    """The key and the time of sync; NULL everywhere else."""
+    """Return the key and the sync time, and NULL for all other columns."""
     return _only_key(event, definition, Marker.NULL)
 
 
 def soft_delete_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
-    """The key, the time of sync and a true delete marker; unmodified everywhere else."""
+    """Return the key, the sync time and a true delete marker; other columns are unmodified."""
     record = _only_key(event, definition, Marker.UNMODIFIED)
     record[DELETED] = "true"
     return record
@@ -202,7 +202,7 @@ def _only_key(event: Event, definition: TableDefinition, rest: Marker) -> dict[s
 
 
 def plain_changes(table: str, definition: TableDefinition, events: Iterable[Event]) -> Changes:
-    """The rows of a WriteBatch: one list per kind of file, each in the order of the operations."""
+    """Return the rows of a WriteBatch, by kind of file, each in the order of the operations."""
     records: dict[FileKind, list[Record]] = {}
     for event in events:
         match event.operation:
@@ -219,7 +219,7 @@ def plain_changes(table: str, definition: TableDefinition, events: Iterable[Even
 
 
 def frozen(records: Mapping[FileKind, Sequence[Record]]) -> dict[FileKind, tuple[Record, ...]]:
-    """The lists as tuples, in the order of the request's lists, without the empty ones."""
+    """Return the lists as tuples in the order of the request's lists, without empty ones."""
     return {kind: tuple(records[kind]) for kind in FileKind if records.get(kind)}
 
 
@@ -227,15 +227,15 @@ _BEGINNINGS: Final = frozenset({RowOperation.UPSERT, RowOperation.UPDATE})
 
 
 def history_changes(table: str, definition: TableDefinition, events: Iterable[Event]) -> Changes:
-    """The rows of a WriteHistoryBatch, grouped by key in each file.
+    """Return the rows of a WriteHistoryBatch, grouped by key in each file.
 
     Args:
         table: the table's name.
-        definition: the table's columns, the history columns among them.
+        definition: the table's columns, including the history columns.
         events: the rows in the order of the operations, each with an `op_time`.
 
     Raises:
-        ScenarioError: two events of one key at one time, whose order nobody could tell.
+        ScenarioError: two events of one key have the same time, so that their order is undefined.
     """
     by_key: dict[Key, list[Event]] = {}
     for event in events:

@@ -1,12 +1,9 @@
-"""A test run: scenarios in order, from the files to the exit code.
+"""A test run: plays scenarios in order and returns the exit code.
 
-A session: the calls of each scenario in the order in which the vendor's tester makes them.
-
-Per run: ConfigurationForm, Test for each test of the form, Capabilities. Per scenario: CreateTable,
-AlterTable, WriteBatch or WriteHistoryBatch, Truncate, schema migrations, DescribeTable. Every
-change of a schema is looked at with DescribeTable right away.
-
-One run of the tester, from the scenario files to the exit code.
+The order of the calls is that of the vendor's tester. Per run: ConfigurationForm, Test for each
+test of the form, Capabilities. Per scenario: CreateTable, AlterTable, WriteBatch or
+WriteHistoryBatch, Truncate, schema migrations, DescribeTable. Every schema change is checked with
+DescribeTable immediately.
 """
 
 from __future__ import annotations
@@ -63,14 +60,14 @@ _MILLIS_BETWEEN_OPERATIONS = 2
 
 
 class WallClock:
-    """Milliseconds since the epoch, never twice within two milliseconds."""
+    """A clock in milliseconds since the epoch whose times are at least two milliseconds apart."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start without a previous time."""
         self._last = 0
 
     def __call__(self) -> int:
-        """The time, after waiting until it is two milliseconds later than the last one."""
+        """Return the time, after waiting until it is two milliseconds after the previous one."""
         while (now := time.time_ns() // 1_000_000) < self._last + _MILLIS_BETWEEN_OPERATIONS:
             time.sleep(0.001)
         self._last = now
@@ -78,14 +75,14 @@ class WallClock:
 
 
 def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFormat:
-    """Ask for the configuration form, run its tests, and ask for the capabilities.
+    """Request the configuration form, run its tests, and request the capabilities.
 
     Args:
-        conversation: whom to ask.
+        conversation: the calls to the destination.
         tests_with: the configuration to test.
 
     Returns:
-        The format of batch files that the destination wants.
+        The format of batch files that the destination accepts.
 
     Raises:
         SyncStopped: the destination failed.
@@ -122,7 +119,7 @@ def _check_form(answer: Answer, outcome: Checked) -> None:
 
 
 class Session:
-    """Plays scenarios against one schema of a destination, and keeps the model of its tables."""
+    """A session that plays scenarios against one schema and maintains the model of its tables."""
 
     def __init__(
         self,
@@ -134,15 +131,15 @@ class Session:
         shuffler: random.Random,
         clock: WallClock,
     ) -> None:
-        """Begin with an empty schema.
+        """Start with an empty schema.
 
         Args:
-            conversation: whom to ask.
-            schema: the schema that the tables are in.
-            options: how to play.
-            folder: where the batch files go.
-            shuffler: decides about the order of columns in requests.
-            clock: stamps the operations.
+            conversation: the calls to the destination.
+            schema: the schema of the tables.
+            options: the options of the run.
+            folder: the writer of the batch files.
+            shuffler: determines the order of columns in requests.
+            clock: returns the time of each operation.
         """
         self.model = Model()
         self.schema = schema
@@ -159,7 +156,7 @@ class Session:
         """Play one scenario.
 
         Raises:
-            ScenarioError: its rows fit no table; nothing was changed for this scenario.
+            ScenarioError: its rows do not fit their tables; nothing was changed for this scenario.
             SyncStopped: the destination ended the sync.
         """
         for text in scenario.notices:
@@ -180,7 +177,7 @@ class Session:
             self._conversation.verify(self.schema, self.model, name)
 
     def _adopt(self, names: Iterable[str], scenario: Scenario) -> None:
-        """Take the definition of tables that the run has not made from the destination."""
+        """Read the definitions of tables that the run has not created from the destination."""
         for name in dict.fromkeys(names):
             if name in self.model.tables or name in scenario.create:
                 continue
@@ -193,7 +190,7 @@ class Session:
     def _definitions(
         self, scenario: Scenario
     ) -> tuple[dict[str, TableDefinition], dict[str, TableDefinition]]:
-        """The columns for CreateTable and, by table, for AlterTable."""
+        """Return the columns for CreateTable and for AlterTable, each by table."""
         created, altered = {}, {}
         for name, form in scenario.create.items():
             if name in self.model.tables:
@@ -355,16 +352,16 @@ _SEEDS: Final = 2**32
 
 
 def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None = None) -> int:
-    """Play scenarios against a destination and report.
+    """Play scenarios against a destination and report the results.
 
     Args:
-        paths: scenario files, or folders of them; played in this order.
-        options: how to play.
-        stream: where the report goes; None is standard output.
+        paths: scenario files, or folders of them, in the order of execution.
+        options: the options of the run.
+        stream: the output of the report; None is standard output.
 
     Returns:
-        The exit code: 0 if every check holds, 1 if one does not, 2 if a scenario or an option is
-        wrong.
+        The exit code: 0 if all checks pass, 1 if a check fails, 2 if a scenario or an option is
+        invalid.
     """
     stream = stream or sys.stdout
     report: Report = JsonReport(stream) if options.json_lines else TextReport(stream)
@@ -410,7 +407,7 @@ def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) 
         )
         unreachable = destination.reach(options.connect_timeout, report.waiting)
         if unreachable is None:
-            shuffler = random.Random(seed)  # noqa: S311 - only the order of columns
+            shuffler = random.Random(seed)  # noqa: S311 - only for the order of columns
             files = BatchFolder(
                 folder,
                 form=FileForm(compression=options.compression, encrypted=options.encrypted),
@@ -437,7 +434,7 @@ def _sessions(
     files: BatchFolder,
     shuffler: random.Random,
 ) -> dict[str, Session]:
-    """Play all scenarios; the sessions by schema."""
+    """Play all scenarios and return the sessions by schema."""
     sessions: dict[str, Session] = {}
     clock = WallClock()
     try:
@@ -462,7 +459,7 @@ def _sessions(
             conversation.begin_scenario(str(scenario.path), schema)
             sessions[schema].play(scenario)
     except SyncStopped:
-        pass  # it is in the report and in the tally already
+        pass  # it is already in the report and in the tally
     return sessions
 
 

@@ -1,8 +1,4 @@
-"""Scenarios: JSON files in the format of the vendor's tester, with their migrations.
-
-The schema migrations that a scenario may ask for, each as the form in which it is written.
-
-Scenarios: what a JSON file in the format of the vendor's tester asks for.
+"""Scenarios: JSON files in the format of the vendor's tester, with their schema migrations.
 
 A file is one JSON object with the keys `create_table`, `alter_table`, `ops`, `schema_migration` and
 `describe_table`, all optional. Unknown keys are ignored, and listed in `Scenario.notices`.
@@ -40,7 +36,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class TypeForm(BaseModel):
-    """A column's type: a bare name of a type, or an object with `type`, `precision`, `scale`."""
+    """A column's type: the name of a type, or an object with `type`, `precision`, `scale`."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -63,7 +59,7 @@ class TypeForm(BaseModel):
         return self
 
     def column(self, name: str, *, key: bool = False) -> ColumnSpec:
-        """A column of this type."""
+        """Return a column of this type."""
         if self.type is not Kind.DECIMAL or self.precision is None:
             return ColumnSpec(name, self.type, key=key)
         return ColumnSpec(name, self.type, self.precision, self.scale or 0, key=key)
@@ -76,7 +72,7 @@ def _time(text: Any) -> Any:
 
 
 Time = Annotated[str, BeforeValidator(_time)]
-#: Numbers and booleans may stand where the wire wants a text.
+#: Numbers and booleans are accepted where messages contain text.
 Text = Annotated[str, BeforeValidator(cell_text)]
 
 
@@ -84,8 +80,8 @@ class Migration(BaseModel):
     """One schema migration.
 
     Attributes:
-        operation: the key it has in a scenario.
-        place: where it stands, as a JSON path.
+        operation: its key in a scenario.
+        place: its location, as a JSON path.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -95,7 +91,7 @@ class Migration(BaseModel):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables it is about: the one it starts from first."""
+        """Return the tables of the migration, the source table first."""
         names = [getattr(self, name, None) for name in ("table", "from_table", "to_table")]
         return tuple(name for name in names if name)
 
@@ -113,7 +109,7 @@ class _Typed(_OnColumn):
 
     @property
     def spec(self) -> ColumnSpec:
-        """The column that it adds or changes, as declared."""
+        """Return the column that the migration adds or changes, as declared."""
         return self.data_type.column(self.column)
 
 
@@ -128,7 +124,7 @@ class _BetweenTables(Migration):
 
 
 class AddColumn(_Typed):
-    """AlterTable with one more column."""
+    """AlterTable with an additional column."""
 
     operation = "add_column"
 
@@ -140,7 +136,7 @@ class ChangeColumnDataType(_Typed):
 
 
 class DropColumn(_OnColumn):
-    """AlterTable without the column, `drop_columns` true."""
+    """AlterTable without the column, with `drop_columns` set."""
 
     operation = "drop_column"
 
@@ -152,7 +148,7 @@ class CopyColumn(_BetweenColumns):
 
 
 class UpdateColumnValue(_OnColumn):
-    """Migrate `update_column_value`: every row gets the value; `NULL` means NULL."""
+    """Migrate `update_column_value`: sets the value in all rows; `NULL` means NULL."""
 
     operation = "update_column_value"
     value: Text
@@ -204,7 +200,7 @@ class AddColumnInHistoryMode(_Typed):
 
 
 class DropColumnInHistoryMode(_OnColumn):
-    """Migrate `drop.drop_column_in_history_mode`: the column stays, its active values end."""
+    """Migrate `drop.drop_column_in_history_mode`: keeps the column and ends its active values."""
 
     operation = "drop_column_in_history_mode"
     operation_timestamp: Time
@@ -222,7 +218,7 @@ class SyncMode(_OnTable):
 
     Attributes:
         mode: name of the `TableSyncModeMigrationType`.
-        withdrawn: whether destinations are told not to implement it (the four live ones).
+        withdrawn: whether the guides tell destinations not to implement it (the four live ones).
     """
 
     mode: ClassVar[str]
@@ -230,7 +226,7 @@ class SyncMode(_OnTable):
 
 
 class MigrateSoftDeleteToHistory(SyncMode):
-    """A soft-delete table begins to keep its history."""
+    """Converts a soft-delete table to history mode."""
 
     operation = "migrate_soft_delete_to_history"
     mode = "SOFT_DELETE_TO_HISTORY"
@@ -238,7 +234,7 @@ class MigrateSoftDeleteToHistory(SyncMode):
 
 
 class MigrateHistoryToSoftDelete(SyncMode):
-    """A history table keeps only the newest version of each record."""
+    """Converts a history table to soft-delete mode: the newest version of each record remains."""
 
     operation = "migrate_history_to_soft_delete"
     mode = "HISTORY_TO_SOFT_DELETE"
@@ -246,7 +242,7 @@ class MigrateHistoryToSoftDelete(SyncMode):
 
 
 class MigrateHistoryToLive(SyncMode):
-    """Withdrawn: a history table loses its history columns."""
+    """Withdrawn: removes the history columns of a history table."""
 
     operation = "migrate_history_to_live"
     mode = "HISTORY_TO_LIVE"
@@ -255,7 +251,7 @@ class MigrateHistoryToLive(SyncMode):
 
 
 class MigrateSoftDeleteToLive(SyncMode):
-    """Withdrawn: a soft-delete table loses its deleted rows."""
+    """Withdrawn: removes the deleted rows of a soft-delete table."""
 
     operation = "migrate_soft_delete_to_live"
     mode = "SOFT_DELETE_TO_LIVE"
@@ -264,7 +260,7 @@ class MigrateSoftDeleteToLive(SyncMode):
 
 
 class MigrateLiveToSoftDelete(SyncMode):
-    """Withdrawn: a live table gets a delete marker."""
+    """Withdrawn: adds a delete marker to a live table."""
 
     operation = "migrate_live_to_soft_delete"
     mode = "LIVE_TO_SOFT_DELETE"
@@ -273,14 +269,14 @@ class MigrateLiveToSoftDelete(SyncMode):
 
 
 class MigrateLiveToHistory(SyncMode):
-    """Withdrawn: a live table begins to keep its history."""
+    """Withdrawn: converts a live table to history mode."""
 
     operation = "migrate_live_to_history"
     mode = "LIVE_TO_HISTORY"
     withdrawn = True
 
 
-#: Every migration by its key in a scenario.
+#: All migrations by their key in a scenario.
 MIGRATIONS: Final[dict[str, type[Migration]]] = {
     form.operation: form
     for form in (
@@ -315,7 +311,7 @@ _Form = TypeVar("_Form", bound=BaseModel)
 
 
 class RowOperation(StrEnum):
-    """What an operation does to the rows that it lists."""
+    """An operation on the rows that it lists."""
 
     UPSERT = "upsert"
     UPDATE = "update"
@@ -328,7 +324,7 @@ _TRUNCATES: Final = {"truncate_before": False, "soft_truncate_before": True}
 
 
 class TableForm(BaseModel):
-    """A table as `create_table` and `alter_table` define it; the columns are the complete set."""
+    """A table in `create_table` or `alter_table`; the columns are the complete set."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -342,9 +338,9 @@ class Row:
     """A row of an operation.
 
     Attributes:
-        cells: the given columns' texts; None is NULL.
-        op_time: when it changed at the source, an ISO text, or None.
-        place: where it stands in the file, as a JSON path.
+        cells: the texts of the given columns; None is NULL.
+        op_time: the time of the change in the source, an ISO text, or None.
+        place: its location in the file, as a JSON path.
     """
 
     cells: Mapping[str, str | None]
@@ -354,7 +350,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One operation on rows; all its rows carry the same time of sync."""
+    """One operation on rows; all its rows have the same sync time."""
 
     operation: RowOperation
     tables: Mapping[str, tuple[Row, ...]]
@@ -374,7 +370,7 @@ Step = RowStep | TruncateStep
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What one file asks for.
+    """The content of one scenario file.
 
     Attributes:
         path: the file.
@@ -383,7 +379,7 @@ class Scenario:
         steps: the data operations, in order.
         migrations: the schema migrations, in order.
         describe: the tables to describe at the end.
-        notices: what was ignored, one sentence each.
+        notices: the ignored parts, one sentence each.
     """
 
     path: Path
@@ -396,19 +392,19 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """The file's name without `.json`: part of the batch files' names."""
+        """Return the file's name without `.json`, which is part of the batch files' names."""
         return self.path.stem
 
     @property
     def written(self) -> frozenset[str]:
-        """The tables that an operation writes rows to."""
+        """Return the tables that operations write rows to."""
         return frozenset(
             table for step in self.steps if isinstance(step, RowStep) for table in step.tables
         )
 
     @property
     def soft_deleted(self) -> frozenset[str]:
-        """The tables that an operation soft-deletes from or soft-truncates."""
+        """Return the tables that operations soft-delete from or soft-truncate."""
         names: set[str] = set()
         for step in self.steps:
             if isinstance(step, TruncateStep):
@@ -419,12 +415,12 @@ class Scenario:
 
 
 def scenario_files(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The scenario files that the paths stand for.
+    """Return the scenario files for a list of paths.
 
-    A folder stands for its `.json` files in alphabetical order, without `configuration.json`.
+    A folder contributes its `.json` files in alphabetical order, without `configuration.json`.
 
     Raises:
-        ScenarioError: a path that does not exist, or a folder without scenarios.
+        ScenarioError: a path does not exist, or a folder contains no scenarios.
     """
     files: list[Path] = []
     for path in paths:
@@ -456,7 +452,8 @@ def read_scenario(path: Path) -> Scenario:
     """Read one scenario file.
 
     Raises:
-        ScenarioError: the file is not JSON or not a scenario; the message names the JSON path.
+        ScenarioError: the file is not valid JSON or not a scenario; the message contains the JSON
+            path.
     """
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=_no_duplicates)
@@ -486,7 +483,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Walks one file's JSON, and remembers what it ignored."""
+    """A reader of one file's JSON, which collects notices about ignored parts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,26 +1,23 @@
-"""Values and times of a scenario as cell text and as stored values.
+"""Conversion of a scenario's values and times to cell texts and to stored values.
 
-Times as texts and integers: the tester's ISO texts, with 0 to 9 digits of a second.
+Times are ISO texts with 0 to 9 fractional digits, or integers. Python's `datetime` supports neither
+nanoseconds nor the year 0, so times are computed here in the proleptic Gregorian calendar, from
+1970-01-01T00:00:00Z.
 
-Python's `datetime` knows neither nanoseconds nor the year 0, so times are counted here, in the
-proleptic Gregorian calendar, from 1970-01-01T00:00:00Z.
-
-Values: from a scenario's JSON to the text of a cell, and from there to what a table keeps.
-
-The expected contents hold these Python values, by the column's kind:
+The expected contents use these Python values, by the column's type:
 
 | kind | value |
 |---|---|
 | BOOLEAN | bool |
 | SHORT, INT, LONG | int |
 | DECIMAL | Decimal, rounded half up to the column's scale |
-| FLOAT, DOUBLE | float; a FLOAT's nearest single-precision number |
+| FLOAT, DOUBLE | float; for FLOAT the nearest single-precision number |
 | NAIVE_DATE | int, days since 1970-01-01 |
 | NAIVE_DATETIME, UTC_DATETIME | int, microseconds since 1970-01-01T00:00:00 |
 | BINARY | bytes |
 | STRING, JSON, XML, NAIVE_TIME | str |
 
-and None for NULL.
+NULL is None.
 """
 
 from __future__ import annotations
@@ -60,26 +57,26 @@ _DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)")
 
 
 def days(text: str) -> int:
-    """Days since 1970-01-01 of an ISO date; any year, the year 0 included.
+    """Return the days since 1970-01-01 of an ISO date; any year, including the year 0.
 
     Raises:
-        ValueError: the text is no date.
+        ValueError: the text is not a date.
     """
     match = _DATE.fullmatch(text)
     if match is None:
         raise ValueError("not a date of the form YYYY-MM-DD")
     year, month, day = (int(part) for part in match.groups())
-    # The calendar repeats every 400 years, so any year has a twin that Python can count.
+    # The calendar repeats every 400 years, so each year has an equivalent that Python supports.
     twin = _LEAP_YEARS_START + year % _YEARS
     cycles = (year - twin) // _YEARS
     return date(twin, month, day).toordinal() - _EPOCH_ORDINAL + cycles * _DAYS_PER_400_YEARS
 
 
 def nanos(text: str) -> int:
-    """Nanoseconds since the epoch of an ISO date-time; no zone is read as UTC.
+    """Return the nanoseconds since the epoch of an ISO date-time; UTC if it has no offset.
 
     Raises:
-        ValueError: the text is no date-time.
+        ValueError: the text is not a date-time.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -96,16 +93,16 @@ def nanos(text: str) -> int:
 
 
 def micros(text: str) -> int:
-    """Microseconds since the epoch, finer digits cut off, within the years 1 to 9999.
+    """Return the microseconds since the epoch, truncated, and limited to the years 1 to 9999.
 
     Raises:
-        ValueError: the text is no date-time.
+        ValueError: the text is not a date-time.
     """
     return min(max(nanos(text) // 1000, TMIN_MICROS), LAST_MICROS)
 
 
 def date_text(count: int) -> str:
-    """The ISO date that is `count` days after 1970-01-01, which must lie in the years 0 to 9999."""
+    """Return the ISO date `count` days after 1970-01-01, which must be in the years 0 to 9999."""
     cycles, rest = divmod(
         count + _EPOCH_ORDINAL - date(_LEAP_YEARS_START, 1, 1).toordinal(), _DAYS_PER_400_YEARS
     )
@@ -114,9 +111,10 @@ def date_text(count: int) -> str:
 
 
 def time_text(count: int, *, zone: str = "Z") -> str:
-    """The ISO text of `count` nanoseconds since the epoch: 0, 3, 6 or 9 digits of a second.
+    """Return the ISO text of `count` nanoseconds since the epoch, with 0, 3, 6 or 9 digits.
 
-    The number of digits is the smallest that loses nothing, as the vendor's tester prints times.
+    The number of fractional digits is the smallest that is exact, as the vendor's tester prints
+    times.
     """
     seconds, fraction = divmod(count, NANOS_PER_SECOND)
     day, rest = divmod(seconds, _SECONDS_PER_DAY)
@@ -138,7 +136,7 @@ _INTEGER = re.compile(r"[+-]?\d+")
 _TIME_OF_DAY = re.compile(
     r"(?P<minutes>(?:[01]\d|2[0-3]):[0-5]\d)(?:(?P<seconds>:[0-5]\d)(?P<fraction>\.\d{1,9})?)?"
 )
-#: The greatest FLOAT of the documents' own example, just beyond the type's: it stands for that one.
+#: The greatest FLOAT in the documents' example, slightly above the type's maximum, which it means.
 _FLOAT_EXAMPLE_MAX: Final = 3.4028237e38
 _EXACT: Final = Context(
     prec=100, rounding=ROUND_HALF_UP, Emax=999_999_999, Emin=-999_999_999, traps=[]
@@ -147,17 +145,17 @@ _TEXTS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
 _NUMBERS: Final = frozenset(
     {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE}
 )
-# The kinds whose text in another column is the same in every engine.
+# Types whose values have the same text in every engine when converted to text.
 _PLAIN_TEXT: Final = frozenset(
     {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.NAIVE_DATE, Kind.NAIVE_TIME, *_TEXTS}
 )
 
 
 def java_double(number: float) -> str:
-    """A double as Java prints it.
+    """Format a double as Java does.
 
-    There is at least one fraction digit, and E notation from 10^7 on and below 10^-3. The
-    digits are the fewest that read back as the same double.
+    There is at least one fractional digit. E notation is used from 10^7 on and below 10^-3. The
+    digits are the fewest that parse as the same double.
     """
     if number == 0 or not math.isfinite(number):
         special = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -179,10 +177,10 @@ def java_double(number: float) -> str:
 
 
 def cell_text(value: Any) -> str | None:
-    """The text that the tester writes for a JSON value; None for a JSON null.
+    """Return the text that the tester writes for a JSON value; None for a JSON null.
 
-    Strings are copied as they are, whatever the column's type; integers keep their digits;
-    fractions go through a Java double; objects and arrays become compact JSON.
+    Strings are copied unchanged, whatever the column's type; integers keep their digits; fractions
+    are formatted as Java doubles; objects and arrays become compact JSON.
     """
     if value is None or isinstance(value, str):
         return value
@@ -196,14 +194,14 @@ def cell_text(value: Any) -> str | None:
 
 
 def parsed(text: str, column: ColumnSpec) -> Value:
-    """The value that a table keeps for a cell's text.
+    """Return the value that a table stores for a cell's text.
 
-    Times are cut to microseconds and dates are kept within the years 1 to 9999; text in a BINARY
-    column that is not Base64 stands for its own UTF-8 bytes; an empty text in a column that is not
-    of a text kind is NULL.
+    Times are truncated to microseconds, and dates are limited to the years 1 to 9999. Text in a
+    BINARY column that is not valid Base64 means its UTF-8 bytes. An empty text is NULL, except in
+    text columns.
 
     Raises:
-        ValueError: the text does not fit the column. The message names no value.
+        ValueError: the text does not fit the column. The message does not contain the value.
     """
     if column.kind in _TEXTS:
         return text
@@ -240,7 +238,7 @@ def _other(text: str, column: ColumnSpec) -> Value:
             match = _TIME_OF_DAY.fullmatch(text)
             if match is None:
                 raise ValueError("not a time of the form HH:MM:SS")
-            # As many digits as a table has, and one spelling of each time.
+            # As many digits as tables store, and one text for each time.
             fraction = (match["fraction"] or "")[:7].rstrip("0").rstrip(".")
             return f"{match['minutes']}{match['seconds'] or ':00'}{fraction}"
         case Kind.BINARY:
@@ -253,7 +251,7 @@ def _other(text: str, column: ColumnSpec) -> Value:
 
 def _integer(text: str, kind: Kind) -> int:
     if not _INTEGER.fullmatch(text):
-        # `850.0` stands for a whole number where JSON had a fraction.
+        # `850.0` means an integer where JSON had a fraction.
         number = Decimal(text) if re.fullmatch(r"[+-]?\d+\.0+", text) else None
         if number is None:
             raise ValueError("not a whole number")
@@ -277,7 +275,7 @@ def _floating(number: float, kind: Kind) -> float:
 
 
 def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
-    """A number rounded half up to a DECIMAL column's scale.
+    """Return a number rounded half up to a DECIMAL column's scale.
 
     Raises:
         ValueError: the number has more integer digits than the column.
@@ -295,13 +293,13 @@ def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
 
 
 def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
-    """The text of a value that is not NULL, as a batch file would carry it."""
+    """Return the text of a value that is not NULL, as in a batch file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float):
-        # A single-precision number has fewer digits than the double that holds it.
+        # A single-precision number has fewer digits than the double that contains it.
         return java_double(float(str(np.float32(value))) if kind is Kind.FLOAT else value)
     if isinstance(value, Decimal):
         return f"{value:f}"
@@ -316,10 +314,10 @@ def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
 def cast(  # noqa: PLR0911 - one case a pair of kinds
     value: Value, old: ColumnSpec, new: ColumnSpec
 ) -> Value:
-    """A stored value after its column's type was changed.
+    """Return a stored value after its column's type was changed.
 
-    The guides say little of what becomes of which type: this is what `docs/architecture.md`
-    ("Changes of a column's type") promises.
+    The guides do not define most type changes. The rules are those that `docs/architecture.md`
+    ("Changes of a column's type") documents.
 
     Raises:
         ValueError: the value does not fit the new type.
@@ -375,9 +373,9 @@ def _as_time(value: int, old: Kind, new: Kind) -> Value:
 
 
 def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
-    """Whether every engine agrees on the values after such a change of type.
+    """Return whether all engines agree on the values after a type change.
 
-    They do not where numbers or times become text: engines print them differently.
+    They do not if numbers or times become text, because engines print them differently.
     """
     if old.kind is new.kind or new.kind not in {*_TEXTS, Kind.BINARY}:
         return True
@@ -385,10 +383,10 @@ def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
 
 
 def dumped(value: Value, kind: Kind) -> bool | int | float | str | None:
-    """A value as JSON: numbers and booleans as such, everything else as a batch file's text.
+    """Return a value as JSON: numbers and booleans unchanged, all others as in a batch file.
 
-    LONG and DECIMAL are texts as well, because JSON readers may round them, and so are numbers
-    that JSON does not have (NaN, Infinity).
+    LONG and DECIMAL become strings, because JSON parsers may round them, and so do numbers that
+    JSON does not support (NaN, Infinity).
     """
     if value is None or isinstance(value, bool):
         return value

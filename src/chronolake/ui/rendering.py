@@ -85,7 +85,7 @@ class Room:
         return self._opened(value, cell(value, longest), longest)
 
     def sides(self, old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, Markup]:
-        """An old and a new value; long texts are cut to where they differ, and can be opened."""
+        """Return an old and a new value; long texts are cut to the difference and can be opened."""
         short = changed(old, new, is_instant=is_instant)
         if is_instant:
             return short
@@ -182,7 +182,7 @@ def instant_tag(
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with in common; both may have millions."""
+    """Return the length of the common prefix of two texts; both may have millions of characters."""
     same, most = 0, min(len(one), len(other))
     while same < most:
         middle = (same + most + 1) // 2

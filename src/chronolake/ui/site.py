@@ -298,7 +298,10 @@ class Site:
         return self._once(name, "life", lambda: time_travel.life(self.config, name))
 
     def _once(self, name: TableName, what: object, read: Callable[[], _Found]) -> _Found:
-        """What was read of a table, or is read now; the last few are kept until it changes."""
+        """Return a cached result for a table, or compute it.
+
+        The last few results are cached until the table changes.
+        """
         place = places(self.config).get(name)
         asked = (name, place, what)
         with self._lock:

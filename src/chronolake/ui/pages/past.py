@@ -129,7 +129,10 @@ def rows(request: Request) -> Response:
 
 
 def life(request: Request) -> Response:
-    """The density of changes over the table's life, as JSON; times in milliseconds since 1970."""
+    """Return the density of changes over the table's life as JSON.
+
+    Times are in milliseconds since 1970.
+    """
     site: Site = request.app.state.site
     found = site.life(links.required_table_of(request))
     reported = {

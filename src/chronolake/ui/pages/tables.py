@@ -107,7 +107,7 @@ class Asked:
         return links.to("/", **(said | other))
 
     def sorted_by(self, heading: Heading) -> str:
-        """The URL of this list sorted by a column; once more turns the order around."""
+        """Return the URL of this list sorted by a column, in reverse order if it is current."""
         is_same = heading.name == self.sort
         down = not self.descending if is_same else heading.is_number
         return self.url(
@@ -141,7 +141,7 @@ def chosen(tables: list[Seen], fresh: Mapping[TableName, Freshness], asked: Aske
 
 
 def _is_outside(site: Site, seen: Seen) -> bool:
-    """Return whether a table's metadata lies outside the lake, which was copied or moved then."""
+    """Return whether a table's metadata is outside the lake, because that was copied or moved."""
     return seen.place is not None and not site.config.contains(seen.place)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: The number of months, and the number of tables on one page.
 MONTHS: Final = 12
 PAGE: Final = 100
-#: The number of tables with their own color in the chart; all others share one.
+#: The number of tables with their own colour in the chart; all others share one.
 OWN: Final = 6
 _PATIENCE_SECONDS: Final = 0.4
 

@@ -85,7 +85,7 @@ class ComponentAuthentication(Authentication):
             place=PLACE,
         )
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the class knows what it gave
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the class has its own
         """Let the class refresh its credentials; return False if it has no method for this."""
         if not self.calls.has(_RENEW):
             return False

@@ -179,7 +179,7 @@ def where(failure: BaseException, home: Path) -> str:
 
 
 def _is_in(file: Path, home: Path) -> bool:
-    """Whether a file is the connector's own, and not of what is installed below its folder."""
+    """Return whether a file belongs to the connector, and not to packages inside its folder."""
     return file.is_relative_to(home) and "site-packages" not in file.relative_to(home).parts
 
 
@@ -300,7 +300,10 @@ class Calls:
         return None if found is None else dict(found)
 
     def each(self, method: str, **named: Any) -> Iterator[Any]:
-        """What a method gives, as it comes. Other methods may be called meanwhile."""
+        """Yield the items of a method's result one by one.
+
+        Other methods may be called in between.
+        """
         iterator = self._run(method, lambda: iter(getattr(self._instance, method)(**named) or ()))
         nothing = object()
         while (one := self._run(method, lambda: next(iterator, nothing))) is not nothing:

@@ -77,17 +77,17 @@ _AUTHENTICATORS: Final = frozenset(
 def requesting(
     described: Mapping[str, Any], access: Access, config: Mapping[str, Any], origin: Origin
 ) -> Any:
-    """What stands for a component that makes requests, or None: it makes none.
+    """Return the object that replaces a component which sends requests, or None for others.
 
     Args:
-        described: as the manifest has it, with its kind.
-        access: how requests get there.
-        config: what the user has set.
-        origin: where it stands.
+        described: the component in the manifest, with its type.
+        access: the API session.
+        config: the user's configuration.
+        origin: the location in the manifest.
 
     Raises:
-        ValidationError: it is not as such a component is.
-        ConfigurationError: it cannot be made of the configuration.
+        ValidationError: the component is invalid.
+        ConfigurationError: it cannot be created from the configuration.
     """
     kind = described["type"]
     if kind in _AUTHENTICATORS:

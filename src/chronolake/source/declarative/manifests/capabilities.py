@@ -29,7 +29,7 @@ _FINE: Final = re.compile(r"%f|%epoch_microseconds|%s_as_float")
 
 
 def cursor_of(stream: AnyStream) -> IncrementalSync | None:
-    """The cursor of a stream that has been read before, or None."""
+    """Return the cursor of a stream; for a state-delegating stream, of its incremental stream."""
     read = stream if isinstance(stream, DeclarativeStream) else stream.incremental_stream
     return read.incremental_sync
 
@@ -56,7 +56,7 @@ def traits_of(stream: AnyStream) -> StreamCapabilities:
 
 
 def capture_method_of(stream: AnyStream) -> CaptureMethod:
-    """What a stream sees of changes."""
+    """Return the capture method: observed changes if there is a cursor, else a snapshot diff."""
     return (
         CaptureMethod.SNAPSHOT_DIFF if cursor_of(stream) is None else CaptureMethod.OBSERVED_CHANGES
     )
