@@ -1,8 +1,8 @@
-"""Reading a lake without Spark: its tables, the timelines of records, and tables as they stood.
+"""Inspection of a lake without Spark: its tables, timelines of records, and time travel.
 
-Everything here uses PyIceberg and PyArrow only, so that an answer needs no JVM. Beside the names
-below there are `time_travel` (a table's life, its rows at a time, what differs between two times),
-`key_completion` (completions of keys), `tables` and `table_metadata`.
+This package only uses PyIceberg and PyArrow, so that it needs no JVM. In addition to the names
+below there are `time_travel` (a table's activity, its rows at a time, differences between two
+times), `key_completion` (completions of keys), `tables` and `table_metadata`.
 """
 
 from chronolake.inspect.catalog import check, look_up, missing, names

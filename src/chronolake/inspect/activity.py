@@ -1,4 +1,4 @@
-"""A table's life: when how many versions began and ended."""
+"""A table's activity: how many versions began and ended in each interval."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
-#: Widths that people read without reckoning, in microseconds.
+#: Human-readable widths, in microseconds.
 _WIDTHS: Final[tuple[int, ...]] = (
     *(step * 10**power for power in range(6) for step in (1, 2, 5)),
     *(seconds * _SECOND for seconds in (1, 2, 5, 10, 15, 30)),
@@ -44,13 +44,13 @@ _WIDTHS: Final[tuple[int, ...]] = (
 
 @dataclass(frozen=True)
 class Bucket:
-    """A part of a table's life: from its start until the next bucket's.
+    """An interval of a table's activity: from its start until the next bucket's.
 
     Attributes:
         start_micros: its first instant, in microseconds since 1970.
-        began: versions that began; rows that were added, in a table without history.
-        ended: versions that ended, by deletion or because they were replaced; rows that were
-            removed, in a table without history.
+        began: versions that began; added rows in a table without history.
+        ended: versions that ended, because they were deleted or replaced; removed rows in a table
+            without history.
     """
 
     start_micros: int
@@ -60,18 +60,19 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Life:
-    """When how much of a table changed.
+    """A table's activity over time.
 
     Attributes:
         mode: the table's mode.
-        first_micros: when the first version began, or the oldest snapshot that is kept was
-            published, in microseconds since 1970; None: nothing is known, as of an empty table.
-        last_micros: the last instant at which a version began or was gone, or the newest snapshot
-            was published; None as before.
+        first_micros: the begin of the first version, or the publish time of the oldest retained
+            snapshot, in microseconds since 1970; None: nothing is known, for example because the
+            table is empty.
+        last_micros: the last instant at which a version began or ended, or the publish time of the
+            newest snapshot; None as for `first_micros`.
         width_micros: the width of each bucket.
-        buckets: one after the other, without gaps; the first holds `first_micros`, the last
+        buckets: consecutive buckets without gaps; the first contains `first_micros`, the last
             `last_micros`.
-        known_since: ISO instant of the switch to history mode: what was before is not known. None
+        known_since: ISO instant of the switch to history mode: earlier changes are not known. None
             if the table always kept history, or keeps none.
     """
 
@@ -84,21 +85,22 @@ class Life:
 
 
 def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
-    """When how many versions of a table began and ended.
+    """Return how many versions of a table began and ended over time.
 
-    A version has ended at the first instant at which it is no longer true, which is epsilon after
-    its end: when it was replaced, just when the next one began. What began or ended at Tmin (the
-    records that were deleted before a table was switched to history mode) is not counted. Tables
-    without history are told by the snapshots that they still have.
+    A version ends at the first instant at which it is no longer true, which is epsilon after its
+    end: a replaced version ends exactly when the next one begins. Versions that began or ended at
+    Tmin (records that were deleted before a table was switched to history mode) are not counted.
+    The activity of tables without history is computed from their retained snapshots.
 
     Args:
         config: the lake.
         name: the table.
-        buckets: at most so many, one at least: there are fewer, so that their width is readable.
+        buckets: the maximum number of buckets, at least one; fewer are used to make their width
+            readable.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        TableNotFoundError: there is no such table.
+        LakeError: the lake does not exist, or cannot be read.
+        TableNotFoundError: the table does not exist.
     """
     found, buckets = look_up(config, name), max(1, buckets)
     if found.mode is not Mode.HISTORY:
@@ -121,13 +123,13 @@ def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
 
 
 def _moments(stored: StoredRows, epsilon: int) -> Iterator[tuple[Moments, Moments]]:
-    """When versions began, and when they were gone: a batch at a time."""
+    """Return the instants at which versions began and ended, batch by batch."""
     from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
 
     for rows in stored.batches([START, END], AlwaysTrue()):
         starts, ends = _micros(rows[START]), _micros(rows[END])
         began = starts[starts > TMIN_MICROS]
-        # Of another engine's clock, any end of the last day is one that is never reached.
+        # With another engine's clock, any end on the last day means that the version never ends.
         ended = ends[(ends > TMIN_MICROS) & (ends < TMAX_MICROS)]
         yield began, ended + epsilon
 
@@ -137,7 +139,7 @@ def _micros(values: pa.ChunkedArray) -> Moments:
 
 
 class _Counted:
-    """Counts of what began and ended, between two instants."""
+    """Counts of versions that began and ended between two instants."""
 
     def __init__(self, first: int, last: int, most: int) -> None:
         self.first, self.last = first, last
@@ -163,10 +165,10 @@ class _Counted:
 
 
 def divided(first: int, last: int, most: int) -> tuple[int, int]:
-    """Where the first bucket begins, and how wide all are, so that so many hold two instants.
+    """Return the start of the first bucket and the width of up to `most` buckets for two instants.
 
-    Widths are readable ones, and buckets begin at whole multiples since 1970; but for the one
-    bucket that is wanted of what no readable one holds.
+    Widths are human-readable, and buckets begin at whole multiples of the width since 1970. The
+    exception is an interval that no readable width covers.
     """
     for width in _WIDTHS:
         if last // width - first // width < most:
@@ -175,7 +177,7 @@ def divided(first: int, last: int, most: int) -> tuple[int, int]:
 
 
 def _of_snapshots(found: LookedUp, most: int) -> Life:
-    """Rows that came and went with each snapshot, at the time at which it was published."""
+    """Count the rows that each snapshot added and removed, at the time of its publication."""
     every = published(found)
     if not every:
         return Life(found.mode, None, None, _WIDTHS[0], (), None)
@@ -185,7 +187,7 @@ def _of_snapshots(found: LookedUp, most: int) -> Life:
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     snapshot, at = found.table.current_snapshot(), every[-1].at_micros
     while snapshot is not None:
-        # What was staged before a publish became visible with it.
+        # Snapshots that were staged before a publish became visible with it.
         at = at_by_id.get(snapshot.snapshot_id, at)
         summary = snapshot.summary
         reported = dict(summary.additional_properties) if summary is not None else {}
@@ -200,10 +202,10 @@ def _of_snapshots(found: LookedUp, most: int) -> Life:
 
 
 def rows_changed(told: dict[str, str]) -> tuple[int, int]:
-    """The rows that a snapshot added and removed, by its summary.
+    """Return how many rows a snapshot added and removed, from its summary.
 
-    A new deletion vector repeats what the one before it marked, and a file that goes takes rows
-    with it that were marked already: neither is removed twice.
+    A new deletion vector repeats the rows of the previous one, and a removed file contains rows
+    that were already deleted. Neither is counted twice.
     """
     number = {key: int(value) for key, value in told.items() if value.isdecimal()}
     added = number.get("added-records", 0)

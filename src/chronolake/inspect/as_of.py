@@ -1,4 +1,4 @@
-"""Which rows are true at an instant, and which snapshot was current."""
+"""Filters for the versions that are true at an instant, and the snapshot that was current then."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def epsilon_of(found: LookedUp) -> int:
-    """Microseconds between a version's end and the start of the next."""
+    """Return the microseconds between a version's end and the start of the next."""
     return int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
 
 
 def known_since(found: LookedUp) -> str | None:
-    """ISO instant of a table's switch to history mode: what was before is not known.
+    """Return the ISO instant of a table's switch to history mode: earlier changes are not known.
 
     None if the table always kept history, or keeps none.
     """
@@ -36,14 +36,14 @@ def known_since(found: LookedUp) -> str | None:
 
 
 def true_at(micros: int, epsilon: int) -> BooleanExpression:
-    """Versions with start <= time < end + epsilon, as `LakeTable.as_of`."""
+    """Return a filter for versions with start <= time < end + epsilon, as in `LakeTable.as_of`."""
     from pyiceberg.expressions import And  # noqa: PLC0415 - slow to import
 
     return And(since(micros), until(micros - epsilon))
 
 
 def since(micros: int) -> BooleanExpression:
-    """Versions that start at a time or before it."""
+    """Return a filter for versions that start at a time or before."""
     from pyiceberg.expressions import LessThanOrEqual  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import LongLiteral  # noqa: PLC0415 - slow to import
 
@@ -51,7 +51,7 @@ def since(micros: int) -> BooleanExpression:
 
 
 def until(micros: int) -> BooleanExpression:
-    """Versions that end after a time."""
+    """Return a filter for versions that end after a time."""
     from pyiceberg.expressions import GreaterThan  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import LongLiteral  # noqa: PLC0415 - slow to import
 
@@ -63,7 +63,7 @@ class Published:
     """A snapshot that was once a table's current one.
 
     Attributes:
-        at_micros: when it became so, in microseconds since 1970.
+        at_micros: when it became current, in microseconds since 1970.
         snapshot_id: its identity.
     """
 
@@ -72,9 +72,9 @@ class Published:
 
 
 def published(found: LookedUp) -> list[Published]:
-    """The snapshots that were published and are still kept, by time.
+    """Return the retained snapshots that were published, ordered by time.
 
-    A write makes several snapshots and publishes the last one: no reader ever saw the others.
+    A write creates several snapshots and publishes the last one: readers never see the others.
     """
     metadata = found.table.metadata
     kept = {snapshot.snapshot_id for snapshot in metadata.snapshots}
@@ -90,11 +90,7 @@ def published(found: LookedUp) -> list[Published]:
 
 
 def current_at(found: LookedUp, micros: int) -> Published | None:
-    """The newest snapshot that was published at a time or before it; None: nothing ever was.
-
-    Raises:
-        ValueRefusedError: the snapshots of that time are no longer kept.
-    """
+    """Return the newest snapshot that was published at a time or before, or None."""
     every = published(found)
     if not every:
         return None

@@ -1,8 +1,8 @@
 """The lake's tables without Spark: names from the catalog, metadata through PyIceberg.
 
-SQLite and PostgreSQL catalogs are asked directly: PyIceberg's SQL catalog splits and trims names,
-and a schema here may hold dots and spaces. Nothing is ever written; a lake that is not there stays
-not there.
+SQLite and PostgreSQL catalogs are queried directly: PyIceberg's SQL catalog splits and trims names,
+and a schema here may contain dots and spaces. Nothing is ever written; a missing lake is not
+created.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
-#: The name under which a lake's tables stand in its Iceberg catalog.
+#: The name of the Iceberg catalog that contains a lake's tables.
 CATALOG: Final = "chronolake"
 _COLUMNS: Final = "chronolake.columns"
 _BUSY_SECONDS: Final = 30
-#: How often a table is looked for again that others change meanwhile.
+#: Number of attempts to load a table that is changed at the same time.
 _TRIES: Final = 3
 
-# The kinds that columns written by other engines are shown as.
+# The types shown for columns that other engines have written.
 _INFERRED: Final = {
     "boolean": Kind.BOOLEAN,
     "int": Kind.INT,
@@ -67,11 +67,12 @@ _INFERRED: Final = {
 
 @dataclass(frozen=True)
 class LookedUp:
-    """A table's state at one moment, with its declared columns.
+    """A table's state at one time, with its declared columns.
 
     Attributes:
         name: schema and table.
-        columns: in table order, with declared types; inferred for columns of other engines.
+        columns: the columns in table order, with declared types; inferred for columns of other
+            engines.
         table: PyIceberg's view of the metadata.
     """
 
@@ -81,22 +82,22 @@ class LookedUp:
 
     @property
     def mode(self) -> Mode:
-        """Live, soft-delete or history."""
+        """Return the mode: live, soft-delete or history."""
         return mode_of(column.name for column in self.columns)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that tell records apart: the primary key without a version's start."""
+        """Return the columns that identify records: the primary key without a version's start."""
         named = (column.name for column in self.columns if column.primary_key)
         history = self.mode is Mode.HISTORY
         return tuple(name for name in named if not (history and name == START))
 
 
 def check(config: LakeConfig) -> None:
-    """Refuse a lake that is not there.
+    """Raise an error if the lake does not exist.
 
     Raises:
-        LakeError: the lake's SQLite catalog is missing. Other catalogs are not asked.
+        LakeError: the lake's SQLite catalog is missing. Other catalogs are not checked.
     """
     if config.catalog.kind is CatalogKind.SQLITE and not config.catalog_file.is_file():
         raise LakeError(
@@ -106,10 +107,10 @@ def check(config: LakeConfig) -> None:
 
 
 def names(config: LakeConfig) -> list[TableName]:
-    """Every table of the lake, sorted.
+    """Return the names of all tables of the lake, sorted.
 
     Raises:
-        LakeError: there is no lake, or its catalog does not answer.
+        LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
         return sorted(_rest_names(config))
@@ -117,12 +118,12 @@ def names(config: LakeConfig) -> list[TableName]:
 
 
 def places(config: LakeConfig) -> dict[TableName, str | None]:
-    """Where each table's current metadata is, by name; None where only loading the table tells.
+    """Return the location of each table's current metadata; None if the catalog does not list it.
 
-    A table whose place is the same as before has not changed.
+    A table whose location is the same as before has not changed.
 
     Raises:
-        LakeError: there is no lake, or its catalog does not answer.
+        LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
         return dict.fromkeys(sorted(_rest_names(config)))
@@ -130,20 +131,20 @@ def places(config: LakeConfig) -> dict[TableName, str | None]:
 
 
 def look_up_at(config: LakeConfig, name: TableName, place: str) -> LookedUp:
-    """A table's metadata at a place that `places` gave.
+    """Return a table's metadata at a location that `places` returned.
 
     Raises:
-        LakeError: it cannot be read.
+        LakeError: the metadata cannot be read.
     """
     return _described(name, _from_metadata(config, name, place))
 
 
 def look_up(config: LakeConfig, name: TableName) -> LookedUp:
-    """A table's current metadata.
+    """Return a table's current metadata.
 
     Raises:
-        LakeError: there is no lake, or its catalog or the table's metadata cannot be read.
-        TableNotFoundError: the lake has no such table.
+        LakeError: the lake does not exist, or its catalog or the table's metadata cannot be read.
+        TableNotFoundError: the table does not exist.
     """
     if config.catalog.kind is CatalogKind.REST:
         return _described(name, _from_rest(config, name))
@@ -155,10 +156,10 @@ def look_up(config: LakeConfig, name: TableName) -> LookedUp:
 
 
 def every(config: LakeConfig) -> list[LookedUp]:
-    """The current metadata of every table of the lake, sorted by name.
+    """Return the current metadata of every table of the lake, sorted by name.
 
     Raises:
-        LakeError: there is no lake, or its catalog or a table's metadata cannot be read.
+        LakeError: the lake does not exist, or its catalog or a table's metadata cannot be read.
     """
     if config.catalog.kind is CatalogKind.REST:
         return [look_up(config, name) for name in names(config)]
@@ -169,7 +170,7 @@ def every(config: LakeConfig) -> list[LookedUp]:
 
 
 def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
-    """Return the error for a table that a lake does not have; its hint names the nearest one."""
+    """Return the error for a missing table, with a hint that names the most similar one."""
     return TableNotFoundError(
         "The lake has no such table.",
         hint=table_to_find(str(name), map(str, names(config))),
@@ -178,7 +179,7 @@ def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
 
 
 def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str, str]]:
-    """Schema, table and metadata location of one table, or of all, from an SQL catalog."""
+    """Return schema, table and metadata location of one table, or of all, from an SQL catalog."""
     statement = "SELECT * FROM iceberg_tables WHERE catalog_name = {0}"
     values: tuple[str, ...] = (CATALOG,)
     if name is not None:
@@ -202,12 +203,12 @@ def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str
 
 @dataclass(frozen=True)
 class Strays:
-    """Tables whose metadata lies outside the opened lake: it was copied or moved.
+    """Tables whose metadata is located outside the opened lake, because it was copied or moved.
 
     Attributes:
-        count: how many they are.
-        tables: how many tables the lake has.
-        name: the first of them.
+        count: the number of these tables.
+        tables: the number of all tables of the lake.
+        name: the first of these tables.
         place: its folder.
     """
 
@@ -218,12 +219,12 @@ class Strays:
 
 
 def strays(config: LakeConfig) -> Strays | None:
-    """Return the tables that lie outside the opened lake, or None: all lie inside.
+    """Return the tables that are located outside the opened lake, or None if all are inside.
 
-    Those of a REST catalog, which is slow to answer, are not looked at.
+    Tables of a REST catalog, which is slow, are not checked.
 
     Raises:
-        LakeError: there is no lake, or its catalog does not answer.
+        LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
         return None
@@ -268,7 +269,7 @@ def _from_postgresql(
     except psycopg.errors.UndefinedTable:
         return []
     except psycopg.Error:
-        # Not chained: the driver's message may repeat parts of the address.
+        # Not chained: the driver's message may contain parts of the address.
         raise LakeError(
             f"The lake's catalog {config.catalog.label} cannot be read.",
             hint="Check lake.catalog.uri, and that the server answers and lets this user in.",
@@ -280,7 +281,7 @@ def _properties(config: LakeConfig) -> dict[str, str]:
 
 
 def _current(config: LakeConfig, name: TableName, location: str) -> Table | None:
-    """A table's current metadata, or None if it was dropped since its place was read."""
+    """Return a table's current metadata, or None if it was dropped since its location was read."""
     for _ in range(_TRIES):
         try:
             return _from_metadata(config, name, location)
@@ -346,7 +347,7 @@ def _from_rest(config: LakeConfig, name: TableName) -> Table:
 
 @contextmanager
 def _answering(config: LakeConfig, name: TableName | None = None) -> Iterator[None]:
-    """Tell what a REST catalog's client raises as an error of the lake."""
+    """Convert errors of a REST catalog's client to `LakeError`."""
     try:
         yield
     except ChronolakeError:

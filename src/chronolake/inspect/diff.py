@@ -1,8 +1,6 @@
 """Differences between two times of a table, record by record.
 
-A number that tells whether two rows say the same, so that the rows need not be kept.
-
-What differs between two times of a table, record by record.
+Rows are compared by fingerprints, so that whole rows need not be kept in memory.
 """
 
 from __future__ import annotations
@@ -56,11 +54,11 @@ _SECOND: Final = np.uint64(0x94D0_49BB_1331_11EB)
 class Fingerprints:
     """Fingerprints of rows, comparable with each other only if their secret is the same.
 
-    Two rows that differ have the same one with a probability of 2**-64. Who writes the rows cannot
-    choose them so, for he does not know the secret.
+    Two different rows have the same fingerprint with a probability of 2**-64. The writer of the
+    rows cannot construct such rows without knowing the secret.
 
     Args:
-        secret: 16 bytes by chance.
+        secret: 16 random bytes.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -70,9 +68,10 @@ class Fingerprints:
         self._factor = np.uint64(int.from_bytes(secret[8:]) | 1)
 
     def of(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-        """A fingerprint for each row of some columns, in their order: equal if all cells are.
+        """Return a fingerprint for each row of some columns, in their order.
 
-        All NaN are equal, and so are both zeros.
+        Rows have equal fingerprints if all cells are equal. All NaN are equal, and so are both
+        zeros.
         """
         count = len(columns[0]) if columns else 0
         marks = np.full(count, self._start, np.uint64)
@@ -105,7 +104,7 @@ class Fingerprints:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """A bijection in which each bit depends on all others."""
+    """Apply a bijection in which each bit depends on all others."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
     return numbers ^ (numbers >> np.uint64(31))
@@ -115,11 +114,11 @@ INSERTED: Final = "inserted"
 CHANGED: Final = "changed"
 DELETED: Final = "deleted"
 
-#: Of more rows, only what is known of some is kept at a time: of each some 60 bytes and its key.
+#: Up to this many rows are kept in memory at a time: about 60 bytes and the key of each.
 _MOST_ROWS: Final = 4_000_000
 _MOST_PARTS: Final = 1_024
 
-#: What counts not as a difference.
+#: Columns that are not compared.
 _NOT_COMPARED: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
 
 
@@ -130,9 +129,9 @@ class RecordDifference:
     Attributes:
         key: its key.
         change: `inserted`, `changed` or `deleted`.
-        old: what it said at the earlier time; None if there was no such record.
-        new: what it said at the later time; None if there was none.
-        columns: those that differ, of a record that there was at both times.
+        old: its values at the earlier time; None if it did not exist.
+        new: its values at the later time; None if it did not exist.
+        columns: the columns that differ, if the record existed at both times.
     """
 
     key: dict[str, Cell]
@@ -149,14 +148,14 @@ class DifferencePage:
     Attributes:
         name: the table.
         before: the earlier time, as an ISO instant.
-        after: the later one.
-        records: those of the page, by key.
-        next: where the next page begins, as `differences` takes it; None: there is none.
-        inserted: how many records there are at the later time only, on all pages.
-        changed: how many say something else, on all pages.
-        deleted: how many there were at the earlier time only, on all pages.
+        after: the later time, as an ISO instant.
+        records: the records of the page, ordered by key.
+        next: the cursor of the next page, for `differences`; None on the last page.
+        inserted: how many records exist only at the later time, on all pages.
+        changed: how many records have other values, on all pages.
+        deleted: how many records existed only at the earlier time, on all pages.
         columns: the table's columns.
-        known_since: as `Life.known_since`.
+        known_since: see `Life.known_since`.
     """
 
     name: TableName
@@ -180,30 +179,30 @@ def differences(
     page: str | None = None,
     limit: int = 50,
 ) -> DifferencePage:
-    """A page of the records that differ between two times, as `LakeTable.diff` gives them.
+    """Return a page of the records that differ between two times, as in `LakeTable.diff`.
 
-    Where `rows_at` tells two versions of a record at a time, because it was deleted and came back
-    within epsilon, the later one counts.
+    If `rows_at` returns two versions of a record at a time, because it was deleted and inserted
+    again within epsilon, the later one is used.
 
-    Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and the
-    history columns do not. Of tables without history, the snapshots that were current at the two
-    times are compared. Of all rows that differ keys and fingerprints come into memory, no more than
-    some millions at a time; whole rows only of the page.
+    Records are compared by their values, without `_fivetran_synced`, `_chronolake_version` and the
+    history columns. For tables without history, the snapshots that were current at the two times
+    are compared. The keys and fingerprints of rows that differ are loaded into memory, up to some
+    millions at a time. Whole rows are only loaded for the page.
 
     Args:
         config: the lake.
         name: the table.
-        before: a time in ISO 8601, in UTC unless it says otherwise.
-        after: a later one.
-        page: `next` of the page before; None: the first page.
-        limit: at most so many records, one at least.
+        before: a time in ISO 8601, in UTC by default.
+        after: a later time.
+        page: `next` of the previous page; None: the first page.
+        limit: the maximum number of records, at least one.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        TableNotFoundError: there is no such table.
+        LakeError: the lake does not exist, or cannot be read.
+        TableNotFoundError: the table does not exist.
         BatchError: the table has no key.
-        ValueRefusedError: a text is no time, or one whose snapshot is no longer kept; the first
-            time is after the second; `page` is no cursor of this table.
+        ValueRefusedError: a text is not a valid time, or the snapshot of that time is no longer
+            retained; the first time is after the second; `page` is not a cursor of this table.
     """
     found = look_up(config, name)
     first, second = (
@@ -246,7 +245,7 @@ def differences(
 
 @dataclass(frozen=True)
 class _Side:
-    """The rows of one of two times, without most of those that there were at both."""
+    """The rows at one of two times, without most of those that exist at both."""
 
     stored: StoredRows
     condition: BooleanExpression
@@ -260,9 +259,10 @@ def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
     from pyiceberg.expressions import AlwaysTrue, And, Not, Or  # noqa: PLC0415 - slow to import
 
     if found.mode is Mode.HISTORY:
-        # What was true at both times is no difference. But a version is true for epsilon after its
-        # end, and if its record came back meanwhile, two are: the later one is what it says then.
-        # So those that end before the second time or began just before the first one are looked at.
+        # Versions that are true at both times do not differ. But a version is true for epsilon
+        # after its end, and if its record was inserted again meanwhile, two versions are true: the
+        # later one counts. So versions that end before the second time or began just before the
+        # first one are compared.
         stored, epsilon = StoredRows(found), epsilon_of(found)
         near = Or(Not(until(second)), Not(since(first - epsilon)))
         return (
@@ -273,15 +273,15 @@ def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
     old, new = (
         StoredRows(found, snapshot.snapshot_id if snapshot else None) for snapshot in snapshots
     )
-    # Files that both snapshots have hold the same rows: only what differs is read.
+    # Files of both snapshots contain the same rows: only files that differ are read.
     return _Side(old, AlwaysTrue(), only_here=new), _Side(new, AlwaysTrue(), only_here=old)
 
 
 class _Gathered:
-    """What is known of the rows that differ without their values, one part of the keys at a time.
+    """Keys and fingerprints of the rows that may differ, one part of the keys at a time.
 
-    There is one part, unless there are more rows than memory should hold: then there are twice as
-    many, as often as it takes, and all rows are read once for each.
+    There is one part unless there are more rows than fit into memory. The number of parts is then
+    doubled until they fit, and all rows are read once for each part.
     """
 
     def __init__(self, found: LookedUp, order: Order, sides: tuple[_Side, _Side]) -> None:
@@ -295,7 +295,7 @@ class _Gathered:
         self._parts = 1
 
     def parts(self) -> Iterator[pa.Table]:
-        """Rows by key, side and start; no record is in two parts."""
+        """Return rows ordered by key, side and start; the rows of a record are all in one part."""
         part = 0
         while part < self._parts:
             rows = self._part(part)
@@ -337,7 +337,7 @@ class _Gathered:
 
 
 class _Page:
-    """Counts of all records that differ, and the first of those that a page begins with."""
+    """Counts of all records that differ, and the first of them from a page's begin on."""
 
     def __init__(self, order: Order, begin: Position | None, limit: int) -> None:
         self.counts = dict.fromkeys((INSERTED, CHANGED, DELETED), 0)
@@ -347,7 +347,7 @@ class _Page:
         self._first: pa.Table | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Look at records that were not looked at yet, with all of their rows."""
+        """Compare further records, each with all of its rows."""
         old, new = self._last_of_each(rows)
         marks = np.asarray(rows["mark"])
         is_both = (old >= 0) & (new >= 0)
@@ -372,7 +372,7 @@ class _Page:
         self._first = first.take(self._order.indices(first)[: self._limit + 1])
 
     def _last_of_each(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each record the last row of either side, or -1; it speaks for others of that side."""
+        """Return the index of each record's last row on either side, or -1."""
         if not rows.num_rows:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         is_same = np.ones(rows.num_rows - 1, np.bool_)
@@ -392,14 +392,14 @@ class _Page:
 
     @property
     def next(self) -> str | None:
-        """Where the next page begins, if there is one."""
+        """Return the cursor of the next page, or None."""
         if self._first is None or self._first.num_rows <= self._limit:
             return None
         return cursor(self._order, self._order.position(self._first, self._limit - 1))
 
     @property
     def places(self) -> list[tuple[Place | None, Place | None]]:
-        """Where the rows of the page's records stand, at the earlier and the later time."""
+        """Return the places of the page's records at the earlier and the later time."""
         if self._first is None:
             return []
         first = self._first.slice(0, self._limit)
@@ -436,7 +436,7 @@ def _records(
 
 
 def _whole(found: LookedUp, side: _Side, places: Sequence[Place]) -> list[dict[str, Cell]]:
-    """Whole rows, without what counts not as a difference."""
+    """Return whole rows, without the columns that are not compared."""
     rows = side.stored.rows(places)
     columns: list[tuple[Column, list[Cell]]] = [
         (column, cells(rows[place]))
@@ -449,7 +449,7 @@ def _whole(found: LookedUp, side: _Side, places: Sequence[Place]) -> list[dict[s
 
 
 def _key(found: LookedUp, row: dict[str, Cell] | None) -> dict[str, Cell]:
-    # Both zeros are one key.
+    # Both zeros are the same key.
     return {
         name: 0.0 if isinstance(value, float) and value == 0 else value
         for name, value in (row or {}).items()

@@ -1,8 +1,6 @@
-"""The timeline of a record: its versions in order, and what changed in each.
+"""The timeline of a record: its versions in order, the changes, and how each version ended.
 
-A record's versions: kept as Arrow has them, and made into Python's values a few at a time.
-
-A record's timeline: its versions in order, what changed, and how each ended.
+Versions are stored as Arrow tables, and converted to Python values a few at a time.
 """
 
 from __future__ import annotations
@@ -47,12 +45,12 @@ if TYPE_CHECKING:
 
 
 _NOT_SHOWN: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
-#: So many values are made at once where all versions are gone through.
+#: Up to this many values are converted at once when all versions are iterated.
 _CELLS_AT_ONCE: Final = 50_000
 
 
 class Ending(StrEnum):
-    """How a version ended."""
+    """The way in which a version ended."""
 
     ACTIVE = "active"
     REPLACED = "replaced"
@@ -61,7 +59,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One column that differs from the version before."""
+    """One column that differs from the previous version."""
 
     column: str
     old: Cell
@@ -70,15 +68,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a record, or the only row of a table that keeps none.
+    """One version of a record, or its only row in a table without history.
 
     Attributes:
         start: ISO instant; None in a table without history.
         end: ISO instant; None in a table without history.
         ending: still active, replaced by the next version, or deleted.
-        synced: when the sync that sent it started, or None.
+        synced: start of the sync that sent the version, or None.
         values: all columns except the history columns and `_fivetran_synced`, in table order.
-        changes: what differs from the version before; empty for the first one.
+        changes: differences from the previous version; empty for the first one.
     """
 
     start: str | None
@@ -90,10 +88,10 @@ class Version:
 
 
 class StoredVersions(Sequence[Version]):
-    """The versions of one record of a table in history mode, by start.
+    """The versions of one record of a table in history mode, ordered by start.
 
     Args:
-        rows: the versions, with the table's columns, in any order; one at least.
+        rows: the versions, with the table's columns, in any order; at least one.
         epsilon: microseconds between a version's end and the start of the next.
     """
 
@@ -103,7 +101,7 @@ class StoredVersions(Sequence[Version]):
         self._starts = _micros(self._rows[START])
         self._ends = _micros(self._rows[END])
         self._endings = self._ended(epsilon)
-        #: By column: which versions say something else than the one before.
+        #: For each column, flags of the versions whose value differs from the previous version.
         self._differs = {name: _differing(self._rows[name]) for name in self._shown}
 
     def __len__(self) -> int:
@@ -130,7 +128,7 @@ class StoredVersions(Sequence[Version]):
         return self._made(first, first + 1)[0]
 
     def outline(self) -> tuple[Version, ...]:
-        """The versions without their values; a change tells its column only."""
+        """Return the versions without their values; their changes contain only the column."""
         changes: list[list[Change]] = [[] for _ in range(len(self))]
         for name, differs in self._differs.items():
             change = Change(name, None, None)
@@ -141,8 +139,8 @@ class StoredVersions(Sequence[Version]):
         )
 
     def _made(self, first: int, last: int) -> list[Version]:
-        """The versions from one place to another."""
-        begin = max(0, first - 1)  # What was before tells what changed.
+        """Return the versions from one index to another."""
+        begin = max(0, first - 1)  # The previous version is needed for the changes.
         rows = self._rows.slice(begin, last - begin)
         values = {name: cells(rows[name]) for name in self._shown}
         synced = cells(rows[SYNCED]) if SYNCED in rows.column_names else [None] * rows.num_rows
@@ -179,7 +177,7 @@ class StoredVersions(Sequence[Version]):
 
 
 def as_they_are(rows: pa.Table) -> tuple[Version, ...]:
-    """The rows of a record of a table without history."""
+    """Return the rows of a record of a table without history."""
     columns = {name: cells(rows[name]) for name in rows.column_names}
     synced = columns.get(SYNCED, [None] * rows.num_rows)
     shown = {name: column for name, column in columns.items() if name not in _NOT_SHOWN}
@@ -202,7 +200,7 @@ def _micros(values: pa.ChunkedArray) -> list[int | None]:
 
 
 def _differing(values: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Which values differ from the one before, as a person sees them."""
+    """Return flags of the values that differ from the previous one in their displayed form."""
     shown = cells(values)
     differs = np.zeros(len(shown), np.bool_)
     for place, (old, new) in enumerate(pairwise(shown), start=1):
@@ -227,23 +225,23 @@ def _ending(
     return Ending.DELETED
 
 
-#: The kinds of which a text may have blanks around it.
+#: The kinds whose texts may be surrounded by blanks.
 NUMBERS: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE}
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """All versions of one record, by start.
+    """All versions of one record, ordered by start.
 
     Attributes:
         table: the table.
         mode: its mode.
-        key: the record's key, as it was asked for.
-        versions: the versions, whose values come into being as they are asked for; the only row of
-            a table that keeps none.
-        known_since: ISO instant of the switch to history mode: what was before is not known. None
+        key: the record's key, as it was requested.
+        versions: the versions, whose values are converted on access; the only row in a table
+            without history.
+        known_since: ISO instant of the switch to history mode: earlier changes are not known. None
             if the table always kept history, or keeps none.
-        bytes: how much memory its versions hold.
+        bytes: the memory that its versions occupy.
     """
 
     table: TableName
@@ -254,13 +252,13 @@ class Timeline:
     bytes: int = 0
 
     def outline(self) -> Timeline:
-        """The timeline without what its versions say: when each was, and what columns changed."""
+        """Return the timeline without values: the versions' times, and the columns that changed."""
         if not isinstance(self.versions, StoredVersions):
             return self
         return replace(self, versions=self.versions.outline())
 
     def as_json(self) -> dict[str, Any]:
-        """The timeline as JSON's own types."""
+        """Return the timeline as JSON types."""
         return {
             "table": str(self.table),
             "mode": self.mode.value,
@@ -291,28 +289,27 @@ def history(
     most: int | None = None,
     most_bytes: int | None = None,
 ) -> Timeline:
-    """The timeline of the record with a key.
+    """Return the timeline of the record with a key.
 
     Only files and row groups whose statistics admit the key are read.
 
     Args:
         config: the lake.
-        name: the table; one without history gives the record's current row.
+        name: the table; for one without history, the timeline contains the record's current row.
         key: the value of every key column, as text: times in ISO 8601, binary values in base64;
             None for null.
-        most: refuse a record that has more versions than that; None: there is no limit.
-        most_bytes: refuse a record whose versions take more memory than that, as Arrow has them;
-            None: there is no limit.
+        most: the maximum number of versions; None: no limit.
+        most_bytes: the maximum size of the versions in Arrow's memory; None: no limit.
 
     Returns:
         The timeline, without versions if the table has no such record.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        TableNotFoundError: there is no such table.
-        UnknownColumnError: a column of `key` is no key column, or one is missing.
-        ValueRefusedError: a text is no value of its column's type, or the record has more
-            versions than may be.
+        LakeError: the lake does not exist, or cannot be read.
+        TableNotFoundError: the table does not exist.
+        UnknownColumnError: a column of `key` is not a key column, or one is missing.
+        ValueRefusedError: a text is not a valid value of its column's type, or the record exceeds a
+            limit.
     """
     found = look_up(config, name)
     condition = _condition(found, key)
@@ -329,7 +326,7 @@ def history(
 def _stored(
     found: LookedUp, condition: BooleanExpression, most: int | None, most_bytes: int | None
 ) -> pa.Table:
-    """A record's rows, unless there are too many: then no more are read than tell so."""
+    """Return a record's rows, or raise an error as soon as a limit is exceeded."""
     stored, kept, count, size = StoredRows(found), [], 0, 0
     for batch in stored.batches(stored.columns, condition):
         rows = batch.drop_columns([FILE, ROW])
@@ -358,7 +355,7 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
 
     table = str(found.name)
     by_name = {column.name: column for column in found.columns}
-    # A table that another engine made has no declared key: any columns may be asked for.
+    # A table of another engine has no declared key: any columns may be requested.
     wanted = found.key or tuple(key)
     for column in key:
         if column not in by_name:
@@ -390,10 +387,10 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
 
 
 def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpression:
-    """Rows in which a column has the value that a text stands for; None is null.
+    """Return a filter for rows in which a column equals the value of a text; None means null.
 
     Raises:
-        ValueRefusedError: the text is no value of the column's type.
+        ValueRefusedError: the text is not a valid value of the column's type.
     """
     from pyiceberg.expressions import EqualTo, In, IsNaN, IsNull  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import (  # noqa: PLC0415 - slow to import
@@ -408,15 +405,15 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     if by_name[column].type.kind is Kind.NAIVE_TIME:
         return In(column, clocks_of(text))
     if by_name[column].type.kind in NUMBERS:
-        text = text.strip()  # As it may come with what was copied.
+        text = text.strip()  # Copied text may have blanks.
     value = typed(by_name[column], text, table=str(found.name))
     if isinstance(value, float) and math.isnan(value):
         return IsNaN(column)
     if isinstance(value, int) and not isinstance(value, bool):
-        # Whole numbers, times in microseconds and days since 1970 are all of this kind.
+        # Integers, times in microseconds and days since 1970 are all of this kind.
         return EqualTo(column, LongLiteral(value))
     if isinstance(value, float) and by_name[column].type.kind is Kind.FLOAT:
-        # As one of eight bytes, infinity would be beyond what the column can hold.
+        # As an 8-byte float, infinity would exceed the column's range.
         return EqualTo(column, FloatLiteral(value))
     return EqualTo(column, literal(value))
 

@@ -1,4 +1,4 @@
-"""The keys that a table has: what a person who types one may go on with."""
+"""Completion of keys: the existing values that begin with a typed text."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def completions(
     column: str,
     limit: int = 20,
 ) -> list[Cell]:
-    """Values of a key column that begin with what was typed, given the key's other columns.
+    """Return values of a key column that begin with the typed text, given the other key columns.
 
-    All versions count, also those of deleted records. Null is no value that is typed.
+    All versions count, also those of deleted records. Null is never returned.
 
     Args:
         config: the lake.
         name: the table.
-        typed: what was typed so far: of `column` the beginning of the value as `Cell` spells it
-            (texts as they are, numbers and times as texts, binary values in base64); of other key
-            columns the whole value, None for null. Those that are missing may be anything.
-        column: the column whose values are wanted.
-        limit: at most so many.
+        typed: the typed texts: for `column` the beginning of the value in the format of `Cell`
+            (texts unchanged, numbers and times as texts, binary values in base64); for other key
+            columns the whole value, None for null. Missing columns may have any value.
+        column: the column to complete.
+        limit: the maximum number of values.
 
     Returns:
-        The values, sorted in the order of their type, each once.
+        The distinct values, sorted in the order of their type.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        TableNotFoundError: there is no such table.
-        UnknownColumnError: a column that is no key column.
-        ValueRefusedError: what was typed of another column is no value of its type.
+        LakeError: the lake does not exist, or cannot be read.
+        TableNotFoundError: the table does not exist.
+        UnknownColumnError: a column is not a key column.
+        ValueRefusedError: the typed text of another column is not a valid value of its type.
     """
     from pyiceberg.expressions import And, NotNull  # noqa: PLC0415 - slow to import
 
@@ -77,7 +77,7 @@ def completions(
 
 def _key_column(found: LookedUp, name: str) -> Column:
     columns = {column.name: column for column in found.columns}
-    # A table that another engine made has no declared key: any columns may be asked for.
+    # A table of another engine has no declared key: any columns may be requested.
     key = found.key or tuple(columns)
     if name not in columns or name not in key:
         raise UnknownColumnError(
@@ -90,7 +90,7 @@ def _key_column(found: LookedUp, name: str) -> Column:
 
 
 def _begins(column: str, begin: str) -> BooleanExpression:
-    """Texts from the first that begins so to the last: statistics of row groups know an order."""
+    """Return a filter for texts with a prefix, as a range that statistics of row groups can use."""
     from pyiceberg.expressions import (  # noqa: PLC0415 - slow to import
         And,
         GreaterThanOrEqual,
@@ -111,7 +111,7 @@ def _values(
 ) -> list[Cell]:
     order = Order(found.name, (column,), by_place=False)
     smallest = Smallest(order, limit)
-    # Beside the comparable values, the values themselves.
+    # Contains the values in addition to the comparable values.
     kept: pa.Table | None = None
     for rows in StoredRows(found).batches([column.name], condition):
         values = _distinct(rows.drop_columns([FILE, ROW])[0])
@@ -129,7 +129,7 @@ def _values(
 
 
 def _distinct(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Each value once: both zeros and all NaN are one."""
+    """Return the distinct values: both zeros are one value, and so are all NaN."""
     keys = comparable(values)
     numbers = pa.array(np.arange(len(values)))
     firsts = (
@@ -141,7 +141,7 @@ def _distinct(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _beginning(keys: pa.Table, column: Column, begin: str) -> pa.Table:
-    """The values whose text begins so."""
+    """Return the values whose text has a prefix."""
     if not begin or not keys.num_rows:
         return keys
     if column.type.kind in _TEXTS:

@@ -1,8 +1,8 @@
-"""The order in which a table's records are paged, and the cursor that says where a page ended.
+"""Keyset pagination: the order of a table's records, and the cursor where a page ends.
 
-Records are ordered by their key's columns, nulls first, each in the natural order of its type:
-texts and bytes by their bytes, NaN after all numbers, both zeros equal. Rows of a table without a
-key are ordered by the place they stand at, so that none is lost between two pages.
+Records are ordered by their key columns, nulls first, each in the natural order of its type: texts
+and bytes by their bytes, NaN after all numbers, both zeros equal. Rows of a table without a key are
+ordered by their place in its files, so that none is lost between two pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from chronolake.types import Column, TableName
 
-#: What a record is ordered by, value by value.
+#: The values by which a record is ordered.
 Position: TypeAlias = tuple[Any, ...]
 
 _PLACE: Final = (FILE, ROW)
@@ -43,8 +43,8 @@ class Order:
 
     Attributes:
         table: the table.
-        columns: the columns that rows are ordered by, in order.
-        by_place: whether rows that agree in all of them are ordered by their places.
+        columns: the columns to order by.
+        by_place: whether rows with equal values are ordered by their places.
     """
 
     table: TableName
@@ -53,42 +53,42 @@ class Order:
 
     @property
     def names(self) -> list[str]:
-        """The columns that `of` gives."""
+        """Return the names of the columns that `of` returns."""
         return [f"by{number}" for number in range(len(self.columns))] + (
             list(_PLACE) if self.by_place else []
         )
 
     @property
     def comparable_kinds(self) -> list[pa.DataType]:
-        """The types of the columns that `of` gives."""
+        """Return the types of the columns that `of` returns."""
         kinds = [comparable_kind(column.type.arrow) for column in self.columns]
         return kinds + [pa.int64()] * (len(self.names) - len(kinds))
 
     @property
     def mark(self) -> str:
-        """A short text that no other order has."""
+        """Return a short text that identifies the order."""
         reported = repr((str(self.table), self.columns, self.by_place))
         return blake2b(reported.encode(), digest_size=6).hexdigest()
 
     def of(self, rows: pa.Table) -> pa.Table:
-        """What rows are ordered by, in columns that compare as the order wants.
+        """Return the values to order by, in columns whose natural order is the wanted one.
 
         Args:
-            rows: with the columns of the order, and their places.
+            rows: rows with the columns of the order, and their places.
         """
         made = [comparable(rows[column.name]) for column in self.columns]
         made += [rows[name] for name in _PLACE] if self.by_place else []
         return pa.table(made, self.names)
 
     def indices(self, keys: pa.Table) -> pa.Array:
-        """Where the rows that `of` gave stand, sorted."""
+        """Return the indexes that sort rows returned by `of`."""
         return pc.sort_indices(
             keys,
             sort_keys=[(name, "ascending", "at_start") for name in self.names],
         )
 
     def are_after(self, keys: pa.Table, position: Position) -> NDArray[np.bool_]:
-        """Which rows that `of` gave come after a position."""
+        """Return flags of the rows returned by `of` that follow a position."""
         after = np.zeros(keys.num_rows, np.bool_)
         equal = np.ones(keys.num_rows, np.bool_)
         for name, value in zip(self.names, position, strict=True):
@@ -103,12 +103,12 @@ class Order:
         return after
 
     def position(self, keys: pa.Table, row: int) -> Position:
-        """The position of one of the rows that `of` gave."""
+        """Return the position of one of the rows returned by `of`."""
         return tuple(keys[name][row].as_py() for name in self.names)
 
 
 class Smallest:
-    """The first rows of those that are given, a batch at a time; no more than that are kept."""
+    """The first rows in an order among batches of rows; only these are kept in memory."""
 
     def __init__(self, order: Order, count: int) -> None:
         self._order = order
@@ -116,7 +116,7 @@ class Smallest:
         self.keys: pa.Table | None = None
 
     def add(self, keys: pa.Table) -> None:
-        """Look at more rows, as `Order.of` gives them."""
+        """Add more rows, as returned by `Order.of`."""
         if self.is_full and self.keys is not None:
             keys = keys.filter(_at_most(keys, self.keys))
             if not keys.num_rows:
@@ -127,12 +127,12 @@ class Smallest:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many rows as are wanted: only smaller ones still matter."""
+        """Return whether enough rows are kept: only smaller ones are still relevant."""
         return self.keys is not None and self.keys.num_rows == self._count
 
 
 def _at_most(keys: pa.Table, kept: pa.Table) -> pa.ChunkedArray:
-    """Rows that may come before the last one that is kept, by their first column."""
+    """Return flags of rows that may precede the last kept one, by their first column."""
     name = keys.column_names[0]
     last = kept[name][-1]
     if not last.is_valid:
@@ -141,7 +141,7 @@ def _at_most(keys: pa.Table, kept: pa.Table) -> pa.ChunkedArray:
 
 
 def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values as others of a type that Arrow compares and sorts as the order wants."""
+    """Convert values to a type that Arrow compares and sorts in the wanted order."""
     kind = values.type
     if pa.types.is_floating(kind):
         return pa.chunked_array([_whole(chunk) for chunk in values.chunks], pa.int64())
@@ -153,12 +153,12 @@ def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def comparable_kind(kind: pa.DataType) -> pa.DataType:
-    """The type that `comparable` gives for values of a type."""
+    """Return the type that `comparable` returns for values of a type."""
     return comparable(pa.chunked_array([], kind)).type
 
 
 def at_least(column: Column, value: Any) -> BooleanExpression | None:
-    """Rows whose value is as great as a comparable one; None: statistics say nothing of that."""
+    """Return a filter for values not less than a comparable one; None if statistics cannot help."""
     from pyiceberg.expressions import GreaterThanOrEqual  # noqa: PLC0415 - slow to import
 
     literal = _literal(column, value)
@@ -166,7 +166,7 @@ def at_least(column: Column, value: Any) -> BooleanExpression | None:
 
 
 def at_most(column: Column, value: Any) -> BooleanExpression | None:
-    """Rows whose value is no greater than a comparable one; None: statistics say nothing."""
+    """Return a filter for values up to a comparable one; None if statistics cannot help."""
     from pyiceberg.expressions import IsNull, LessThanOrEqual, Or  # noqa: PLC0415 - slow to import
 
     if value is None:
@@ -183,12 +183,12 @@ def _literal(column: Column, value: Any) -> Literal[Any] | None:
     kind = column.type.kind
     if value is None or kind in {Kind.BOOLEAN, Kind.FLOAT, Kind.DOUBLE}:
         return None
-    # Whole numbers, times in microseconds and days since 1970 are all of this kind.
+    # Integers, times in microseconds and days since 1970 are all of this kind.
     return LongLiteral(value) if isinstance(value, int) else literal(value)
 
 
 def _whole(values: pa.Array) -> pa.Array:
-    """Numbers as whole ones of the same order: the bits of a float, but for its sign, are one."""
+    """Convert floats to integers of the same order, based on their bits."""
     numbers = np.asarray(values.cast(pa.float64()).fill_null(0.0)).copy()
     numbers[numbers == 0] = 0.0  # of both signs
     numbers[np.isnan(numbers)] = np.nan  # of all bits
@@ -202,7 +202,7 @@ def _mask(values: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def cursor(order: Order, position: Position) -> str:
-    """A position as a text that may stand in a URL."""
+    """Return a position as a text for URLs."""
     reported = [order.mark, *(_told(value) for value in position)]
     text = json.dumps(reported, ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
@@ -215,10 +215,10 @@ def _told(value: Any) -> Any:
 
 
 def position_of(order: Order, text: str) -> Position:
-    """The inverse of `cursor`.
+    """Return the position of a text that `cursor` returned.
 
     Raises:
-        ValueRefusedError: the text is no cursor of this order.
+        ValueRefusedError: the text is not a cursor of this order.
     """
     try:
         reported = _decoded(text, order.mark)

@@ -1,9 +1,4 @@
-"""Manifests of a snapshot: data files, delete files and deletion vectors.
-
-Which rows of data files are deleted, by the vectors and delete files of a snapshot.
-
-What a snapshot's manifests list: its data files, delete files and deletion vectors.
-"""
+"""A snapshot's manifests: data files, delete files and deletion vectors, and the deleted rows."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ _NONE: Final = np.empty(0, np.int64)
 
 
 class DeletedRows:
-    """The deleted rows of a snapshot's data files; each delete file is read once."""
+    """The deleted rows of a snapshot's data files. Each delete file is read once."""
 
     def __init__(self, found: LookedUp) -> None:
         self._found = found
@@ -39,13 +34,13 @@ class DeletedRows:
         self._read: set[str] = set()
 
     def of(self, task: FileScanTask) -> NDArray[np.int64]:
-        """The rows of a data file that are deleted, sorted.
+        """Return the deleted rows of a data file, sorted.
 
         Raises:
-            LakeError: a delete file cannot be read, or is of a kind that is not read here.
+            LakeError: a delete file cannot be read, or its kind is not supported here.
         """
         for file in task.delete_files:
-            # One file holds the vectors of many data files, and PyIceberg does not tell of which.
+            # One file contains the vectors of many data files, and PyIceberg does not report which.
             if file.file_path not in self._read:
                 for path, rows in self._rows_in(file.file_path, str(file.file_format)).items():
                     before = self._by_file.get(path, _NONE)
@@ -77,20 +72,20 @@ class DeletedRows:
 
 
 def unread(table: TableName, message: str) -> LakeError:
-    """That rows cannot be read without Spark."""
+    """Return the error for rows that cannot be read without Spark."""
     return LakeError(message, hint="Ask for them with `chronolake query`.", table=str(table))
 
 
 @contextmanager
 def readable(table: TableName, file: str | None = None) -> Iterator[None]:
-    """Tell what a table's files raise as an error of the lake.
+    """Convert errors about a table's files to `LakeError`.
 
     Args:
         table: the table.
-        file: the file that is read, if it is one.
+        file: the file that is read, if it is a single one.
 
     Raises:
-        LakeError: a file is not there, or is not what it should be.
+        LakeError: a file is missing or damaged.
     """
     try:
         yield
@@ -101,7 +96,7 @@ def readable(table: TableName, file: str | None = None) -> Iterator[None]:
 
 
 def damaged(table: TableName, failure: Exception, file: str | None = None) -> LakeError:
-    """That a file of a table is not there, or not what it should be."""
+    """Return the error for a missing or damaged file of a table."""
     return LakeError(
         f"{'The table has files that' if file is None else 'A file of the table'} cannot be read: "
         f"{type(failure).__name__}.",
@@ -115,14 +110,14 @@ def damaged(table: TableName, failure: Exception, file: str | None = None) -> La
 def entries(
     found: LookedUp, snapshot_id: int | None = None
 ) -> Iterator[tuple[ManifestFile, ManifestEntry]]:
-    """The live entries of a snapshot, each with its manifest.
+    """Return the live entries of a snapshot, each with its manifest.
 
     Args:
         found: the table.
         snapshot_id: the snapshot; the current one by default.
 
     Raises:
-        LakeError: a manifest, or the list of them, cannot be read; it names the file.
+        LakeError: a manifest or the manifest list cannot be read; the error contains the file.
     """
     table, io = found.table, found.table.io
     if snapshot_id is None:

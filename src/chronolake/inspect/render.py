@@ -1,4 +1,4 @@
-"""Tables and timelines for people, in a terminal of 80 columns or more."""
+"""Rendering of tables and timelines for terminals of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELE
 
 
 def tables(summaries: Sequence[TableSummary]) -> RenderableType:
-    """A list of tables; bytes in powers of 1024."""
+    """Render a list of tables; sizes are in powers of 1024 bytes."""
     if not summaries:
         return Text("The lake has no tables yet.", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -59,7 +59,7 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
 
 
 def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
-    """Monthly active rows by table."""
+    """Render the monthly active rows of tables."""
     if not found:
         return Text(f"No table was written in {month}.", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_footer=True)
@@ -80,7 +80,7 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
 
 
 def timeline(found: Timeline) -> RenderableType:
-    """A record's versions from the oldest to the newest, one block each."""
+    """Render a record's versions from the oldest to the newest, one block each."""
     count = len(found.versions)
     title = Text.assemble(
         (name_of(found.table), "bold"), "  ", _key(found), (f"  {found.mode.value}", "dim")
@@ -112,12 +112,12 @@ def timeline(found: Timeline) -> RenderableType:
 
 
 def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int) -> RenderableType:
-    """Rows of a query as a table, or one block a row where the columns do not fit.
+    """Render rows of a query as a table, or as one block for each row if the columns do not fit.
 
     Args:
         names: the columns' names.
-        content: the rows, cells in the order of `names`.
-        width: of the terminal, in characters.
+        content: the rows, with cells in the order of `names`.
+        width: the terminal's width in characters.
     """
     lines = [[cell(value) for value in row] for row in content]
     widest = [
@@ -153,7 +153,7 @@ def _grid(pairs: Iterable[tuple[str, Text]]) -> Table:
 
 
 def _values(version: Version) -> RenderableType:
-    """All that a version says; of a wide one the columns that are not null."""
+    """Render all values of a version, or the non-null ones of a wide version."""
     named = list(version.values.items())
     if len(named) > _MOST_COLUMNS:
         named = [pair for pair in named if pair[1] is not None][:_MOST_COLUMNS]

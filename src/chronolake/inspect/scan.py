@@ -1,9 +1,9 @@
-"""The rows of one snapshot, a few at a time: only what is asked for comes into memory.
+"""Scan of one snapshot's rows in batches: only the requested rows are loaded into memory.
 
-PyIceberg plans which files may hold rows, and knows what their columns are called. The files are
-read here, for PyIceberg gathers all rows of all files before the first one is seen, and reads every
-row group of a file from which rows were deleted. Here a row keeps its place, so that the few rows
-of a page are found by their keys first and read whole afterwards.
+PyIceberg plans which files may contain matching rows, and maps their columns' names. The files are
+read here, because PyIceberg gathers all rows of all files before it returns the first one, and
+reads every row group of a file with deleted rows. Here a row keeps its place in its file, so that
+the few rows of a page can be found by their keys first and read completely afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from chronolake.inspect.catalog import LookedUp
 
-#: Columns that say where a row stands: a number that its file's path makes, and its place in it.
+#: Columns with a row's place: a number derived from its file's path, and its index in the file.
 FILE: Final = f"{RESERVED}file"
 ROW: Final = f"{RESERVED}row"
 _BATCH_ROWS: Final = 65_536
@@ -40,7 +40,7 @@ _WITH_NANOSECONDS: Final = 3
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row stands in a snapshot: its file's number and its number in the file."""
+    """The place of a row in a snapshot: its file's number and its index in the file."""
 
     file: int
     row: int
@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Mapped:
-    """What columns and conditions are in files of one physical schema."""
+    """Columns and conditions, mapped to files of one physical schema."""
 
     physical: pa.Schema
     partition: dict[int, Any]
@@ -58,12 +58,12 @@ class _Mapped:
 
 
 class StoredRows:
-    """The rows of a snapshot of a table; those that deletion vectors mark are not among them.
+    """The rows of a snapshot of a table, without those that deletion vectors mark.
 
     Args:
         found: the table.
-        snapshot_id: the snapshot; the current one by default. Columns are always the table's
-            present ones: one that was added later is null.
+        snapshot_id: the snapshot; the current one by default. Rows always have the table's present
+            columns: a column that was added later is null.
     """
 
     def __init__(self, found: LookedUp, snapshot_id: int | None = None) -> None:
@@ -81,11 +81,11 @@ class StoredRows:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns, in table order."""
+        """Return the names of all columns, in table order."""
         return tuple(self._fields)
 
     def plan(self, condition: BooleanExpression) -> list[FileScanTask]:
-        """The files that may hold rows that meet a condition, in an order that stays.
+        """Return the files that may contain rows that meet a condition, in a stable order.
 
         Raises:
             LakeError: the snapshot's metadata cannot be read.
@@ -97,7 +97,7 @@ class StoredRows:
             tasks = list(scan.plan_files())
         except Exception as failure:
             for _ in entries(self._found, self._snapshot_id):
-                pass  # The file that cannot be read tells so itself.
+                pass  # Reading the entries raises an error about the unreadable file.
             raise damaged(self._found.name, failure) from failure
         tasks.sort(key=lambda task: _number(task.file.file_path))
         self._tasks |= {_number(task.file.file_path): task for task in tasks}
@@ -111,15 +111,15 @@ class StoredRows:
         only_here: StoredRows | None = None,
         narrowed: Callable[[], BooleanExpression | None] | None = None,
     ) -> Iterator[pa.Table]:
-        """The rows that meet a condition, with their places (`FILE`, `ROW`).
+        """Return the rows that meet a condition, with their places (`FILE`, `ROW`).
 
         Args:
             columns: the columns to read.
-            condition: which rows; files and row groups whose statistics exclude it are not read.
-            only_here: another snapshot of the table: rows that it has too are left out.
-            narrowed: asked before each row group, gives a condition that has come up while
-                reading, or None. Row groups that it excludes by their statistics are passed over;
-                rows that do not meet it may come nevertheless.
+            condition: a filter; files and row groups whose statistics exclude it are not read.
+            only_here: another snapshot of the table, whose rows are left out.
+            narrowed: called before each row group; returns an additional condition that arose while
+                reading, or None. Row groups that it excludes by their statistics are skipped; rows
+                that do not meet it may be returned.
 
         Raises:
             LakeError: the table's files cannot be read, or not without Spark.
@@ -135,7 +135,7 @@ class StoredRows:
             if others is not None and only_here is not None:
                 other = others.get(task.file.file_path)
                 if other is not None:
-                    # Only rows that the other has deleted from the same file.
+                    # Only rows that the other snapshot has deleted from the same file.
                     only = np.setdiff1d(only_here.deleted.of(other), self.deleted.of(task))
                     if not only.size:
                         continue
@@ -147,7 +147,7 @@ class StoredRows:
                         yield remaining
 
     def rows(self, places: Sequence[Place]) -> pa.Table:
-        """Whole rows at places that `batches` gave, in their order.
+        """Return whole rows at places that `batches` returned, in the order of the places.
 
         Raises:
             LakeError: the table's files cannot be read.
@@ -185,7 +185,7 @@ class StoredRows:
         condition: BooleanExpression | None,
         before: _Mapped | None,
     ) -> _Mapped:
-        """How the file calls the table's columns; as the file before, if it has the same ones."""
+        """Return the mapping of a file's columns, or the previous one if columns are equal."""
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 - slow to import
 
         physical, partition = fragment.physical_schema, self._partition_values(task)
@@ -199,7 +199,8 @@ class StoredRows:
         schema = pyarrow_to_schema(
             physical,
             metadata.name_mapping(),
-            # Before, there were no nanoseconds in tables: files of other engines may have them.
+            # Earlier format versions have no nanoseconds, but files of other engines may contain
+            # them.
             downcast_ns_timestamp_to_us=metadata.format_version < _WITH_NANOSECONDS,
             format_version=metadata.format_version,
         )
@@ -222,7 +223,7 @@ class StoredRows:
     def _expression(
         self, condition: BooleanExpression | None, schema: Schema, partition: dict[int, Any]
     ) -> pc.Expression | None:
-        """A condition on the table's columns as one on a file's."""
+        """Return a condition on the table's columns as one on a file's columns."""
         from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
         from pyiceberg.expressions.visitors import (  # noqa: PLC0415 - slow to import
             bind,
@@ -240,7 +241,7 @@ class StoredRows:
         return expression_to_pyarrow(bind(schema, translated, case_sensitive=True))
 
     def _partition_values(self, task: FileScanTask) -> dict[int, Any]:
-        """Values that a file does not hold, for all of its rows have the same: by field."""
+        """Return identity partition values, which files may omit, by field id."""
         spec = self._found.table.specs()[task.file.spec_id]
         return {
             field.source_id: task.file.partition[place]
@@ -289,7 +290,7 @@ class StoredRows:
         mapped: _Mapped,
         wanted: NDArray[np.int64],
     ) -> Iterator[pa.Table]:
-        """Some rows of a file, whole: from the row groups that hold them."""
+        """Return whole rows of a file from the row groups that contain them."""
         firsts = [*_first_rows(fragment), fragment.metadata.num_rows]
         needed = {field.field_id for field in self._fields.values()}
         names = [field.name for field in mapped.schema.fields if field.field_id in needed]
@@ -310,7 +311,7 @@ class StoredRows:
     def _projected(
         self, rows: pa.Table, schema: Schema, task: FileScanTask, columns: Sequence[str]
     ) -> pa.Table:
-        """Rows of a file with the table's columns, and with their places."""
+        """Return rows of a file with the table's columns, and with their places."""
         names = {field.field_id: field.name for field in schema.fields}
         made = []
         for column in columns:
@@ -318,7 +319,7 @@ class StoredRows:
             name = names.get(field.field_id)
             if name is not None:
                 values = rows[name]
-                # Nanoseconds are cut off.
+                # Nanoseconds are truncated.
                 is_safe = not pa.types.is_timestamp(kind)
                 made.append(values if values.type == kind else values.cast(kind, safe=is_safe))
                 continue
@@ -333,7 +334,7 @@ def _repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def _first_rows(fragment: ds.ParquetFileFragment) -> list[int]:
-    """The number of each row group's first row."""
+    """Return the index of each row group's first row."""
     metadata = fragment.metadata
     counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     return [sum(counts[:group]) for group in range(len(counts))]
@@ -349,7 +350,7 @@ def _batches(
 def _without(
     rows: pa.Table, deleted: NDArray[np.int64], only: NDArray[np.int64] | None
 ) -> pa.Table:
-    """The rows that are not deleted, and of these only some if that is asked for."""
+    """Return the rows that are not deleted, optionally limited to some rows."""
     if not rows.num_rows or not (deleted.size or only is not None):
         return rows
     places = rows[ROW].to_numpy()
@@ -367,12 +368,12 @@ def _among(places: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.boo
 
 
 def _number(path: str) -> int:
-    """A file's number: the same whenever it is asked for, and no other file's."""
+    """Return a file's number, which is stable and unique to its path."""
     return int.from_bytes(blake2b(path.encode(), digest_size=7).digest())
 
 
 def _short(kind: pa.DataType) -> pa.DataType:
-    """Texts and bytes with short offsets, as files give them."""
+    """Return string and binary types with 32-bit offsets, as files use them."""
     if pa.types.is_large_string(kind):
         return pa.string()
     return pa.binary() if pa.types.is_large_binary(kind) else kind

@@ -1,4 +1,4 @@
-"""A table's inside: its columns and properties, what each snapshot published, its partitions."""
+"""A table's metadata: its columns, properties, snapshots and partitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
     from chronolake.types import Column, Mode, TableName
 
-#: What stands in the place of a value that may be anything: only known settings are shown.
+#: Shown instead of a value that may be anything: only values of known settings are shown.
 HIDDEN: Final = f"{MASKED} (not shown: no setting of Iceberg)"
 _OURS: Final = "chronolake."
 _BATCH: Final = "chronolake.last-batch"
@@ -38,15 +38,15 @@ _SETTING: Final = re.compile(
     r"(?:write|read|commit|history|gc|compatibility|schema|format|metadata|snapshot)[.-]"
     r"|(?:format-version|owner|comment|engine\.hive\.enabled)$"
 )
-#: What stands behind it in a setting's name is a column's.
+#: In a setting's name, a column's name follows this text.
 _COLUMN: Final = ".column."
-#: Older metadata that is read to learn which batch a snapshot published.
+#: Number of older metadata files that are read to find the batch that a snapshot published.
 _METADATA_FILES: Final = 100
 
 
 @dataclass(frozen=True)
 class PartitionField:
-    """A column by which a table's files are kept apart, and how (`identity`, `day`, …)."""
+    """A column that partitions a table's files, and its transform (`identity`, `day`, …)."""
 
     column: str
     transform: str
@@ -54,7 +54,7 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class Property:
-    """A property of a table; a value that is or may be secret is not told."""
+    """A property of a table. Values that are or may be secret are masked."""
 
     name: str
     value: str
@@ -63,17 +63,18 @@ class Property:
 
 @dataclass(frozen=True)
 class PublishedSnapshot:
-    """A state of a table.
+    """A snapshot of a table.
 
     Attributes:
-        snapshot_id: Iceberg's number of it.
-        at: ISO instant at which it was published, or made if it never was by itself.
+        snapshot_id: its Iceberg snapshot id.
+        at: ISO instant of its publication, or of its creation if it was not published itself.
         operation: append, overwrite, delete or replace (a compaction).
-        is_published: whether readers ever saw it; what a write stages before its last step is not.
-        batch: identity of the batch that published it, where that is still known.
-        watermark: the last file of the raw lake that was in the table then, where it is known.
-        rows_added, rows_removed: rows that came and went with it.
-        files_added, files_removed: data and delete files that did.
+        is_published: whether readers ever saw it; snapshots that a write stages before its last
+            step are not published.
+        batch: the identity of the batch that published it, if it is still known.
+        watermark: the last landed file that the table contained then, if it is known.
+        rows_added, rows_removed: rows that it added and removed.
+        files_added, files_removed: data and delete files that it added and removed.
     """
 
     snapshot_id: int
@@ -90,11 +91,11 @@ class PublishedSnapshot:
 
 @dataclass(frozen=True)
 class Partition:
-    """A part of a table's files.
+    """A partition of a table's files.
 
     Attributes:
-        values: of the fields that it is kept apart by, after their transforms. Files that were
-            written before or after are kept apart by others.
+        values: the values of the partition fields, after their transforms. Files that were written
+            with another partition spec have other fields.
         files: data files.
         rows: rows in them that are not deleted.
         bytes: size of all of its files.
@@ -110,18 +111,19 @@ class Partition:
 
 @dataclass(frozen=True)
 class Inside:
-    """A table's inside.
+    """A table's metadata.
 
     Attributes:
         name: the table.
         mode: its mode.
-        columns: in table order, system columns included.
-        key: the columns that tell records apart.
-        partitioning: by what its files are kept apart.
-        properties: by name; only values of known settings are told, and no secrets.
-        snapshots: the newest first.
-        snapshots_kept: how many there are, with those that are not in `snapshots`.
-        partitions: by their values.
+        columns: the columns in table order, including system columns.
+        key: the columns that identify records.
+        partitioning: the fields of the current partition spec.
+        properties: the properties by name; only values of known settings are shown, and no secrets.
+        snapshots: the newest snapshots, the newest first.
+        snapshots_kept: the number of retained snapshots, including those that are not in
+            `snapshots`.
+        partitions: the partitions, ordered by their values.
     """
 
     name: TableName
@@ -136,16 +138,16 @@ class Inside:
 
 
 def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Inside:
-    """What a table consists of; no row is read, but the manifests of the current snapshot are.
+    """Return a table's metadata. It reads the manifests of the current snapshot, but no rows.
 
     Args:
         config: the lake.
         name: the table.
-        snapshots: at most so many snapshots, the newest.
+        snapshots: the maximum number of snapshots to return.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        TableNotFoundError: there is no such table.
+        LakeError: the lake does not exist, or cannot be read.
+        TableNotFoundError: the table does not exist.
     """
     found = look_up(config, name)
     schema = found.table.schema()
@@ -221,10 +223,10 @@ def _count(told: Mapping[str, str], key: str) -> int:
 
 
 def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
-    """Batch and watermark by the snapshot that was published with them.
+    """Return batch and watermark by the snapshot that was published with them.
 
-    They are properties of the table and not of its snapshots. What they were is told by older
-    metadata, as far as that is kept.
+    They are properties of the table and not of its snapshots. Their earlier values are read from
+    older metadata files, as far as these are retained.
     """
     files = [entry.metadata_file for entry in found.table.metadata.metadata_log][-_METADATA_FILES:]
     publishes: dict[int, tuple[str | None, str | None]] = {}
@@ -238,7 +240,7 @@ def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
         properties: Mapping[str, str] = metadata.get("properties") or {}
         snapshot = metadata.get("current-snapshot-id")
         is_publish = bool(before) and properties.get(_PUBLISH) != before.get(_PUBLISH)
-        # A batch that changed nothing published no snapshot.
+        # A batch without changes published no snapshot.
         if is_publish and snapshot is not None and snapshot != current:
             batch, watermark = properties.get(_BATCH), properties.get(_WATERMARK)
             publishes[snapshot] = (
@@ -250,7 +252,7 @@ def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
 
 
 def _metadata(found: LookedUp, file: str) -> dict[str, Any] | None:
-    """A metadata file, or None: it is no longer kept."""
+    """Return a metadata file's contents, or None if it is no longer retained."""
     try:
         with found.table.io.new_input(file).open() as stream:
             content = stream.read()
@@ -293,7 +295,7 @@ def _partitions(found: LookedUp) -> list[Partition]:
 
 
 def _values(found: LookedUp, file: DataFile, spec_id: int) -> tuple[tuple[str, Cell], ...]:
-    """A partition's values as cells, by the name of the field."""
+    """Return a partition's values as cells, by field name."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
 
     spec, schema = found.table.specs()[spec_id], found.table.schema()

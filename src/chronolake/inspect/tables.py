@@ -1,9 +1,4 @@
-"""The tables of a lake and how well their files are maintained, from metadata alone.
-
-What tables a lake has, from their metadata alone.
-
-How well kept a table's files are, from its metadata alone.
-"""
+"""The tables of a lake and the health of their files, from metadata only."""
 
 from __future__ import annotations
 
@@ -30,19 +25,19 @@ _BATCH = "chronolake.last-batch"
 
 @dataclass(frozen=True)
 class TableSummary:
-    """A table at a glance.
+    """A summary of a table.
 
     Attributes:
         name: schema and table.
         mode: live, soft-delete or history.
-        columns: in table order, system columns included.
-        key: the columns that tell records apart.
+        columns: the columns in table order, including system columns.
+        key: the columns that identify records.
         rows: rows of the table; versions, for a table in history mode.
         active: active versions of a table in history mode, or None.
-        data_files: files that hold rows.
+        data_files: files that contain rows.
         delete_files: deletion vectors and other delete files.
         bytes: size of all of these files.
-        published_at: ISO instant at which a batch was last published, or None.
+        published_at: ISO instant of the last published batch, or None.
         last_batch: identity of that batch, or None.
     """
 
@@ -59,7 +54,7 @@ class TableSummary:
     last_batch: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as JSON's own types."""
+        """Return the summary as JSON types."""
         return {
             "table": str(self.name),
             "schema": self.name.schema,
@@ -85,16 +80,16 @@ class TableSummary:
 
 
 def tables(config: LakeConfig) -> list[TableSummary]:
-    """Every table of the lake, sorted by name; reads metadata, never rows.
+    """Return the summaries of all tables of the lake, sorted by name, from metadata only.
 
     Raises:
-        LakeError: there is no lake, or its catalog or a table's metadata cannot be read.
+        LakeError: the lake does not exist, or its catalog or a table's metadata cannot be read.
     """
     return [summary(found) for found in every(config)]
 
 
 def summary(found: LookedUp) -> TableSummary:
-    """One table at a glance."""
+    """Return the summary of one table."""
     totals = _totals(found)
     properties = found.table.properties
     return TableSummary(
@@ -123,17 +118,17 @@ def _stored_rows(found: LookedUp, totals: dict[str, str]) -> int:
     if found.table.current_snapshot() is None:
         return 0
     if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
-        # A deletion vector counts each row it marks once, so the difference is exact.
+        # A deletion vector counts each marked row once, so the difference is exact.
         return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
     with readable(found.name):
         return found.table.scan().count()
 
 
 def _active(found: LookedUp) -> int:
-    """How many versions are active: rows in that partition's files, less what vectors mark.
+    """Return the number of active versions: rows in the active partition without deleted ones.
 
-    Vectors are counted where the manifests list them: PyIceberg's plan gives every file of a
-    partition all of the partition's vectors, whichever file they are for.
+    Vectors are counted as the manifests list them: PyIceberg's plan assigns all vectors of a
+    partition to each of its files.
     """
     from pyiceberg.expressions import EqualTo  # noqa: PLC0415 - slow to import
     from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
@@ -145,7 +140,7 @@ def _active(found: LookedUp) -> int:
         place, file = place_by_spec[manifest.partition_spec_id], entry.data_file
         is_data = file.content is DataFileContent.DATA
         if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
-            # Another engine's layout: only reading tells.
+            # Another engine's layout requires a scan.
             with readable(found.name):
                 return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
         if file.partition[place]:
@@ -154,7 +149,7 @@ def _active(found: LookedUp) -> int:
 
 
 def _place(schema: Schema, spec: PartitionSpec) -> int | None:
-    """Where `_fivetran_active` itself stands among a spec's partition values, if it does."""
+    """Return the index of `_fivetran_active` itself among a spec's partition values, or None."""
     for place, field in enumerate(spec.fields):
         if (
             str(field.transform) == "identity"
@@ -166,16 +161,16 @@ def _place(schema: Schema, spec: PartitionSpec) -> int | None:
 
 @dataclass(frozen=True)
 class Health:
-    """How well kept a table's files are.
+    """The health of a table's files.
 
     Attributes:
-        small_files: how many data files a compaction could save at best, by which maintenance
-            decides.
+        small_files: the maximum number of data files that a compaction could save, which
+            maintenance uses to decide.
         data_files: data files.
-        delete_ratio: which share of the stored rows deletion vectors mark, from 0 to 1.
-        maintained_at: ISO instant of the last compaction; None: there was none, or its snapshot is
-            no longer kept.
-        snapshots: snapshots that are kept.
+        delete_ratio: the share of the stored rows that deletion vectors mark, from 0 to 1.
+        maintained_at: ISO instant of the last compaction; None if none is known: its snapshot may be
+            no longer retained.
+        snapshots: retained snapshots.
     """
 
     small_files: int
@@ -186,10 +181,9 @@ class Health:
 
 
 def health(found: LookedUp, config: LakeConfig) -> Health:
-    """How well kept a table's files are.
+    """Return the health of a table's files.
 
-    The summaries of snapshots tell all of it: nothing is read besides the metadata that `found`
-    holds already.
+    It is computed from the snapshots' summaries; nothing is read beyond the metadata in `found`.
     """
     table = found.table
     reported = _told(table.current_snapshot())
@@ -213,7 +207,7 @@ def _told(snapshot: Snapshot | None) -> dict[str, str]:
 
 
 def _compacted_at(found: LookedUp) -> str | None:
-    """When files were last rewritten without a change of rows."""
+    """Return when files were last rewritten without a change of rows."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in found.table.metadata.snapshots}
     snapshot = found.table.current_snapshot()
     while snapshot is not None:

@@ -1,6 +1,6 @@
-"""A table as it stood: its rows at a time, page by page, in the order of their keys.
+"""Time travel: a table's rows at a time, page by page, ordered by key.
 
-`life` tells when how much changed, and `differences` what differs between two times.
+`life` returns a table's activity, and `differences` what differs between two times.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RowsAt:
         mode: its mode.
         at: the time, as an ISO instant.
         columns: the table's present columns, in table order.
-        key: the columns that tell records apart, and that rows are ordered by.
-        rows: the page's rows, all columns by name.
-        next: where the next page begins, as `rows_at` takes it; None: there is none.
-        snapshot_at: tables without history: when the snapshot that was read was published. None in
-            history mode, and for a table that nothing was ever written to.
-        known_since: as `Life.known_since`.
+        key: the columns that identify records, and by which rows are ordered.
+        rows: the page's rows, with all columns by name.
+        next: the cursor of the next page, for `rows_at`; None on the last page.
+        snapshot_at: for tables without history, the publish time of the snapshot that was read.
+            None in history mode, and for a table without any write.
+        known_since: see `Life.known_since`.
     """
 
     name: TableName
@@ -73,24 +73,24 @@ def rows_at(
     after: str | None = None,
     limit: int = 50,
 ) -> RowsAt:
-    """A page of the rows that a table had at a time.
+    """Return a page of the rows that a table had at a time.
 
-    Of a history table these are the versions with start <= time < end + epsilon, as
-    `LakeTable.as_of` gives them; of other tables the rows of the newest snapshot that had been
-    published by then. Rows without a key are paged as they are stored.
+    For a history table these are the versions with start <= time < end + epsilon, as in
+    `LakeTable.as_of`; for other tables, the rows of the newest snapshot that had been published at
+    that time. Rows without a key are paged as they are stored.
 
     Args:
         config: the lake.
         name: the table.
-        at: a time in ISO 8601, in UTC unless it says otherwise; None: now.
-        after: `next` of the page before; None: the first page.
-        limit: at most so many rows, one at least.
+        at: a time in ISO 8601, in UTC by default; None: now.
+        after: `next` of the previous page; None: the first page.
+        limit: the maximum number of rows, at least one.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        TableNotFoundError: there is no such table.
-        ValueRefusedError: `at` is no time, or one whose snapshot is no longer kept; `after` is no
-            cursor of this table.
+        LakeError: the lake does not exist, or cannot be read.
+        TableNotFoundError: the table does not exist.
+        ValueRefusedError: `at` is not a valid time, or the snapshot of that time is no longer
+            retained; `after` is not a cursor of this table.
     """
     found = look_up(config, name)
     micros = now_micros() if at is None else micros_of(at, table=str(name))
@@ -124,14 +124,14 @@ def rows_at(
 
 
 def _ordered_by(found: LookedUp) -> tuple[Column, ...]:
-    """Key columns, and in history mode the start: near a delete, two versions are true at once."""
+    """Return the key columns, and in history mode the start: two versions may be true at once."""
     by_name = {column.name: column for column in found.columns}
     names = (*found.key, START) if found.mode is Mode.HISTORY else found.key
     return tuple(by_name[name] for name in names)
 
 
 def _order(found: LookedUp) -> Order:
-    # Where a row stands changes when maintenance rewrites its file: a key does not.
+    # A row's place changes when maintenance rewrites its file: a key does not.
     return Order(found.name, _ordered_by(found), by_place=not found.key)
 
 
@@ -142,7 +142,7 @@ def _first(
     after: Position | None,
     limit: int,
 ) -> pa.Table | None:
-    """The keys of the page's rows and of one more, sorted; None: there are no rows."""
+    """Return the sorted keys of the page's rows and of one more; None if there are no rows."""
     from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
 
     by, order = _ordered_by(found), _order(found)
@@ -183,7 +183,7 @@ def _places(keys: pa.Table) -> list[Place]:
 
 
 def shown(rows: pa.Table) -> tuple[dict[str, Cell], ...]:
-    """Rows as cells by column."""
+    """Return rows as cells by column."""
     columns = [(name, cells(rows[place])) for place, name in enumerate(rows.column_names)]
     return tuple(
         {name: values[number] for name, values in columns} for number in range(rows.num_rows)

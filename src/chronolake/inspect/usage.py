@@ -1,4 +1,4 @@
-"""Monthly active rows, as the tables' own properties tell them (see `core/usage.py`)."""
+"""Monthly active rows, from the tables' properties (see `core/usage.py`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MonthlyUsage:
-    """The rows of one table in one month.
+    """The active rows of one table in one month.
 
     Attributes:
-        table: which table.
+        table: the table.
         mode: its mode; a history table's rows are versions.
         month: a UTC month, as `2026-11`.
         rows: distinct rows that were written.
-        is_exact: whether that is their number, and not an estimate.
+        is_exact: whether `rows` is exact, and not an estimate.
     """
 
     table: TableName
@@ -35,7 +35,7 @@ class MonthlyUsage:
     is_exact: bool
 
     def as_json(self) -> dict[str, Any]:
-        """The usage as JSON's own types."""
+        """Return the usage as JSON types."""
         return {
             "table": str(self.table),
             "mode": self.mode.value,
@@ -46,23 +46,23 @@ class MonthlyUsage:
 
 
 def usage(config: LakeConfig, month: str | None = None) -> list[MonthlyUsage]:
-    """The usage of every table that was written in a month, or in any, by table and month.
+    """Return the usage of every table by table and month, optionally for one month only.
 
     Args:
         config: the lake.
-        month: as `2026-11`; None: all months that the tables know.
+        month: a month, as `2026-11`; None: all months in the tables' properties.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
+        LakeError: the lake does not exist, or cannot be read.
     """
     return [one for each in every(config) for one in usage_of(each) if month in {None, one.month}]
 
 
 def usage_of(table: LookedUp) -> tuple[MonthlyUsage, ...]:
-    """The usage of a table in all months that it knows, the first one first.
+    """Return the usage of a table in all months in its properties, in order.
 
     Raises:
-        LakeError: a property that tells it is not what Chronolake wrote.
+        LakeError: a usage property is not in Chronolake's format.
     """
     return tuple(
         _in_month(table, name, text)

@@ -420,7 +420,7 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
 def publishes_all(connection: psycopg.Connection, publication: str) -> bool | None:
     """Return whether a publication includes all operations, and publishes partitions via the root.
 
-    None means that there is no such publication.
+    None means that the publication does not exist.
 
     Raises:
         SourceError: the catalog cannot be read.

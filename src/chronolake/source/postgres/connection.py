@@ -81,7 +81,7 @@ def connected(
         if "://" in dsn and is_broken_by_password(dsn):
             raise _broken()
         given = psycopg.conninfo.conninfo_to_dict(dsn)
-        # Options of the user come first, and cannot change how values are printed.
+        # The user's options precede these, and cannot change how values are printed.
         both = f"{given.pop('options', '') or ''} {options}".strip()
         _expect_whole(given)
         if replication is not None:

@@ -1,9 +1,9 @@
-"""Encodings of databases: text that is read as it is stored, and decoded here.
+"""Encodings of databases: text is read as it is stored, and decoded here.
 
-In the log, one text that the server cannot convert to UTF-8 would keep all tables from being read.
-So text comes as it is stored. Encodings with one byte for each character are decoded by Python,
-which knows them as PostgreSQL does. For those with several bytes Python's tables are others: the
-server is asked for each character, once.
+A single text in the log that the server cannot convert to UTF-8 would prevent reading all tables.
+Text is therefore read as it is stored. Encodings with one byte for each character are decoded by
+Python, whose tables equal PostgreSQL's. For multi-byte encodings Python's tables differ: the server
+is asked to convert each character, once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from psycopg.abc import Buffer
 
-    #: For characters as they are stored: the same in UTF-8, or None if UTF-8 has none.
+    #: Converts stored characters to UTF-8; None for a character without an equivalent.
     Convert: TypeAlias = Callable[[Sequence[bytes]], Mapping[bytes, bytes | None]]
 
 _UTF8: Final = "utf-8"
-#: What Python puts where bytes stand for no character.
+#: Python's replacement for bytes that are not a character.
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-#: Encodings that Python and PostgreSQL decode alike, and Python's names of them.
+#: Encodings that Python and PostgreSQL decode identically, and Python's names for them.
 ALIKE: Final = {
     "SQL_ASCII": _UTF8,
     "UTF8": _UTF8,
@@ -48,7 +48,7 @@ ALIKE: Final = {
 }
 _PAIR: Final = rb"[\x80-\xff]{2}"
 _JAPANESE: Final = rb"\x8e[\x80-\xff]|\x8f[\x80-\xff]{2}|" + _PAIR
-#: Encodings of databases with several bytes for a character: what its bytes look like.
+#: Multi-byte encodings of databases, with patterns of their characters.
 WIDE: Final = {
     "EUC_JP": _JAPANESE,
     "EUC_JIS_2004": _JAPANESE,
@@ -56,24 +56,24 @@ WIDE: Final = {
     "EUC_CN": _PAIR,
     "EUC_TW": rb"\x8e[\x80-\xff]{3}|\x8f[\x80-\xff]{2}|" + _PAIR,
 }
-#: Text of the catalog, and what holds some.
+#: Text types of the catalog, and types that contain text.
 _NAMES: Final = ("text", "varchar", "name", "bpchar", '"char"')
 _JSON: Final = ("json", "jsonb")
 
 
 class Undecodable(str):
-    """A name that is not valid in its database's encoding; its bytes are written in hexadecimal."""
+    """A name that is invalid in its database's encoding, with its bytes escaped in hexadecimal."""
 
     __slots__ = ()
 
 
 @dataclass(eq=False)
 class TextCodec:
-    """Decodes text as a database stores it.
+    """A decoder of text as a database stores it.
 
     Attributes:
-        name: Python's name of the encoding, or PostgreSQL's if it is one of `WIDE`.
-        convert: asks the server for characters of such an encoding.
+        name: Python's name of the encoding, or PostgreSQL's if it is in `WIDE`.
+        convert: asks the server to convert characters of such an encoding.
     """
 
     name: str = _UTF8
@@ -81,7 +81,7 @@ class TextCodec:
     _known: dict[bytes, bytes | None] = field(default_factory=dict, repr=False)
 
     def text(self, stored: bytes) -> str:
-        """Decode a name; gives an `Undecodable` if it is not valid."""
+        """Decode a name; return an `Undecodable` if it is not valid."""
         if self.convert is None:
             return _decoded(stored, self.name)
         pieces = self._pieces(stored)
@@ -93,15 +93,15 @@ class TextCodec:
     def recoded(
         self, data: pa.Buffer, offsets: NDArray[np.int64]
     ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_] | None]:
-        """Turn texts into UTF-8.
+        """Convert texts to UTF-8.
 
         Args:
-            data: the texts' bytes, one after the other.
-            offsets: where each begins and the last ends.
+            data: the concatenated bytes of the texts.
+            offsets: the offset of each text, and the end of the last one.
 
         Returns:
-            The same in UTF-8, and which texts are not valid; None if all are, or if that is not
-            known yet, because they are UTF-8 already.
+            The same in UTF-8, and flags of invalid texts; None if all are valid, or if that is not
+            known yet, because they are in UTF-8 already.
         """
         if self.name == _UTF8:
             return data, offsets, None
@@ -115,7 +115,7 @@ class TextCodec:
         stored = np.frombuffer(data, np.uint8)
         if not (stored & 0x80).any():
             return data, offsets, None
-        # No text has a zero byte: it can stand between them.
+        # Texts never contain a zero byte, so it can separate them.
         pieces = self._pieces(np.insert(stored, offsets[1:], 0).tobytes())
         known = self._known
         found = [known.get(piece, piece) or b"?" for piece in pieces]
@@ -135,7 +135,7 @@ class TextCodec:
         return buffer, moved, is_invalid
 
     def _pieces(self, stored: bytes) -> list[bytes]:
-        """Take text apart: single characters that are not ASCII, of which all are known then."""
+        """Split text into ASCII runs and single other characters, and convert unknown ones."""
         pieces: list[bytes] = _characters_of(self.name).findall(stored)
         new = [piece for piece in {*pieces} if piece[0] & 0x80 and piece not in self._known]
         if new and self.convert is not None:
@@ -145,7 +145,7 @@ class TextCodec:
 
 @dataclass
 class Doubts:
-    """Finds the first text that is not valid in a database's encoding, or has no equal in UTF-8.
+    """A search for the first text that is invalid or has no equivalent in UTF-8.
 
     Attributes:
         encoding: the database's encoding.
@@ -156,7 +156,7 @@ class Doubts:
     _places: dict[bytes, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, place: tuple[str, str], stored: bytes) -> None:
-        """Take the next text, and what names its place."""
+        """Add the next text, with its place."""
         if self.encoding in WIDE:
             for piece in _characters_of(self.encoding).findall(stored):
                 if piece[0] & 0x80:
@@ -165,13 +165,14 @@ class Doubts:
             self._found = place
 
     def first(self, connection: psycopg.Connection) -> tuple[str, str] | None:
-        """Return the place of the first one, or None.
+        """Return the place of the first invalid text, or None.
 
         Args:
-            connection: to the database, which is asked for characters that Python does not know.
+            connection: a connection to the database, which converts characters that Python does not
+                know.
 
         Raises:
-            psycopg.Error: the server does not answer.
+            psycopg.Error: the server does not respond.
         """
         if not self._places:
             return self._found
@@ -180,16 +181,16 @@ class Doubts:
         return next(places, None)
 
 
-#: Text of most databases.
+#: The codec of most databases.
 UTF_8: Final = TextCodec()
 
 
 def codec_of(connection: psycopg.Connection, convert: Convert) -> TextCodec:
-    """Return what decodes text as the database of a connection stores it.
+    """Return the codec for text as the connected database stores it.
 
     Args:
-        connection: to the database.
-        convert: asks a server for characters (`converted`); where it is not needed it is not used.
+        connection: a connection to the database.
+        convert: asks a server to convert characters (`converted`); only used for `WIDE` encodings.
     """
     encoding = encoding_of(connection)
     if encoding in WIDE:
@@ -205,10 +206,10 @@ def encoding_of(connection: psycopg.Connection) -> str:
 def converted(
     connection: psycopg.Connection, characters: Sequence[bytes]
 ) -> Mapping[bytes, bytes | None]:
-    """Ask the server for characters in UTF-8; None for those that it cannot convert.
+    """Convert characters to UTF-8 with the server; None for those that it cannot convert.
 
     Raises:
-        psycopg.Error: it does not answer.
+        psycopg.Error: the server does not respond.
     """
     query = (
         "SELECT convert(one, %s, 'UTF8') FROM unnest(%s::bytea[]) WITH ORDINALITY AS c(one, place) "
@@ -228,10 +229,10 @@ def converted(
 
 @contextmanager
 def reading_names(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
-    """Give a cursor that reads every name in the catalog, while the block runs.
+    """Return a cursor that can read every name in the catalog while the block runs.
 
-    One that is not valid in its database's encoding is an `Undecodable`, and no failure. Names in
-    encodings of `WIDE` are converted by the server.
+    A name that is invalid in its database's encoding becomes an `Undecodable` instead of an error.
+    Names in `WIDE` encodings are converted by the server.
     """
     encoding = encoding_of(connection)
     cursor = connection.cursor()
@@ -247,7 +248,7 @@ def reading_names(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
     try:
         yield cursor
     finally:
-        # A transaction that has failed takes it back by itself.
+        # A failed transaction restores the setting itself.
         if connection.info.transaction_status != psycopg.pq.TransactionStatus.INERROR:
             connection.execute("SET client_encoding TO 'UTF8'")
 
@@ -278,7 +279,7 @@ def _decoded(stored: bytes, codec: str) -> str:
 
 
 def is_valid(text: bytes, codec: str) -> bool:
-    """Return whether bytes are a text in the encoding of one of Python's codecs."""
+    """Return whether bytes are valid text for one of Python's codecs."""
     try:
         text.decode(codec)
     except UnicodeDecodeError:
@@ -287,7 +288,7 @@ def is_valid(text: bytes, codec: str) -> bool:
 
 
 def invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of some texts are not UTF-8."""
+    """Return flags of the texts that are not valid UTF-8."""
     ends = offsets.tolist()
     found = np.zeros(len(ends) - 1, np.bool_)
     for number, (begin, end) in enumerate(pairwise(ends)):
@@ -298,7 +299,7 @@ def invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool
 def _recoded(
     data: pa.Buffer, offsets: NDArray[np.int64], codec: str
 ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_]]:
-    """Turn texts of an encoding with one byte for each character into UTF-8."""
+    """Convert texts of a single-byte encoding to UTF-8."""
     widths, is_unknown = _widths(codec)
     stored = np.frombuffer(data, np.uint8)
     ends = np.zeros(len(stored) + 1, np.int64)
@@ -312,7 +313,7 @@ def _recoded(
 
 @cache
 def _widths(codec: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return how long each byte's character is in UTF-8, and which bytes stand for none."""
+    """Return the UTF-8 length of each byte's character, and flags of bytes without a character."""
     texts = [bytes([byte]).decode(codec, "replace") for byte in range(256)]
     widths = np.array([len(text.encode()) for text in texts], np.int64)
     return widths, np.array([text == _REPLACEMENT for text in texts], np.bool_)
@@ -320,5 +321,5 @@ def _widths(codec: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 
 @cache
 def _characters_of(encoding: str) -> re.Pattern[bytes]:
-    """Return what takes text apart: a zero byte, ASCII, or one other character."""
+    """Return a pattern that splits text: a zero byte, an ASCII run, or one other character."""
     return re.compile(rb"\x00|[\x01-\x7f]+|" + WIDE[encoding] + rb"|[\x80-\xff]")

@@ -1,7 +1,7 @@
-"""All rows of a table as they are in one snapshot of the database, read by Spark's tasks.
+"""The initial copy of a table in one snapshot of the database, read by Spark's tasks.
 
 Source: `specs/postgres-facts.md` (4.4). Each task imports the snapshot and copies ranges of pages.
-Values come as texts.
+Values are read as texts.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import Part, SourceTable
     from chronolake.source.postgres.offset import LogOffset
 
-#: So many pages of 8 KiB are one range: 64 MiB.
+#: The number of pages of 8 KiB in a range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
     [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
 )
-#: A transaction that changes a table is waited for so long, and then the other tables go on.
+#: Timeout in seconds for a transaction that alters a table; the other tables continue then.
 _LOCK_SECONDS: Final = 30
 _TEXT: Final = pa.string()
-#: What is parsed at once stays in the processor's caches.
+#: Chunks of this size fit into the processor's caches while they are parsed.
 _CHUNK_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class TableSnapshot:
-    """A table in a snapshot; it cannot be rewritten meanwhile.
+    """A table in a snapshot, locked against rewrites.
 
     Attributes:
         database: the snapshot.
-        table: the table as it is described there.
-        parts: what holds its rows.
-        has_new_parts: whether some of them were not parts of it yet in the snapshot.
+        table: the table in the snapshot's catalog.
+        parts: the relations that store its rows.
+        has_new_parts: whether some of them were not parts of the table yet in the snapshot.
     """
 
     database: DatabaseSnapshot
@@ -81,23 +81,23 @@ def copied(
     server: int,
     fingerprints: str | None = None,
 ) -> Iterator[Snapshot | StreamFailure]:
-    """Bring all of a table as it is in a snapshot.
+    """Read all rows of a table in a snapshot.
 
     Args:
         spark: the session; its executors must reach the server.
         dsn: the server's address.
-        snapshot: held until the generator has ended.
-        table: the table as it was before; the snapshot's own catalog counts.
-        position: where its stream was before.
-        server: which database it is (`catalog.server_of`).
-        fingerprints: the name of those that were made of it in this snapshot.
+        snapshot: the snapshot, held until the generator has ended.
+        table: the table in an earlier catalog; the snapshot's own catalog is authoritative.
+        position: the stream's offset before.
+        server: the database's identifier (`catalog.server_of`).
+        fingerprints: the name of the fingerprints that were computed in this snapshot.
     """
     try:
         with held_table(dsn, snapshot, table) as held:
             now = held.table
             key = RowKey.of(now)
             columns = key.declared(now.columns, beyond=set())
-            # Whether types hold all values is seen while they are copied.
+            # Values that a type cannot hold are only found during the copy.
             doubtful = [column.name for column in now.columns if column.beyond is not None]
             beyond = {name: f"{RESERVED}text{number}" for number, name in enumerate(doubtful)}
             rows = key.typed(texts_of(spark, dsn, held), now.columns, columns, beyond=beyond)
@@ -111,7 +111,7 @@ def copied(
                 sequence_of(snapshot.lsn or at),
                 done.as_json(),
                 done.numbers(now.columns),
-                # A row that has moved into one of them is there twice.
+                # A row that was moved to a new part may occur twice.
                 is_distinct=not held.has_new_parts,
                 texts=beyond,
             )
@@ -121,10 +121,10 @@ def copied(
 
 @contextmanager
 def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iterator[TableSnapshot]:
-    """Keep a table as it is in a snapshot, while the block runs.
+    """Lock a table as it is in a snapshot while the block runs.
 
     Raises:
-        SourceError: it cannot be read, or has been rewritten since the snapshot was taken.
+        SourceError: the table cannot be read, or was rewritten since the snapshot was taken.
     """
     with connected(dsn) as connection, in_snapshot(connection, snapshot):
         _lock(connection, table)
@@ -147,10 +147,10 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
 
 
 def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
-    """Keep a table from being rewritten or emptied: nothing would be left to be seen of it.
+    """Lock a table against rewrites and truncates, which would make its rows invisible.
 
     Raises:
-        SourceError: another transaction changes it, and does not end in time.
+        SourceError: another transaction alters the table, and does not end in time.
     """
     lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
     try:
@@ -174,12 +174,12 @@ def _identifier(table: SourceTable) -> sql.Identifier:
 
 
 def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:
-    """The rows of a table in a snapshot, their columns as texts.
+    """Return the rows of a table in a snapshot, with their columns as texts.
 
     Args:
         spark: the session; its executors must reach the server.
         dsn: the server's address.
-        snapshot: held until the rows have been read.
+        snapshot: the snapshot, held until the rows have been read.
     """
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
@@ -193,14 +193,14 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRow
 
 @dataclass(frozen=True)
 class PageRange:
-    """Some pages of a part.
+    """A range of pages of a part.
 
     Attributes:
-        part: what has the pages.
-        begin: the first of them.
-        finish: the first that does not belong to them; None: the range has no end, because the part
-            may have grown.
-        last: the same, as it was when the part's size was asked for.
+        part: the part that contains the pages.
+        begin: the first page.
+        finish: the page after the last one; None: the range is open, because the part may have
+            grown.
+        last: the page after the last one at the time when the part's size was read.
     """
 
     part: Part
@@ -210,7 +210,7 @@ class PageRange:
 
 
 def tasks_of(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
-    """Ranges of pages that are read together: many of small parts, or one of a large one."""
+    """Return groups of page ranges for tasks: many of small parts, or one of a large part."""
     waiting: list[PageRange] = []
     pages = 0
     for part in parts:
@@ -229,10 +229,10 @@ def tasks_of(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
 
 
 def spread(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
-    """A column of what tasks have to do, a row and a partition for each of them."""
+    """Return a DataFrame with one column, and a row and a partition for each task."""
     listed = pa.table({name: tasks})
-    # From one partition each row goes to one of its own: whoever is quick takes more of them, and
-    # how many are done tells how far the copy is.
+    # Each row is moved from one partition to its own: fast executors take more tasks, and the
+    # number of finished tasks shows the progress of the copy.
     return spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
 
 
@@ -254,16 +254,16 @@ def _copied(
 def rows_where(
     connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Some rows of a relation, their columns as texts.
+    """Return some rows of a relation, with their columns as texts.
 
     Args:
-        connection: to the database; it looks at a snapshot.
-        relation: the relation as SQL, in the catalog's own spelling.
-        where: which rows.
+        connection: a connection to the database, in a snapshot.
+        relation: the relation as SQL, quoted as in the catalog.
+        where: a condition for the rows.
         names: the columns.
 
     Raises:
-        SourceError: the server does not give them.
+        SourceError: the server does not return the rows.
     """
     query = (
         sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)")
@@ -279,19 +279,19 @@ def rows_where(
 def locating_text(
     connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
 ) -> Iterator[None]:
-    """Say which row it is, if the server cannot convert a text of some rows to UTF-8.
+    """Add the row's ctid to the error if the server cannot convert a text to UTF-8.
 
     Args:
-        connection: to the database; it looks at a snapshot.
-        relation: the relation as SQL, in the catalog's own spelling.
-        where: which rows the block reads.
-        names: the columns that it reads.
+        connection: a connection to the database, in a snapshot.
+        relation: the relation as SQL, quoted as in the catalog.
+        where: a condition for the rows that the block reads.
+        names: the columns that the block reads.
 
     Raises:
-        SourceError: whatever the block raises, or with the place of the first such row.
+        SourceError: any error of the block, with the ctid of the first row with invalid text.
     """
     if encoding.encoding_of(connection) == "UTF8":
-        # Such a database has no other text.
+        # A UTF-8 database only contains valid texts.
         yield
         return
     with understood():
@@ -321,14 +321,14 @@ def locating_text(
 def _first_invalid(
     connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Return the ctid of the first row with a text that is not valid, and the column's name."""
+    """Return the ctid of the first row with invalid text, and the column's name."""
     asked = [sql.SQL("ctid::text"), *map(sql.Identifier, names)]
     query = sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)").format(
         sql.SQL(", ").join(asked), sql.SQL(relation), where
     )
     connection.execute(f"SET LOCAL client_encoding TO '{client_encoding_of(connection)}'")
     doubtful = encoding.Doubts(encoding.encoding_of(connection))
-    # Names of ours: those of columns may be anything.
+    # Generated names, because columns may have any names.
     numbers = [str(number) for number in range(len(names) + 1)]
     for chunk in _chunks(connection, sent(connection, query)):
         for batch in _parsed(chunk, numbers, pa.binary()):
@@ -337,13 +337,13 @@ def _first_invalid(
                 for name, cell in zip(names, cells, strict=True):
                     if cell is not None:
                         doubtful.add((place.decode(), name), cell)
-    # Nothing else can be asked before all has been received.
+    # Nothing else can be queried before all rows have been received.
     return doubtful.first(connection)
 
 
 def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]:
-    """What a COPY sends, in chunks of whole rows."""
-    # psycopg's own way takes longer for a row than the server does.
+    """Return the output of a COPY in chunks of complete rows."""
+    # psycopg's own method takes longer for a row than the server does.
     server = connection.pgconn
     with understood():
         result = server.exec_(query)
@@ -360,7 +360,7 @@ def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]
             length, piece = server.get_copy_data(0)
         if chunk:
             yield chunk
-        # All results have to be taken before anything else can be sent.
+        # All results have to be consumed before anything else can be sent.
         ends = list(iter(server.get_result, None))
         for end in ends:
             if end.status != ExecStatus.COMMAND_OK:

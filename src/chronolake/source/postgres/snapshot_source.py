@@ -1,8 +1,8 @@
-"""A PostgreSQL database as a source without its log: each run reads every table as a whole.
+"""A PostgreSQL database as a source without its log: each run reads every table completely.
 
-Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). What differs from
-the table in the lake is brought, at the time of the run: what changed back and forth between two
-runs is not seen. It needs nothing of the server but the right to read, and may read a standby.
+Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). Differences from
+the table in the lake land with the time of the run: intermediate changes between two runs are not
+captured. The source only needs the privilege to read, and may be a standby.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def read_whole(
     *,
     full_refresh: bool = False,
 ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
-    """Bring tables as they are in one snapshot of their database.
+    """Read tables in one snapshot of their database.
 
     Args:
-        lake: the lake whose Spark does the work.
-        wanted: the tables.
-        positions: where their streams were before; None: nothing has landed.
-        full_refresh: whether they are compared with the lake's tables, whatever is known of them.
+        lake: the lake whose Spark session does the work.
+        wanted: the selected tables.
+        positions: the offsets of their streams; None: nothing has landed.
+        full_refresh: whether to compare all rows with the lake's tables in any case.
 
     Raises:
         SourceError: the database cannot be read at all.
@@ -85,7 +85,7 @@ def read_whole(
 
 @dataclass
 class ComparedDatabase:
-    """The tables of a database, by the difference of snapshots."""
+    """The tables of a database, by snapshot diff."""
 
     project: Project
     pipeline: str
@@ -96,7 +96,7 @@ class ComparedDatabase:
         return WantedTables(self.project, self.pipeline, self.config)
 
     def discover(self) -> list[StreamDescriptor]:
-        """The tables that the configuration wants; one that is not there fails by itself."""
+        """Return the selected tables. A missing table fails on its own."""
         return self._wanted.discover(CaptureMethod.SNAPSHOT_DIFF)
 
     def read(
@@ -106,12 +106,12 @@ class ComparedDatabase:
         *,
         full_refresh: bool,
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
-        """All tables as they are in one snapshot of the database."""
+        """Read all tables in one snapshot of the database."""
         self._wanted.forget_fingerprints(but=self._wanted.names)
         yield from read_whole(lake, self._wanted, positions, full_refresh=full_refresh)
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
-        """The columns of tables, as the catalog has them."""
+        """Return the columns of tables from the catalog."""
         yield from self._wanted.describe_streams(names)
 
     def check(
@@ -120,7 +120,7 @@ class ComparedDatabase:
         create: bool,  # noqa: ARG002 - nothing has to be made
         positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - none is in a log
     ) -> list[CheckResult]:
-        """What the database lacks."""
+        """Return the problems of the database."""
         with connected(self.config.dsn) as connection:
             found = [CheckResult("server", Level.OK, version_of(connection))]
             slot = slot_of(self.config, self.pipeline)
@@ -138,4 +138,4 @@ class ComparedDatabase:
             return found
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
-        """The database keeps nothing for a pipeline."""
+        """Do nothing: the database keeps no state for a pipeline."""

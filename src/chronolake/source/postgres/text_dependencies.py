@@ -88,7 +88,7 @@ _NAMES: Final = {
 _ROLES: Final = {"aclitem": "regrole"}
 #: Types whose texts depend on a setting of the database.
 _SETTINGS: Final = {"money": "lc_monetary"}
-#: Stands in for a type's oid: the configured representation of values.
+#: Replaces a type's oid: the configured representation of values.
 _SETTINGS_OID: Final = 0
 
 

@@ -1,8 +1,8 @@
-"""Values that are kept in another form than their text, where the configuration asks for it.
+"""Representations of values other than their texts, where the configuration selects them.
 
-Arrays and composite values become JSON, as `to_jsonb` of the server makes it of them: numbers,
-booleans and nulls as JSON has them, arrays within arrays, attributes by their names, everything
-else as texts. `money` becomes a decimal.
+Arrays and composite values become JSON, in the format of the server's `to_jsonb`: numbers, booleans
+and nulls as JSON values, nested arrays, attributes by name, everything else as strings. `money`
+becomes a decimal.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """What the configuration says about columns.
+    """The configured options of columns.
 
     Attributes:
-        json_arrays: whether arrays are JSON.
-        json_composites: whether composite values are JSON.
-        decimal_money: whether `money` is a decimal.
-        generated: which generated columns are brought: `s` for stored ones, `v` for virtual ones.
+        json_arrays: whether arrays become JSON.
+        json_composites: whether composite values become JSON.
+        decimal_money: whether `money` becomes a decimal.
+        generated: which generated columns are read: `s` for stored ones, `v` for virtual ones.
     """
 
     json_arrays: bool = False
@@ -44,12 +44,12 @@ class ColumnOptions:
 
     @property
     def has_forms(self) -> bool:
-        """Whether some types have another form than their text."""
+        """Return whether some types have another representation than their text."""
         return self.json_arrays or self.json_composites or self.decimal_money
 
     @property
     def words(self) -> str:
-        """The same as a text, so that a change is noticed; empty if nothing is asked for."""
+        """Return the representations as text, to detect changes; empty if none is configured."""
         asked = {
             "arrays=json": self.json_arrays,
             "composites=json": self.json_composites,
@@ -58,12 +58,12 @@ class ColumnOptions:
         return " ".join(word for word, is_so in asked.items() if is_so)
 
 
-#: Everything as the server writes it, without generated columns.
+#: All values as texts, without generated columns.
 PLAIN: Final = ColumnOptions()
 
 
 class Scalar(StrEnum):
-    """How a value that is neither an array nor a composite stands in JSON."""
+    """The JSON type of a value that is neither an array nor a composite."""
 
     NUMBER = "number"
     BOOLEAN = "boolean"
@@ -73,7 +73,7 @@ class Scalar(StrEnum):
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """An array: the form of its elements, and what stands between them."""
+    """An array: the form of its elements, and their delimiter."""
 
     element: JsonForm
     delimiter: str
@@ -88,7 +88,7 @@ class CompositeForm:
 
 @dataclass(frozen=True)
 class MoneyForm:
-    """An amount of money: how many digits its fractions have."""
+    """An amount of money with its number of fractional digits."""
 
     scale: int
 
@@ -106,7 +106,7 @@ _SCALARS: Final = {
     **dict.fromkeys((20, 21, 23, 700, 701, 1700), Scalar.NUMBER),
 }
 _MONEY: Final = 790
-#: Types that columns of some tables have, themselves or within others.
+#: Types that columns of some tables have, directly or within other types.
 _TYPES: Final = """
 WITH RECURSIVE used(type) AS (
     SELECT a.atttypid FROM pg_catalog.pg_attribute a
@@ -139,12 +139,12 @@ FROM used JOIN pg_catalog.pg_type t ON t.oid = used.type
 def forms_of(
     connection: psycopg.Connection, tables: Sequence[int], options: ColumnOptions
 ) -> dict[int, ValueForm]:
-    """Return the forms of types that have another one than their text, by the types' oids.
+    """Return the forms of types that have another representation than their text, by type oid.
 
     Args:
-        connection: to the database.
+        connection: a connection to the database.
         tables: the oids of the tables whose columns have the types.
-        options: what is asked for.
+        options: the configured representations.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -184,7 +184,7 @@ def forms_of(
 
 
 def type_of(form: ValueForm) -> ColumnType:
-    """Return the type that holds values of a form."""
+    """Return the column type for values of a form."""
     if isinstance(form, MoneyForm):
         return ColumnType(Kind.DECIMAL, _MONEY_DIGITS, form.scale)
     return ColumnType(Kind.JSON)
@@ -195,8 +195,8 @@ def values_of(form: ValueForm, texts: pa.Array) -> pa.Array:
 
     Args:
         form: the form.
-        texts: the values as the server writes them. One that is not written as its type is now is
-            a JSON text itself: its table is read once more.
+        texts: the values as the server prints them. A text that does not match the present type
+            becomes a JSON string; its table is read again.
     """
     if isinstance(form, MoneyForm):
         return _money(form, texts)
@@ -205,7 +205,7 @@ def values_of(form: ValueForm, texts: pa.Array) -> pa.Array:
 
 
 def _money(form: MoneyForm, texts: pa.Array) -> pa.Array:
-    """Amounts, however the server's locale writes them: all digits count the smallest unit."""
+    """Return amounts in any locale's format: their digits are a number of the smallest unit."""
     digits = pc.replace_substring_regex(texts, r"[^0-9]", "")
     is_negative = pc.match_substring_regex(texts, "[-\u2212(]")
     signs = pc.if_else(is_negative, "-", "")
@@ -227,11 +227,11 @@ def _quoted(text: str) -> str:
 
 
 def _json(form: JsonForm, text: str) -> str:
-    """A value as JSON.
+    """Return a value as JSON.
 
     Raises:
-        ValueError: it is not written as its type is now.
-        IndexError: it ends too early.
+        ValueError: the text does not match the present type.
+        IndexError: the text ends too early.
     """
     if isinstance(form, ArrayForm):
         return _array(form, text)
@@ -256,7 +256,7 @@ def _json(form: JsonForm, text: str) -> str:
 
 
 def _array(form: ArrayForm, text: str) -> str:
-    """An array as JSON, of any number of dimensions; bounds other than 1 are left out."""
+    """Return an array as JSON, with any number of dimensions; bounds other than 1 are omitted."""
     place = text.index("{")
     found: list[str] = []
     while place < len(text):
@@ -276,7 +276,7 @@ def _array(form: ArrayForm, text: str) -> str:
 
 
 def _element(form: ArrayForm, text: str, place: int) -> tuple[str, int]:
-    """An element as JSON, and the place after it."""
+    """Return an element as JSON, and the index after it."""
     if text[place] != '"':
         end = place
         while text[end] not in {form.delimiter, "}"}:
@@ -286,7 +286,7 @@ def _element(form: ArrayForm, text: str, place: int) -> tuple[str, int]:
     parts = []
     place += 1
     while text[place] != '"':
-        # A backslash stands before quotes and backslashes.
+        # A backslash escapes quotes and backslashes.
         place += text[place] == "\\"
         parts.append(text[place])
         place += 1
@@ -294,7 +294,7 @@ def _element(form: ArrayForm, text: str, place: int) -> tuple[str, int]:
 
 
 def _cells(text: str) -> Iterator[str | None]:
-    """The texts of a composite's attributes; None for nulls."""
+    """Return the texts of a composite's attributes; None for nulls."""
     if text[0] != "(" or text[-1] != ")":
         raise ValueError(text)
     place, last = 1, len(text) - 1

@@ -1,9 +1,9 @@
 """SQL Server as a source, over JDBC.
 
-`change_tracking` brings rows that change tracking says have changed, as they are when they are
-read; `cdc` every change that change data capture has kept; `statements` is what they share,
-`database` chooses between them, and `statements` is all the SQL.
+`change_tracking` reads the present state of rows that change tracking reports as changed. `cdc`
+reads every change that change data capture has stored. `statements` contains the SQL and what both
+methods share. `database` chooses the method.
 
-Written to the vendor's documentation of these functions, and tested with results as that describes
-them: no server was there.
+The code was written from the vendor's documentation of these functions, and is tested with results
+as documented there: no server was available.
 """

@@ -1,9 +1,9 @@
-"""Change data capture: every change that the server's capture job has read from its log.
+"""Change data capture (CDC): every change that the capture job has read from the server's log.
 
-Source: `seeds/history-mode.txt` ("SQL Server CT and CDC differences"). A change has the time at
-which its transaction was committed. A copy of a table has the time of a minute before it began:
-what is captured of changes before that is put before it, and whatever was not committed when it was
-read comes after it, as exact as the server's clocks may be.
+Source: `seeds/history-mode.txt` ("SQL Server CT and CDC differences"). A change has the commit time
+of its transaction. A copy of a table has the time of one minute before its begin: captured changes
+before that time are ordered before the copy, and changes that were not committed when it was read
+are ordered after it, as far as the server's clock is exact.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COPY_MARGIN_MICROS: Final = 60_000_000
 #: The digits of an LSN, of a command's number, of an LSN and of an operation.
 _DIGITS: Final = (20, 8, 20, 1)
 
-#: What `__$operation` says. Of an updated row the old state is asked for if its key has changed.
+#: Values of `__$operation`. The old state of an updated row is only read if its key has changed.
 _DELETE: Final = 1
 _INSERT: Final = 2
 _BEFORE_UPDATE: Final = 3
@@ -53,7 +53,7 @@ _WORDS: Final = (
 
 @dataclass(frozen=True)
 class _Instance:
-    """What captures a table: its name, the columns that it has, and the oldest LSN it keeps."""
+    """A capture instance: its name, its columns, and the oldest LSN that it retains."""
 
     name: str
     columns: tuple[str, ...]
@@ -62,13 +62,13 @@ class _Instance:
 
 @dataclass(frozen=True)
 class _Place:
-    """How far a stream is.
+    """A stream's offset.
 
     Attributes:
-        instance: the capture instance whose changes have been brought.
-        lsn: all changes of transactions up to this one have been.
-        last_micros: when the last of them was committed, as it counts, in microseconds since 1970.
-        copied_micros: when the table was last read as a whole.
+        instance: the capture instance whose changes were read.
+        lsn: all changes of transactions up to this LSN were read.
+        last_micros: the commit time assigned to the last of them, in microseconds since 1970.
+        copied_micros: when the table was last read completely, in microseconds since 1970.
     """
 
     instance: str
@@ -78,7 +78,7 @@ class _Place:
 
     @classmethod
     def from_json(cls, told: Offset) -> Self | None:
-        """What was stored, or None: by another kind of source."""
+        """Return the stored offset, or None if another kind of source stored it."""
         if "instance" not in told:
             return None
         return cls(
@@ -101,15 +101,15 @@ class CapturedTable(TableOfRun):
     """One table in one run, by change data capture."""
 
     def read(self, told: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
-        """What was captured after a place; then all of the table, if it is wanted or has to be.
+        """Read captured changes after an offset, then all rows if requested or necessary.
 
         Raises:
-            SourceError: nothing captures the table, or what was captured is not there any more.
+            SourceError: no capture instance exists for the table, or captured changes were removed.
         """
         newest_lsn, at_micros = self._captured()
         instances = self._instances()
         newest = instances[-1]
-        # An instance may begin later in the log than the capture job has come.
+        # An instance may begin at a later LSN than the capture job has reached.
         begin = max(newest_lsn, _lsn(_number(newest.oldest) - 1))
         before = _Place.from_json(told)
         if before is None:
@@ -126,14 +126,14 @@ class CapturedTable(TableOfRun):
         if before.lsn < newest_lsn:
             piece, now = self._changes(before, _named(instances, before.instance), newest_lsn)
             yield piece
-        # A newer instance is there because the table has other columns by now.
+        # A newer instance exists because the table has other columns now.
         is_to_switch = now.instance != newest.name and begin == newest_lsn
         if full_refresh or is_to_switch:
             instance = newest if is_to_switch else _named(instances, now.instance)
             yield self._whole(now, instance, at_micros)
 
     def _instances(self) -> list[_Instance]:
-        """What captures the table, the newest last."""
+        """Return the table's capture instances, the newest last."""
         reported = self.asked(statements.instances(self.name))
         if not reported:
             schema, _, table = self.name.partition(".")
@@ -170,7 +170,7 @@ class CapturedTable(TableOfRun):
         return tuple(names)
 
     def _captured(self) -> tuple[str, int]:
-        """How far the capture job is, and the server's time."""
+        """Return the LSN that the capture job has reached, and the server's time."""
         capturing = self.asked(statements.capturing())
         if not capturing or not capturing[0]["enabled"]:
             raise SourceError(
@@ -186,7 +186,7 @@ class CapturedTable(TableOfRun):
         return reported["newest"], reported["at_micros"]
 
     def _expect_time_zone(self, at_micros: int, minutes: int) -> None:
-        """Refuse another zone than the server's: changes would be hours from where they belong."""
+        """Raise an error if the configured time zone is not the server's clock's."""
         now = datetime.fromtimestamp(at_micros / 1_000_000, UTC)
         offset = now.astimezone(ZoneInfo(self.config.time_zone)).utcoffset() or timedelta()
         if offset != timedelta(minutes=minutes):
@@ -199,7 +199,7 @@ class CapturedTable(TableOfRun):
     def _gap(
         self, before: _Place, instances: Sequence[_Instance], newest: str
     ) -> SourceError | None:
-        """Why what was captured does not go on where the stream is, or None."""
+        """Return an error if captured changes do not continue at the stream's offset."""
         known = next((instance for instance in instances if instance.name == before.instance), None)
         if known is None:
             why = f"Its capture instance {before.instance} was dropped."
@@ -219,7 +219,7 @@ class CapturedTable(TableOfRun):
         )
 
     def _whole(self, place: _Place, instance: _Instance, at_micros: int) -> Snapshot:
-        """All rows as they are, by the columns that changes will have."""
+        """Return all rows as a snapshot, with the columns of the capture instance."""
         rows = self.all_rows()
         # The table may have lost a column that its instance still has.
         names = [name for name in instance.columns if name in rows.columns]
@@ -230,7 +230,7 @@ class CapturedTable(TableOfRun):
             rows.select(*map(quoted, names)),
             self.key,
             at_micros=at,
-            # As long as those of changes, and later than all up to the place.
+            # Of the same length as those of changes, and later than all of them up to the offset.
             sequence=place.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
             position=replace(place, instance=instance.name, copied_micros=at).as_json(),
         )
@@ -238,7 +238,7 @@ class CapturedTable(TableOfRun):
     def _changes(
         self, before: _Place, instance: _Instance, upto: str
     ) -> tuple[ChangeBatch, _Place]:
-        """What was captured between two places, and where that leads."""
+        """Return the changes captured between two LSNs, and the offset after them."""
         commits = self._commits(before, upto)
         last = commits.agg({_MICROS: "max"}).collect()[0][0]
         if last is None:
@@ -253,10 +253,10 @@ class CapturedTable(TableOfRun):
         cells = [
             cell(field, unless="false" if field.name in self.key else is_mark) for field in captured
         ]
-        # Servers know commands' numbers since 2016, and rows from before an upgrade have none.
+        # Command numbers exist since SQL Server 2016, and are null for rows from before an upgrade.
         command = f"lpad(hex(coalesce({COMMAND}, 0)), {_DIGITS[1]}, '0')"
         sequence = f"concat(substr({START}, 3), {command}, substr({SEQVAL}, 3), {OPERATION})"
-        # A change of which no commit is told would be without a time, and is refused.
+        # A change without a known commit would have no time, and is rejected.
         versions = rows.join(commits, START, "left_outer").selectExpr(
             *cells,
             f"{_MICROS} AS {MODIFIED}",
@@ -270,10 +270,10 @@ class CapturedTable(TableOfRun):
         return ChangeBatch(self.name, versions, columns, place.as_json()), place
 
     def _commits(self, before: _Place, upto: str) -> DataFrame:
-        """Transactions with the time that counts for each, in microseconds since 1970.
+        """Return transactions with the time assigned to each, in microseconds since 1970.
 
-        Clocks may jump back, and have only so many ticks: a transaction is at least a microsecond
-        later than the one before it in the log.
+        Clocks may be set back, and have a limited resolution: a transaction is at least one
+        microsecond later than its predecessor in the log.
         """
         zone = literal(self.config.time_zone)
         reported = self.query(statements.commits(after=before.lsn, upto=upto))

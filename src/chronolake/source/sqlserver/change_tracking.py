@@ -1,10 +1,10 @@
-"""Change tracking: which rows have changed since a version, and how they are by now.
+"""Change tracking: the rows that have changed since a version, in their present state.
 
-Source: `seeds/history-mode.txt` ("SQL Server CT and CDC differences"): what changed back and forth
-between two runs is not seen. The version is asked for before the rows are read, so that a row may
-be newer than it says, or gone; it comes once more then, and is as the table has it already. What
-the server had cleaned up while it was read would be missing: only when it has not, the version
-counts as read.
+Source: `seeds/history-mode.txt` ("SQL Server CT and CDC differences"): intermediate changes between
+two runs are not captured. The version is read before the rows, so that a row may be newer than the
+version, or already deleted. Such a row is read again in the next run, and then equals the table's.
+Changes that the server's cleanup removed during the read would be missing: the version only counts
+as read if the cleanup has not removed any.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class _Place:
-    """How far a stream is.
+    """A stream's offset.
 
     Attributes:
-        version: all changes up to this version of the database have been brought; -1: nothing
-            has, and the table has to be read as a whole.
-        last_micros: when it was last looked at, in microseconds since 1970.
+        version: all changes up to this version of the database were read; -1: none were, and the
+            table has to be read completely.
+        last_micros: when it was last read, in microseconds since 1970.
     """
 
     version: int
@@ -47,7 +47,7 @@ class _Place:
 
     @classmethod
     def from_json(cls, told: Offset) -> Self:
-        """What was stored, also by another kind of source, of which only the time counts."""
+        """Return the stored offset. If another kind of source stored it, only its time is used."""
         return cls(int(told.get("version", -1)), latest_micros(told))
 
     def as_json(self) -> Offset:
@@ -62,7 +62,7 @@ class TrackedTable(TableOfRun):
     """One table in one run, by change tracking."""
 
     def read(self, told: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
-        """What has changed; all of the table at first, and where tracking knows no more.
+        """Read the changed rows, or all rows in the first run and if changes are no longer known.
 
         Raises:
             SourceError: the table is not tracked.
@@ -93,7 +93,7 @@ class TrackedTable(TableOfRun):
         yield self._whole(now)
 
     def _now(self, before: _Place) -> tuple[_Place, int]:
-        """How far change tracking is, and from which version on it knows what has changed."""
+        """Return the present offset, and the oldest version from which changes are known."""
         (reported,) = self.asked(statements.tracking(self.name))
         if reported["version"] is None:
             raise SourceError(
@@ -123,7 +123,7 @@ class TrackedTable(TableOfRun):
 
     def _changed(self, before: _Place, now: _Place) -> Snapshot:
         rows = self.query(statements.tracked(self.name, self.key, after=before.version))
-        # The keys of rows that are gone are told beside their columns, which are null.
+        # The keys of deleted rows are in separate columns; their data columns are null.
         keys = {column: f"{statements.KEY}{number}" for number, column in enumerate(self.key)}
         names = [name for name in rows.columns if name not in keys.values()]
         known = [f"{quoted(keys.get(name, name))} AS {quoted(name)}" for name in names]

@@ -1,4 +1,4 @@
-"""The tables of a SQL Server database that a pipeline brings."""
+"""A SQL Server database as a source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SqlServerDatabase:
     """The tables of a database, by change tracking or change data capture.
 
     Attributes:
-        reader: what reads the database; the configuration's address if there is none.
+        reader: the database reader; by default one for the configured address.
     """
 
     project: Project
@@ -44,7 +44,7 @@ class SqlServerDatabase:
         return self.config.method is SqlServerMethod.CDC
 
     def discover(self) -> list[StreamDescriptor]:
-        """The tables that the configuration names."""
+        """Return the configured tables."""
         capture_method = (
             CaptureMethod.EVERY_CHANGE if self._is_captured else CaptureMethod.OBSERVED_CHANGES
         )
@@ -53,7 +53,7 @@ class SqlServerDatabase:
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
-        """What has changed in each table; all of a table at first."""
+        """Read the changes of each table, and all rows in its first run."""
         reader = self.reader or JdbcReader(self.config)
         kind = CapturedTable if self._is_captured else TrackedTable
 
@@ -65,4 +65,4 @@ class SqlServerDatabase:
         return each_table(reader, positions, read)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
-        """The database forgets by itself, after its own retention."""
+        """Do nothing: the database removes changes after its own retention period."""

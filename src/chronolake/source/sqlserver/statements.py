@@ -1,11 +1,7 @@
-"""Transact-SQL statements, and what both ways of reading a table share.
+"""Transact-SQL statements, and the base class of both methods of reading a table.
 
-The statements that SQL Server is asked, in Transact-SQL.
-
-Each is one SELECT without ORDER BY or WITH: Spark puts it into a subquery. Binary log sequence
-numbers (LSNs) are asked for, and written, in the form `0x0000002A000001230003`.
-
-What both ways of reading a table of SQL Server have in common.
+Each statement is one SELECT without ORDER BY or WITH, because Spark uses it as a subquery. Binary
+log sequence numbers (LSNs) are converted to and from the format `0x0000002A000001230003`.
 """
 
 from __future__ import annotations
@@ -38,20 +34,20 @@ _NOW: Final = f"{_CLOCK.format('SYSUTCDATETIME()')} AS at_micros"
 
 
 def identifier(name: str) -> str:
-    """A name as Transact-SQL has it."""
+    """Return a name quoted for Transact-SQL."""
     return f"[{name.replace(']', ']]')}]"
 
 
 def relation(stream: str) -> str:
-    """The table of a stream, which is called schema.table."""
+    """Return the quoted table of a stream, whose name is schema.table."""
     schema, _, table = stream.partition(".")
     return f"{identifier(schema)}.{identifier(table)}"
 
 
 def tracking(stream: str) -> str:
-    """How far change tracking is: `version`, the `oldest` it knows, and the server's time.
+    """Select the change tracking `version`, the `oldest` valid one, and the server's time.
 
-    `version` is null if the database does not track, `oldest` if the table does not.
+    `version` is null if the database does not track changes, `oldest` if the table does not.
     """
     return (
         "SELECT CHANGE_TRACKING_CURRENT_VERSION() AS version, "
@@ -60,7 +56,7 @@ def tracking(stream: str) -> str:
 
 
 def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
-    """Rows that have changed after a version: their keys, and how they are by now, or nulls."""
+    """Select rows changed after a version: their keys, and their present values or nulls."""
     keys = ", ".join(f"ct.{identifier(name)} AS [{KEY}{n}]" for n, name in enumerate(key))
     matched = " AND ".join(f"t.{identifier(name)} = ct.{identifier(name)}" for name in key)
     return (
@@ -70,9 +66,9 @@ def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
 
 
 def instances(stream: str) -> str:
-    """What captures a table: `name`, the `oldest` LSN that is kept, and when it was made.
+    """Select a table's capture instances: `name`, the `oldest` retained LSN, and the creation time.
 
-    `oldest` is zero where the capture job has not begun, or the user may not see the changes.
+    `oldest` is zero if the capture job has not begun, or the user may not see the changes.
     """
     return (
         "SELECT capture_instance AS name, "
@@ -83,9 +79,9 @@ def instances(stream: str) -> str:
 
 
 def columns(instance: str) -> str:
-    """The columns that a capture instance has: `name` and `ordinal`.
+    """Select the columns of a capture instance: `name` and `ordinal`.
 
-    Computed columns are left out: they are null in all changes.
+    Computed columns are omitted: they are null in all changes.
     """
     return (
         "SELECT c.column_name AS name, c.column_ordinal AS ordinal FROM cdc.captured_columns AS c "
@@ -95,7 +91,7 @@ def columns(instance: str) -> str:
 
 
 def capturing() -> str:
-    """Whether the database captures changes at all: `enabled`."""
+    """Select whether the database captures changes at all: `enabled`."""
     return (
         "SELECT CAST(is_cdc_enabled AS int) AS enabled FROM sys.databases "
         "WHERE database_id = DB_ID()"
@@ -103,7 +99,7 @@ def capturing() -> str:
 
 
 def captured() -> str:
-    """How far the capture job is: the `newest` LSN, the server's time, and its clock's offset."""
+    """Select the `newest` captured LSN, the server's time, and its clock's offset from UTC."""
     return (
         f"SELECT {_lsn('sys.fn_cdc_get_max_lsn()')} AS newest, {_NOW}, "
         "DATEDIFF(MINUTE, SYSUTCDATETIME(), SYSDATETIME()) AS offset_minutes"
@@ -111,7 +107,7 @@ def captured() -> str:
 
 
 def commits(*, after: str, upto: str) -> str:
-    """Transactions of the log: their LSN, and when they ended by the server's own clock."""
+    """Select transactions of the log: their LSN, and their end by the server's local clock."""
     return (
         f"SELECT {_lsn('start_lsn')} AS [{START}], "
         f"{_CLOCK.format('tran_end_time')} AS local_micros FROM cdc.lsn_time_mapping "
@@ -120,10 +116,10 @@ def commits(*, after: str, upto: str) -> str:
 
 
 def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
-    """Changes that were captured: deletes (1), inserts (2), updated rows as they became (4).
+    """Select captured changes: deletes (1), inserts (2), and new rows of updates (4).
 
-    And rows as they were (3) of updates that have changed the key. The function does not tell in
-    which order statements ran within a transaction, the change table does.
+    Old rows of updates (3) are included if the update has changed the key. The function does not
+    return the order of statements within a transaction; the change table does.
     """
     name = _text(instance)
     moved = " OR ".join(
@@ -160,11 +156,11 @@ class TableOfRun:
 
     Attributes:
         spark: the session that reads.
-        reader: what reads the database.
+        reader: the database reader.
         pipeline: the pipeline's name.
-        name: the table's.
-        config: the database, as the configuration has it.
-        landing: where the table lands.
+        name: the table's name.
+        config: the database's configuration.
+        landing: the folder where the table's changes land.
     """
 
     spark: SparkSession
@@ -176,31 +172,31 @@ class TableOfRun:
 
     @cached_property
     def landed_micros(self) -> int:
-        """The latest time that has landed, in microseconds since 1970; 0: none has.
+        """Return the latest time that has landed, in microseconds since 1970, or 0.
 
-        It may be later than the position says: of a run that died, nothing else tells. Only who
-        gives rows a time of its own asks; changes have their commits'.
+        It may be later than the offset's time: after a crash, only the landed files contain it. It
+        is only needed for rows with a time of the run's own; changes have their commit times.
 
         Raises:
-            SourceError: what has landed cannot be read.
+            SourceError: the landed files cannot be read.
         """
         return landed_micros(self.landing)
 
     @property
     def key(self) -> Sequence[str]:
-        """The columns that tell rows apart, as the configuration says."""
+        """Return the configured key columns."""
         return self.config.tables[self.name].key
 
     def all_rows(self) -> DataFrame:
-        """The table as it is."""
+        """Return all rows of the table."""
         split_by = self.config.tables[self.name].split_by
         return self.reader.table(self.spark, relation(self.name), split_by=split_by)
 
     def query(self, statement: str) -> DataFrame:
-        """What one SELECT gives."""
+        """Return the result of one SELECT."""
         return self.reader.query(self.spark, statement)
 
     def asked(self, statement: str) -> list[Row]:
-        """What one SELECT gives, of a few rows."""
+        """Return the rows of one SELECT with a small result."""
         rows: list[Row] = self.query(statement).collect()
         return rows

@@ -235,7 +235,7 @@ class _Found:
     """The rows that differ.
 
     Attributes:
-        rows: the rows (`ByKey.schema`); None if there are none.
+        rows: the rows (`ByKey.schema`); None if nothing differs.
         count: the number of rows.
         beyond: the names of columns with values that their types cannot hold.
         are_distinguishable: whether no two rows have the same key.
