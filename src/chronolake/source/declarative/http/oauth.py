@@ -247,8 +247,7 @@ class OAuthAuthentication(Authentication):
             self._memory.renew(self._name, partial(self._later, spent))
 
     def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Return the tokens to store: the known ones if requests can still use them, or new ones.
-        """
+        """Return the tokens to store: the known ones if they are still valid, or new ones."""
         self._adopt(known)
         is_of_use = self._tokens.good(self._network.now()) and self._tokens.access != spent
         if known is not None and known.get("origin") == self._origin and is_of_use:

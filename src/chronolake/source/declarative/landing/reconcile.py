@@ -183,7 +183,7 @@ class Comparison:
 
 
 def reaches(cursor: TimeCursor, at: datetime) -> bool:
-    """Return whether a read that begins now includes all changes up to a time, as requested.
+    """Return whether the requests of a read that begins now include all changes up to a time.
 
     A time that is formatted without its hour or minute includes that whole day or hour.
     """

@@ -174,7 +174,7 @@ class Shape:
 
         Returns:
             All columns known so far, in their order and with their present types, and their values.
-                A field that has never had a value, and that no schema declares, is not a column.
+            A field that has never had a value, and that no schema declares, is not a column.
 
         Raises:
             ConfigurationError: two fields would become the same column.
@@ -406,7 +406,7 @@ class Nesting:
         """Return the records with their objects flattened.
 
         Raises:
-            ConfigurationError: an undeclared field has the same name as such a column.
+            ConfigurationError: an undeclared field has the same name as a nested field's column.
         """
         return [self._spread(record) for record in records] if self._objects else records
 

@@ -155,7 +155,7 @@ class PageSizes:
         """Reduce the page size after a refused page; return the seconds to wait before the retry.
 
         Raises:
-            SourceError: the size is already the smallest one, or the limit of attempts is reached.
+            SourceError: the retries at the smallest size, or all attempts, are used up.
         """
         model = self.model
         now = self.configured if self.size is None else self.size

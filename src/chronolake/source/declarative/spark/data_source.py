@@ -109,7 +109,7 @@ class Assignment:
 
         Returns:
             The files of each slice that could be read: `slice` (its number), `file` (the path),
-                `rows` and `bytes`.
+            `rows` and `bytes`.
 
         Raises:
             DriverLostError: the slices are no longer needed.
