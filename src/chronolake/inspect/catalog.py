@@ -247,7 +247,7 @@ def _from_sqlite(
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute(statement, values)]
     except sqlite3.Error as failure:
-        if "no such table" in str(failure):  # a catalog in which nothing was ever created
+        if "no such table" in str(failure):  # an empty catalog
             return []
         raise LakeError(
             f"The lake's catalog {file} cannot be read: {failure}.",
@@ -298,7 +298,7 @@ def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
 
     try:
         return StaticTable.from_metadata(location, _properties(config))
-    except Exception as failure:  # what its bytes make of a damaged file's readers
+    except Exception as failure:  # damaged files raise any error
         if not config.contains(location):
             raise LakeLocationError(
                 f"The table lies outside the opened lake in {config.path}, and its metadata cannot "
@@ -352,7 +352,7 @@ def _answering(config: LakeConfig, name: TableName | None = None) -> Iterator[No
         yield
     except ChronolakeError:
         raise
-    except Exception as failure:  # the client's errors share no class
+    except Exception as failure:  # the client's errors have no common base class
         raise LakeError(
             f"The lake's catalog {config.catalog.label} does not answer: {type(failure).__name__}.",
             hint="Check lake.catalog.uri and lake.catalog.properties.",

@@ -190,8 +190,8 @@ def _literal(column: Column, value: Any) -> Literal[Any] | None:
 def _whole(values: pa.Array) -> pa.Array:
     """Convert floats to integers of the same order, based on their bits."""
     numbers = np.asarray(values.cast(pa.float64()).fill_null(0.0)).copy()
-    numbers[numbers == 0] = 0.0  # of both signs
-    numbers[np.isnan(numbers)] = np.nan  # of all bits
+    numbers[numbers == 0] = 0.0  # positive and negative zero
+    numbers[np.isnan(numbers)] = np.nan  # all bit patterns of NaN
     bits = numbers.view(np.int64)
     ordered = np.where(bits < 0, bits ^ np.int64(0x7FFF_FFFF_FFFF_FFFF), bits)
     return pa.array(ordered, mask=np.asarray(values.is_null()))

@@ -91,7 +91,7 @@ def readable(table: TableName, file: str | None = None) -> Iterator[None]:
         yield
     except ChronolakeError:
         raise
-    except Exception as failure:  # what its bytes make of a damaged file's readers
+    except Exception as failure:  # damaged files raise any error
         raise damaged(table, failure, file) from failure
 
 

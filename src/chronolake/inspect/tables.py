@@ -168,8 +168,8 @@ class Health:
             maintenance uses to decide.
         data_files: data files.
         delete_ratio: the share of the stored rows that deletion vectors mark, from 0 to 1.
-        maintained_at: ISO instant of the last compaction; None if none is known: its snapshot may be
-            no longer retained.
+        maintained_at: ISO instant of the last compaction; None if its snapshot is not retained, or
+            the table was never compacted.
         snapshots: retained snapshots.
     """
 
