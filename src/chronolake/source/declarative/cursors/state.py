@@ -231,7 +231,7 @@ class StreamState:
         known = [at for at in (*times, self._overall, self._latest) if at is not None]
         return max(known) if known else None
 
-    # ------------------------------------------------------------------ what was stored
+    # ------------------------------------------------------------------ restoring a stored state
 
     def _restore(self, stored: Mapping[str, Any]) -> None:
         reported = dict(stored)
@@ -305,7 +305,7 @@ class StreamState:
             isinstance(one, dict) and list(one) == [self.cursor.field] for one in told.values()
         )
 
-    # ------------------------------------------------------------------ while a run reads
+    # ------------------------------------------------------------------ updates during a run
 
     def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
         """Yield the slices of a partition that have to be read."""
@@ -441,7 +441,7 @@ class StreamState:
     def _seconds(self) -> float:
         return self._earlier_seconds + self._clock() - self._began
 
-    # ------------------------------------------------------------------ what is stored
+    # ------------------------------------------------------------------ state to store
 
     def as_json(self) -> dict[str, Any]:
         """Return the complete state, so that a later run reads only what is missing."""

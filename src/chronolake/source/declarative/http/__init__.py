@@ -1,1 +1,1 @@
-"""Requests to an API and its answers: credentials, budgets, errors and what is done about them."""
+"""HTTP client: authentication, rate limits, error handling, retries and response caching."""

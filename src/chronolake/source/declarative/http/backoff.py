@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.models.base import Number
     from chronolake.source.declarative.models.requests import BackoffStrategy, ErrorHandler
 
-    #: As the manifest has it, or as a class of the connector's own does.
+    #: A strategy's component, or the calls of a custom strategy class.
     Strategy = BackoffStrategy | Calls
     WrittenStrategy = (
         ConstantBackoffStrategy
