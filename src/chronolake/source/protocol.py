@@ -26,7 +26,7 @@ Offset = Mapping[str, Any]
 
 
 class CaptureMethod(StrEnum):
-    """Which changes in the source a stream captures."""
+    """The kinds of changes in its source that a stream captures."""
 
     #: Every change, from a log.
     EVERY_CHANGE = "every-change"
