@@ -139,7 +139,7 @@ def write_request(
     )
 
 
-def migration_details(  # noqa: C901, PLR0912 - one case a form
+def migration_details(  # noqa: C901, PLR0912 - one case per form
     schema: str, migration: Migration
 ) -> sdk.MigrationDetails:
     """Return the details of a Migrate request for a migration.

@@ -139,7 +139,7 @@ def _require_free(model: Model, source: str, target: str) -> None:
         raise ModelRefusal(f"the table {target!r} exists")
 
 
-def _change_column(model: Model, migration: Migration) -> None:  # noqa: C901, PLR0912 - one case a form
+def _change_column(model: Model, migration: Migration) -> None:  # noqa: C901, PLR0912 - one case per form
     table = model.table(migration.tables[0])
     match migration:
         case forms.UpdateColumnValue():
@@ -255,7 +255,7 @@ def _new_versions(
             row[column] = value
 
 
-def _convert(model: Model, migration: forms.SyncMode, now_micros: int) -> None:  # noqa: C901 - one case a form
+def _convert(model: Model, migration: forms.SyncMode, now_micros: int) -> None:  # noqa: C901 - one case per form
     table = model.table(migration.table)
     match migration:
         case forms.MigrateSoftDeleteToHistory():

@@ -24,7 +24,7 @@ EPSILON_MICROS: Final = 1000
 StoredRow = dict[str, Value]
 
 
-class ModelRefusal(Exception):  # noqa: N818 - it is an expected outcome, not an error of ours
+class ModelRefusal(Exception):  # noqa: N818 - an expected outcome, not an error
     """The guides require the destination to reject this request and to keep the table unchanged."""
 
 

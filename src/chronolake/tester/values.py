@@ -292,7 +292,7 @@ def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
     raise ValueError(f"more digits than {column.spelled}")
 
 
-def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
+def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case per kind
     """Return the text of a value that is not NULL, as in a batch file."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -311,7 +311,7 @@ def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
     return str(value)
 
 
-def cast(  # noqa: PLR0911 - one case a pair of kinds
+def cast(  # noqa: PLR0911 - one case per pair of kinds
     value: Value, old: ColumnSpec, new: ColumnSpec
 ) -> Value:
     """Return a stored value after its column's type was changed.

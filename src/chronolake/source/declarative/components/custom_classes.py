@@ -112,7 +112,7 @@ def _module_beside(class_name: str, file: Path) -> ModuleType:
             sys.modules[name] = module
             try:
                 with _importing(class_name, file.parent):
-                    exec(compile(content, str(file), "exec"), module.__dict__)  # noqa: S102 - allowed
+                    exec(compile(content, str(file), "exec"), module.__dict__)  # noqa: S102 - allowed by the user
             except BaseException:
                 del sys.modules[name]
                 raise
@@ -275,7 +275,7 @@ class Calls:
                 return getattr(self._instance, method)(*arguments, **named)
             except ChronolakeError:
                 raise
-            except (Exception, SystemExit) as failure:  # noqa: BLE001 - anything may come of it
+            except (Exception, SystemExit) as failure:  # noqa: BLE001 - custom code may raise anything
                 raise self._error(method, failure) from None
 
     def listed(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
@@ -314,7 +314,7 @@ class Calls:
             return function()
         except ChronolakeError:
             raise
-        except (Exception, SystemExit) as failure:  # noqa: BLE001 - anything may come of it
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - custom code may raise anything
             # The cause is dropped, because it may contain secrets.
             raise self._error(method, failure) from None
 

@@ -179,12 +179,15 @@ def _keys_of(place: Iterable[int | str]) -> list[int | str]:
 
 
 def is_open(keys: Sequence[int | str], paths: Iterable[Sequence[str]]) -> bool:
-    """Return whether a value may be inserted at `keys`, or above it, by one of several paths."""
+    """Return whether one of several paths matches `keys`, up to the length of the shorter one."""
     return any(_may_be_at(keys, path) for path in paths)
 
 
 def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
-    """Return whether a path (of keys, templates or patterns) matches `keys` or a prefix of it."""
+    """Return whether a path matches `keys`, up to the length of the shorter one.
+
+    Segments of the path may be templates or patterns.
+    """
     for key, segment in zip(keys, path, strict=False):
         # A component with parameters may get any key from them.
         if segment in {"**", "$parameters"}:

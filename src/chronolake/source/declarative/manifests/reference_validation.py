@@ -467,7 +467,7 @@ def _looked_up(text: str) -> Iterator[_Lookup]:
 
 
 def _named_in(node: nodes.Node) -> tuple[str, str | None]:
-    """Return the variable and the key of a lookup; the key is None unless it is a constant."""
+    """Return the variable and the key of a lookup; the key is None unless constant."""
     if isinstance(node, nodes.Getattr | nodes.Getitem) and isinstance(node.node, nodes.Name):
         if isinstance(node, nodes.Getattr):
             return node.node.name, node.attr

@@ -2,10 +2,10 @@
 
 - Request options are the places of values in a request; bodies have models of their own.
 - Authenticators add credentials to requests. Some contain a requester (for a login) or other
-authenticators, or keep several tokens with a quota each.
+  authenticators, or keep several tokens with a quota each.
 - An API budget limits the rate of requests.
 - Error handlers decide what a response means, and backoff strategies how long to wait before
-a retry.
+  a retry.
 """
 
 # ruff: noqa: S105 - names of fields, no secrets

@@ -37,7 +37,7 @@ class CheckStream(_Look):
 
 
 class CheckDynamicStream(_Look):
-    """A check of the first `stream_count` streams of dynamic streams."""
+    """A check of the first `stream_count` streams, whether they are static or generated."""
 
     type: Literal["CheckDynamicStream"]
     stream_count: int

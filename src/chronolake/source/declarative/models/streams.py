@@ -81,7 +81,7 @@ class JsonSchemaPropertySelector(Component):
 
 
 class QueryProperties(Component):
-    """The properties that requests ask for."""
+    """The properties (fields) that requests ask for."""
 
     type: Literal["QueryProperties"]
     property_list: PropertiesFromEndpoint | tuple[str, ...]
@@ -430,7 +430,7 @@ class DeclarativeStream(Component):
 
 
 class StateDelegatingStream(Component):
-    """A stream that delegates to one stream without a saved state and to another with a state."""
+    """Two streams: one is read while there is no saved state, the other one afterwards."""
 
     type: Literal["StateDelegatingStream"]
     name: str

@@ -471,7 +471,7 @@ def _joined(values: Iterable[Any], separator: str = "") -> str:
 def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that counts its arguments and its result."""
 
-    @wraps(run)  # also tells Jinja which internal arguments the filter needs
+    @wraps(run)  # also marks, for Jinja, which internal arguments the filter needs
     def counting(*args: Any, **options: Any) -> Any:
         allowance = _allowance.get()
         for each in (*args, *options.values()):

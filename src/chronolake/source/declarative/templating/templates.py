@@ -327,7 +327,7 @@ def as_text(text: str, context: Context) -> str:
     return str(_value_of(text, _with_parts(text, context), ()))
 
 
-def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 - as manifests say
+def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 - as in manifests
     """Evaluate a condition: an empty result, zero, an empty collection and "false" are false.
 
     Raises:

@@ -35,7 +35,7 @@ _PADDED = re.compile(r"%[-_0^#+EO]*\d{3}")
 _DASHES = 2  # in a date
 _KEPT = 20_000  # days in half a century
 _MILLISECONDS = re.compile("%(%|_ms)")
-#: The character after `%` and its flags, in a format that is only used for printing.
+#: A directive with its flags; the group is its letter.
 _DIRECTIVE = re.compile(r"%[-_0^#EO]?(.?)", re.DOTALL)
 #: The directives that contain the year; a format needs one of them.
 _YEARS = frozenset("cCDFgGsxyY+")
@@ -63,7 +63,7 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
             return datetime.fromtimestamp(float(value), tz=UTC)
         plain = _MILLISECONDS.sub(_any_fraction, format) if "%_ms" in format else format
         expect_narrow(plain)
-        moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - set below
+        moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - the offset is set below
     except (ValueError, TypeError, OverflowError, OSError, re.error):
         # The value may come from a record, and messages must not contain values of records.
         raise ValueError(f"A moment does not fit the format {format!r}.") from None
