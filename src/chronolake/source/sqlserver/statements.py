@@ -45,7 +45,7 @@ def relation(stream: str) -> str:
 
 
 def tracking(stream: str) -> str:
-    """Select the change tracking `version`, the `oldest` valid one, and the server's time.
+    """Return a query for change tracking's `version`, its `oldest` valid one, and the time.
 
     `version` is null if the database does not track changes, `oldest` if the table does not.
     """
@@ -56,7 +56,7 @@ def tracking(stream: str) -> str:
 
 
 def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
-    """Select rows changed after a version: their keys, and their present values or nulls."""
+    """Return a query for rows changed after a version: keys, and present values or nulls."""
     keys = ", ".join(f"ct.{identifier(name)} AS [{KEY}{n}]" for n, name in enumerate(key))
     matched = " AND ".join(f"t.{identifier(name)} = ct.{identifier(name)}" for name in key)
     return (
@@ -66,7 +66,7 @@ def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
 
 
 def instances(stream: str) -> str:
-    """Select a table's capture instances: `name`, the `oldest` retained LSN, and the creation time.
+    """Return a query for capture instances: `name`, `oldest` retained LSN, and creation time.
 
     `oldest` is zero if the capture job has not begun, or the user may not see the changes.
     """
@@ -79,7 +79,7 @@ def instances(stream: str) -> str:
 
 
 def columns(instance: str) -> str:
-    """Select the columns of a capture instance: `name` and `ordinal`.
+    """Return a query for the columns of a capture instance: `name` and `ordinal`.
 
     Computed columns are omitted: they are null in all changes.
     """
@@ -91,7 +91,7 @@ def columns(instance: str) -> str:
 
 
 def capturing() -> str:
-    """Select whether the database captures changes at all: `enabled`."""
+    """Return a query for whether the database captures changes at all: `enabled`."""
     return (
         "SELECT CAST(is_cdc_enabled AS int) AS enabled FROM sys.databases "
         "WHERE database_id = DB_ID()"
@@ -99,7 +99,7 @@ def capturing() -> str:
 
 
 def captured() -> str:
-    """Select the `newest` captured LSN, the server's time, and its clock's offset from UTC."""
+    """Return a query for the `newest` captured LSN, the server's time, and its UTC offset."""
     return (
         f"SELECT {_lsn('sys.fn_cdc_get_max_lsn()')} AS newest, {_NOW}, "
         "DATEDIFF(MINUTE, SYSUTCDATETIME(), SYSDATETIME()) AS offset_minutes"
@@ -107,7 +107,7 @@ def captured() -> str:
 
 
 def commits(*, after: str, upto: str) -> str:
-    """Select transactions of the log: their LSN, and their end by the server's local clock."""
+    """Return a query for transactions: their LSN, and their end by the server's local clock."""
     return (
         f"SELECT {_lsn('start_lsn')} AS [{START}], "
         f"{_CLOCK.format('tran_end_time')} AS local_micros FROM cdc.lsn_time_mapping "
@@ -116,7 +116,7 @@ def commits(*, after: str, upto: str) -> str:
 
 
 def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
-    """Select captured changes: deletes (1), inserts (2), and new rows of updates (4).
+    """Return a query for captured changes: deletes (1), inserts (2), and new rows of updates (4).
 
     Old rows of updates (3) are included if the update has changed the key. The function does not
     return the order of statements within a transaction; the change table does.
