@@ -66,11 +66,12 @@ test-all: setup $(COMPAT)  ## every test, with other random examples each time, 
 test-compat: setup $(COMPAT)  ## read manifests as airbyte-cdk does, side by side with it
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)
 
-check: $(LOCKED)  ## lint, format, types, layers, docs
+check: $(LOCKED)  ## lint, format, types, layers, prose, docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python scripts/check_prose.py
 	@$(MAKE) docs
 
 docs: $(LOCKED)  ## build the docs site in site/, and fail on warnings
