@@ -1,9 +1,9 @@
-"""Batch files to change sets: decrypt, decompress and parse in Spark's executors.
+"""Batch files to change sets: decryption, decompression and parsing in Spark's executors.
 
-`read` gives the lazy DataFrame of a request's files, `error_of` the typed error inside a Spark
-failure; `chronolake.parsing` knows what the texts of cells mean. Nothing decrypted is written to
-disk by this room, and memory is bounded whatever a file's size: one row may have 64 MiB, a Parquet
-file that is encrypted or compressed 128 MiB.
+`read` returns the lazy DataFrame of a request's files, `error_of` the typed error inside a Spark
+failure; `chronolake.parsing` parses the texts of cells. This package writes no decrypted data to
+disk, and its memory is bounded for files of any size: one row may have 64 MiB, and a Parquet file
+that is encrypted or compressed 128 MiB.
 """
 
 from chronolake.batch_files.executor_errors import error_of

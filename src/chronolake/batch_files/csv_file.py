@@ -1,17 +1,13 @@
 """CSV batch files: record boundaries, and blocks of records to typed columns.
 
-Where CSV records begin and end, and whether they keep the dialect.
-
 The dialect: comma, LF or CRLF, quotes doubled within quotes, no escape character. A quote opens a
-cell only at its very start, so a newline ends a record exactly when an even number of quotes stands
-before it. That makes cutting a stream into whole records a matter of counting, and `flaw` proves
+cell only at its very start, so a newline ends a record if and only if an even number of quotes
+precedes it. A stream can therefore be cut into whole records by counting quotes, and `flaw` proves
 for each block that the counting was right.
 
-CSV batch files: blocks of records to typed columns.
-
-Blocks are parsed straight to types by PyArrow where that is exact. A column whose cells PyArrow
-refuses in some block is from then on read as text and converted by `columns`, which knows all
-accepted forms and finds the cell to blame.
+PyArrow parses blocks directly to types where that is exact. If PyArrow refuses a column's cells in
+some block, the column is from then on read as text and converted by `chronolake.parsing.columns`,
+which accepts all valid formats and finds the invalid cell.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ BLOCK_SIZE: Final = 4 << 20
 #: The longest record, in bytes, that is held in memory.
 RECORD_LIMIT: Final = 64 << 20
 
-#: What `flaw` says of a line without a cell, which a record of several columns cannot be.
+#: The reason that `flaw` returns for a line without cells, which is invalid with several columns.
 EMPTY_LINE: Final = "a line is empty"
 
 _QUOTE: Final = 34
@@ -58,7 +54,7 @@ _LF: Final = 10
 
 
 class OverlongRecordError(Exception):
-    """A record longer than the limit; the caller knows in which file and row."""
+    """A record longer than the limit; the caller knows the file and the row."""
 
 
 def blocks(
@@ -84,8 +80,8 @@ def blocks(
             if held > limit:
                 raise OverlongRecordError
             continue
-        # Views, so that what makes up a block is copied once; and no name for it, so that it goes
-        # when who asked for it has done with it.
+        # Views, so that the parts of a block are copied only once. The block has no variable, so
+        # that it is freed when the consumer releases it.
         pending.append(memoryview(chunk)[:cut])
         rest = chunk[cut:]
         # A cut is outside quotes, so only the quotes after it count.
@@ -97,14 +93,14 @@ def blocks(
 
 
 def _joined(parts: list[bytes | memoryview]) -> bytes:
-    """The parts as one; the list is empty afterwards."""
+    """Join the parts and clear the list."""
     whole = b"".join(parts)
     parts.clear()
     return whole
 
 
 def _last_end(chunk: bytes, quotes: int, *, inside: bool) -> int:
-    """The place after the last newline outside quotes, or 0."""
+    """Return the position after the last newline outside quotes, or 0."""
     end = len(chunk)
     before = quotes
     while (newline := chunk.rfind(b"\n", 0, end)) >= 0:
@@ -120,7 +116,7 @@ def _last_end(chunk: bytes, quotes: int, *, inside: bool) -> int:
 
 
 def header_end(block: bytes) -> int:
-    """The length of the first record of a block, its line end included."""
+    """Return the length of a block's first record, including its line end."""
     end = 0
     while (newline := block.find(b"\n", end)) >= 0:
         end = newline + 1
@@ -130,7 +126,7 @@ def header_end(block: bytes) -> int:
 
 
 def header_names(header: bytes) -> list[str]:
-    """The column names of a header record.
+    """Return the column names of a header record.
 
     Raises:
         UnicodeDecodeError: not UTF-8.
@@ -142,14 +138,14 @@ def header_names(header: bytes) -> list[str]:
 
 
 def flaw(block: bytes, *, width: int) -> tuple[int, str] | None:
-    """Where a block of whole records leaves the dialect.
+    """Find the first position at which a block of whole records violates the dialect.
 
     Args:
         block: whole records, without the header.
-        width: the number of columns; a record of several columns is no blank line.
+        width: the number of columns; with several columns, blank lines are invalid.
 
     Returns:
-        The number of records before the flaw and what is wrong, or None.
+        The number of records before the flaw and its description, or None.
     """
     content = np.frombuffer(block, dtype=np.uint8)
     look = _Look(
@@ -161,7 +157,7 @@ def flaw(block: bytes, *, width: int) -> tuple[int, str] | None:
     )
     if not (look.at_quotes or look.at_returns or look.at_blanks):
         return None
-    # In steps: where every byte is a quote, their places take eight times as much memory.
+    # In steps: if every byte is a quote, the positions take eight times as much memory.
     for begin in range(0, len(content), BLOCK_SIZE):
         found = look.further(begin, begin + BLOCK_SIZE)
         if found is not None:
@@ -173,14 +169,14 @@ def flaw(block: bytes, *, width: int) -> tuple[int, str] | None:
 
 @dataclass
 class _Look:
-    """A look at the bytes of a block, from its begin to its end.
+    """A scan of a block's bytes, from start to end.
 
     Attributes:
         content: the block.
-        at_quotes: whether it has any.
-        at_returns: whether it has carriage returns.
-        at_blanks: whether it may have lines without a cell.
-        opened: the place of the quote that is open by now.
+        at_quotes: whether it contains quotes.
+        at_returns: whether it contains carriage returns.
+        at_blanks: whether it may contain lines without cells.
+        opened: the position of the quote that is currently open.
     """
 
     content: NDArray[np.uint8]
@@ -190,7 +186,7 @@ class _Look:
     opened: int | None = None
 
     def further(self, begin: int, end: int) -> tuple[int, str] | None:
-        """Look at the bytes from one place to another; gives the place of a flaw, and its words."""
+        """Scan the bytes of a range; return the position of a flaw and its description."""
         part = self.content[begin:end]
         inside = self.opened is not None
         quotes = np.empty(0, dtype=np.intp)
@@ -222,9 +218,9 @@ class _Look:
     def _stray(
         self, opening: NDArray[np.intp], closing: NDArray[np.intp]
     ) -> tuple[int, str] | None:
-        """The first place where the quotes do not open, double or close as they must."""
+        """Return the first position where quotes do not open, double or close as required."""
         before, after = self._beside(opening, -1), self._beside(closing, 1)
-        # A quote beside a closing one doubles it.
+        # A quote next to a closing one doubles it.
         fits = (before == _COMMA) | (before == _LF) | (before == _QUOTE)
         ends = (after == _COMMA) | (after == _LF) | (after == _CR) | (after == _QUOTE)
         ends |= closing == len(self.content) - 1
@@ -237,7 +233,7 @@ class _Look:
         return min(stray, default=None)
 
     def _beside(self, places: NDArray[np.intp], distance: int) -> NDArray[np.uint8]:
-        """The bytes so far after some places; a line feed before the first, none after the last."""
+        """Return the bytes at a distance; a line feed before the start, 0 after the end."""
         beside = places + distance
         found = self.content[np.clip(beside, 0, len(self.content) - 1)]
         found[beside < 0] = _LF
@@ -246,12 +242,12 @@ class _Look:
 
 
 def has_hexadecimal(block: bytes) -> bool:
-    """Whether `0x` or `0X` stands anywhere in a block."""
+    """Return whether a block contains `0x` or `0X`."""
     return _has_pair(block, b"0x") or (b"X" in block and _has_pair(block, b"0X"))
 
 
 def _has_pair(block: bytes, pair: bytes) -> bool:
-    """`pair in block`, ten times as fast: two bytes are compared at once, as one number."""
+    """Return `pair in block` ten times as fast, by comparing two bytes as one number."""
     number = int.from_bytes(pair, "little")
     return any(
         (np.frombuffer(block, "<u2", (len(block) - first) // 2, first) == number).any()
@@ -261,14 +257,14 @@ def _has_pair(block: bytes, pair: bytes) -> bool:
 
 
 def _count(content: bytes, value: int) -> int:
-    # Four times as fast as bytes.count where there are many.
+    # Four times as fast as bytes.count for frequent values.
     return int(np.count_nonzero(np.frombuffer(content, dtype=np.uint8) == value))
 
 
 def _outside(
     places: NDArray[np.intp], quotes: NDArray[np.intp], *, inside: bool
 ) -> NDArray[np.intp]:
-    """The places outside quotes; `inside` says whether the first of them are within some."""
+    """Return the positions outside quotes; `inside` is whether the range begins within quotes."""
     if not len(quotes):
         return places[:0] if inside else places
     outside: NDArray[np.intp] = places[np.searchsorted(quotes, places) % 2 == inside]
@@ -287,9 +283,9 @@ def _records_before(content: NDArray[np.uint8], place: int) -> int:
 
 _BLAMED: Final = re.compile(r"In CSV column #(\d+):")
 _RAGGED: Final = re.compile(r"CSV parse error: Row #(\d+): Expected \d+ columns, got (\d+)")
-#: How often a block is parsed again with one more column as text, before all become text.
+#: Number of times a block is parsed again with one more column as text, before all become text.
 _PATIENCE: Final = 4
-#: A block of more bytes is one of large records.
+#: A block of more bytes contains large records.
 _LARGE: Final = 2 * BLOCK_SIZE
 _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
 _TIMES: Final = frozenset({Kind.NAIVE_DATETIME, Kind.UTC_DATETIME})
@@ -305,13 +301,13 @@ _MEND_EMPTY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole records without the header, and what their bytes tell before they are parsed.
+    """Whole records without the header, with the results of a scan before parsing.
 
     Attributes:
         content: the records.
-        flaw: where they leave the dialect, as `flaw` says; None: nowhere.
-        marked: whether the unmodified marker stands anywhere.
-        hexadecimal: whether `0x` or `0X` stands anywhere, and a column holds whole numbers.
+        flaw: the first violation of the dialect, as returned by `flaw`; None if there is no flaw.
+        marked: whether the records may contain the unmodified marker.
+        hexadecimal: whether the records contain `0x` or `0X`, and a column is of an integer type.
     """
 
     content: bytes
@@ -322,7 +318,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A parsed block: its height, and one array for each wanted place among the file's columns."""
+    """A parsed block: its number of rows, and an array for each wanted position of a column."""
 
     rows: int
     arrays: dict[int, pa.Array]
@@ -333,11 +329,11 @@ class CsvFile:
     """One CSV file while it is decoded.
 
     Attributes:
-        file: which one.
-        form: its markers.
+        file: the file.
+        form: its format and markers.
         columns: the wanted columns.
         required: names of the columns that it must have.
-        tallies: by column name, what was adjusted; filled while pieces are taken.
+        tallies: counts of adjusted values by column name; filled while pieces are read.
     """
 
     file: BatchFile
@@ -353,21 +349,21 @@ class CsvFile:
 
     @property
     def begun(self) -> bool:
-        """Whether a header was seen: false for a file without a byte."""
+        """Return whether a header was read: false for an empty file."""
         return bool(self._names)
 
     def surveyed(self, blocks: Iterable[bytes]) -> Iterator[Block]:
-        """The file's records, looked at byte by byte; nothing for a file without a byte.
+        """Yield the file's records with a scan of their bytes; nothing for an empty file.
 
-        It depends on nothing that `pieces` does, so that one thread may survey the next block while
-        another parses this one.
+        It does not depend on `pieces`, so that one thread may scan the next block while another
+        parses this one.
 
         Args:
-            blocks: the file's records as `blocks` cuts them, the header first.
+            blocks: the file's records as cut by `blocks`, the header first.
 
         Raises:
-            MalformedFileError: no header, or a missing column.
-            BatchFileError: whatever taking a block raises.
+            MalformedFileError: the header or a required column is missing.
+            BatchFileError: any error from reading a block.
         """
         for block in blocks:
             rows = block if self._names else self._begin(block)
@@ -378,20 +374,21 @@ class CsvFile:
                     marked=_may_hold(rows, self.form.unmodified_string),
                     hexadecimal=bool(self._integers) and has_hexadecimal(rows),
                 )
-            # It may be large, and the next one is made now.
+            # Free the block, which may be large, before the next one is made.
             del block, rows
 
     def pieces(self, blocks: Iterator[Block]) -> Iterator[DecodedRows]:
-        """The file's rows; nothing for a file without a byte.
+        """Yield the file's rows; nothing for an empty file.
 
         Args:
-            blocks: what `surveyed` gives.
+            blocks: the blocks from `surveyed`.
 
         Raises:
-            MalformedFileError: not the dialect, a missing column, a row of another width.
-            OversizeError: a row that is too long.
-            ValueRefusedError: a cell that does not fit its column.
-            BatchFileError: whatever taking a block raises.
+            MalformedFileError: a violation of the dialect, a missing column, or a row of another
+                width.
+            OversizeError: a row is too long.
+            ValueRefusedError: a cell does not fit its column.
+            BatchFileError: any error from reading a block.
         """
         overlong = False
         try:
@@ -413,7 +410,7 @@ class CsvFile:
             )
 
     def _begin(self, block: bytes) -> bytes:
-        """Take the header off the first block."""
+        """Remove the header from the first block."""
         length = header_end(block)
         names: list[str] = []
         if not block.startswith(_PARQUET) and flaw(block[:length], width=1) is None:
@@ -463,11 +460,11 @@ class CsvFile:
         """Parse a block; cells that equal one of `nulls` are null.
 
         Returns:
-            The rows, and the places of the columns that were read as text.
+            The rows, and the positions of the columns that were read as text.
         """
         texts = set(self._as_text)
         if block.hexadecimal:
-            # PyArrow would take hexadecimal integers.
+            # PyArrow would accept hexadecimal integers.
             texts |= self._integers
         grid = self._parsed(block.content, texts, nulls)
         arrays: dict[str, pa.Array] = {}
@@ -488,7 +485,7 @@ class CsvFile:
         return DecodedRows(grid.rows, arrays), texts
 
     def _unmodified(self, block: bytes, piece: DecodedRows, texts: set[int]) -> dict[str, pa.Array]:
-        """Which of a piece's null cells are unmodified, for the columns that have null cells."""
+        """Return masks of a piece's unmodified cells, for the columns that have null cells."""
         doubtful = {
             place: piece.arrays[column.name]
             for place, column in self._wanted.items()
@@ -496,7 +493,7 @@ class CsvFile:
         }
         known: dict[int, pa.Array] = {}
         if self.form.null_string and not _may_hold(block, self.form.null_string):
-            # Then every null is an unmodified cell, unless an empty text became NULL.
+            # Every null is an unmodified cell, unless an empty text became NULL.
             known = {
                 place: array
                 for place, array in doubtful.items()
@@ -512,9 +509,9 @@ class CsvFile:
         return masks
 
     def _expect_whole_time(self, block: Block, piece: DecodedRows) -> None:
-        """Refuse a time without seconds as the file's very last characters: it may be cut short.
+        """Refuse a time without seconds at the very end of the file: it may be truncated.
 
-        Where nothing is compressed or encrypted, only the cell itself can tell.
+        In a file without compression and encryption, only the cell itself shows that.
         """
         column = self._wanted.get(len(self._names) - 1)
         if column is None or column.type.kind not in _TIMES:
@@ -530,7 +527,7 @@ class CsvFile:
             )
 
     def _unmarked(self, block: Block) -> DecodedRows:
-        """Parse a block that holds the unmodified marker where it has no meaning."""
+        """Parse a block that contains the unmodified marker where it is not allowed."""
         texts = self._texts(block.content, self._wanted, [])
         marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
         for place, column in self._wanted.items():
@@ -544,7 +541,7 @@ class CsvFile:
         return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
 
     def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
-        """The block's columns; those in `texts` as bytes, more added as PyArrow refuses them."""
+        """Parse a block's columns; those in `texts`, or refused by PyArrow, as bytes."""
         attempts = 0
         while True:
             types = {
@@ -560,7 +557,7 @@ class CsvFile:
             texts |= hard
 
     def _texts(self, block: bytes, places: Iterable[int], nulls: list[str]) -> dict[int, pa.Array]:
-        """Columns of a block as bytes, which no cell can refuse."""
+        """Return columns of a block as bytes, which accept any cell."""
         found = self._grid(block, dict.fromkeys(places, pa.binary()), nulls)
         if isinstance(found, _Grid):
             return found.arrays
@@ -570,10 +567,10 @@ class CsvFile:
         """Parse a block with PyArrow.
 
         Returns:
-            The columns, or the place of one whose type refuses a cell.
+            The columns, or the position of a column whose type refuses a cell.
 
         Raises:
-            MalformedFileError: a row of another width.
+            MalformedFileError: a row has another width.
         """
         # One column is needed to count the rows.
         wanted = types or {0: pa.binary()}
@@ -597,11 +594,12 @@ class CsvFile:
                 ),
             )
         except pa.ArrowInvalid as error:
-            # The words quote the cell or the row: only the numbers leave this place.
+            # The message quotes the cell or the row: only its numbers are used.
             said = str(error)
         else:
             if len(block) > _LARGE:
-                # What the parser needed stays with Arrow, for the next block, unless it is told.
+                # Arrow's memory pool keeps the parser's memory for the next block unless it is
+                # released.
                 pa.default_memory_pool().release_unused()
             arrays = {
                 place: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -628,7 +626,7 @@ class CsvFile:
 
 
 def _may_hold(block: bytes, marker: str) -> bool:
-    """Whether a marker stands anywhere in a block; within quotes, its own are doubled."""
+    """Return whether a block may contain a marker; quotes of the marker may be doubled."""
     plain = marker.encode()
     doubled = plain.replace(b'"', b'""')
     return bool(marker) and (plain in block or (doubled != plain and doubled in block))

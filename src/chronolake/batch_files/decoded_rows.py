@@ -1,4 +1,4 @@
-"""What decoding a file yields: pieces, each some consecutive rows in the columns' final types."""
+"""Decoded rows: consecutive rows of a file in the columns' final types, and checks of cells."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class DecodedRows:
     """Consecutive rows of one file.
 
     Attributes:
-        rows: how many.
-        arrays: by column name, in the column's Arrow type; a column that the file lacks is absent.
-        unmodified: by column name, true where the cell keeps the stored value; absent: nowhere.
+        rows: number of rows.
+        arrays: by column name, in the column's Arrow type; columns that the file lacks are absent.
+        unmodified: by column name, true where the cell keeps the stored value; absent if no cell
+            does.
     """
 
     rows: int
@@ -56,10 +57,10 @@ def present(
     required: Iterable[str],
     file: BatchFile,
 ) -> dict[int, Column]:
-    """The wanted columns that a file has, by their place among the file's columns.
+    """Return the wanted columns that a file has, by their position among the file's columns.
 
     Raises:
-        MalformedFileError: a name stands twice, or a required column is absent.
+        MalformedFileError: a name occurs twice, or a required column is absent.
     """
     places: dict[str, int] = {}
     for place, name in enumerate(names):
@@ -89,14 +90,14 @@ def present(
 def refused(
     file: BatchFile, row: int, column: Column, reason: str, *, hint: str
 ) -> ValueRefusedError:
-    """The error for a cell that does not fit its column.
+    """Return the error for a cell that does not fit its column.
 
     Args:
-        file: where it stands.
-        row: its row in the file, from 1.
-        column: its column.
-        reason: why, without the value.
-        hint: what to do.
+        file: the cell's file.
+        row: the cell's row in the file, from 1.
+        column: the cell's column.
+        reason: the reason, without the value.
+        hint: what the user can do.
     """
     return ValueRefusedError(
         f"A cell does not fit its column of type {column.type}: {reason}.",
@@ -110,18 +111,19 @@ def refused(
 def of_text(
     texts: pa.Array, column: Column, file: BatchFile, rows: int, tally: Counter[str]
 ) -> pa.Array:
-    """Cell texts as an array of their column's Arrow type.
+    """Convert texts of cells to an array of their column's Arrow type.
 
     Args:
-        texts: as of `texts.columns.typed`. An empty text is NULL unless the column holds text or
-            bytes, and is refused in a key: as NULL, it would make one record of several.
-        column: their column.
-        file: where they stand.
-        rows: how many rows the file has before them.
-        tally: counts what was adjusted.
+        texts: like in `parsing.columns.typed`. An empty text is NULL unless the column contains
+            texts or bytes, and is refused in a key: as NULL, it would merge several records into
+            one.
+        column: the column.
+        file: the file.
+        rows: number of the file's rows before these.
+        tally: counts adjusted values.
 
     Raises:
-        ValueRefusedError: the first cell that does not fit.
+        ValueRefusedError: for the first cell that does not fit.
     """
     if column.primary_key and column.name != START and column.type.kind not in EMPTY_IS_VALUE:
         at = pc.index(texts, pa.scalar(b"", pa.binary()).cast(texts.type)).as_py()
@@ -152,7 +154,7 @@ def _refused_cell(
 
 
 def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
-    """The error for an unmodified marker in a place where it has no meaning."""
+    """Return the error for an unmodified marker where it is not allowed."""
     reason = f"it is the unmodified marker, {where}"
     return refused(file, row, column, reason, hint=_MEND_MARK)
 
@@ -166,18 +168,18 @@ def expect_cells(
     times: Collection[str],
     may_keep_times: bool,
 ) -> None:
-    """Refuse rows whose record or time is unknown: nothing could be done with them.
+    """Refuse rows without a known record or time, which cannot be applied.
 
     Args:
         piece: some rows of a file.
-        columns: the columns; the cells of those of the key may be null, but not unmodified.
-        file: which file.
-        rows: how many rows it has before them.
+        columns: the columns; cells of key columns may be null, but not unmodified.
+        file: the file.
+        rows: number of the file's rows before these.
         times: names of columns in which no cell may be null.
-        may_keep_times: whether these may be unmodified, if they are not of the key.
+        may_keep_times: whether these may be unmodified, if they are not part of the key.
 
     Raises:
-        ValueRefusedError: there is one.
+        ValueRefusedError: there is such a row.
     """
     for column in columns:
         name = column.name
@@ -191,7 +193,7 @@ def expect_cells(
         if is_time and piece.arrays[name].null_count:
             is_null = pc.is_null(piece.arrays[name])
             if unmodified is not None:
-                # An unmodified cell holds no value, but stands for one.
+                # An unmodified cell is null here, but keeps a stored value.
                 is_null = pc.and_not(is_null, pc.fill_null(unmodified, False))
             at = pc.index(is_null, True).as_py()
             if at >= 0:

@@ -1,4 +1,4 @@
-"""One batch file to Arrow record batches of the change set."""
+"""The decoder of a batch file: Arrow record batches of the change set."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     Remark = Callable[[str, dict[str, Any]], None]
 
-#: At most so many rows go to the JVM at once.
+#: Maximum number of rows that are sent to the JVM at once.
 ROWS_PER_BATCH: Final = 32_768
-#: So many items of a stage are made before the next stage asks for them,
+#: Number of items that a stage makes ahead of the next stage,
 _AHEAD: Final = 3
-#: but none more while those that are made, and the one in use, take so many bytes.
+#: and the total of their bytes, including the item in use, above which it makes no more.
 _BYTES_AHEAD: Final = 32 << 20
-#: The operations whose rows only name a record and a time: their other cells mean nothing.
+#: Operations whose rows contain only a record and a time: their other cells are ignored.
 _NAMING: Final = frozenset({Op.EARLIEST, Op.DELETE})
 _WORDS: Final = pa.list_(pa.int64())
 
@@ -44,17 +44,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the files of a request are read.
+    """Settings for reading the files of a request.
 
     Attributes:
-        form: how they are written.
+        form: the files' format.
         columns: the change set's data columns, in order.
         required: by operation, the columns that its files must have.
         table: `schema.table`, for the log.
         batch: the batch's identity, for the log.
-        block_size: about how many bytes of CSV are parsed at once.
-        times: by operation, those of the required columns in which no cell may be null.
-        may_keep_times: whether update rows may leave these as they are.
+        block_size: approximate bytes of CSV that are parsed at once.
+        times: by operation, the required columns in which no cell may be null.
+        may_keep_times: whether update rows may leave these unmodified.
     """
 
     form: FileForm
@@ -70,16 +70,16 @@ class Reading:
 def decoded(
     file: BatchFile, ordinal: int, reading: Reading, *, remark: Remark = logged
 ) -> Iterator[pa.RecordBatch]:
-    """The change set's rows of one file.
+    """Yield the change set's rows of one file.
 
     Args:
-        file: which one.
-        ordinal: its place among the request's files, from 0.
-        reading: how to read it.
-        remark: is told of what was odd but no error, by counts.
+        file: the file.
+        ordinal: its position among the request's files, from 0.
+        reading: the settings.
+        remark: called with warnings, which contain counts only.
 
     Raises:
-        BatchFileError: the file cannot be read; its place names file, row and column.
+        BatchFileError: the file cannot be read; its place contains file, row and column.
     """
     tallies = {column.name: Counter[str]() for column in reading.columns}
     times = reading.times.get(file.op, frozenset())
@@ -98,7 +98,7 @@ def decoded(
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):
                 yield rows.slice(start, ROWS_PER_BATCH)
-            # It may be large, and the next one is made now.
+            # Free the piece, which may be large, before the next one is made.
             del piece, rows
     place = {"table": reading.table, "batch": reading.batch, "file": file.path}
     for column, tally in tallies.items():
@@ -119,8 +119,8 @@ def _pieces(
         )
         return
     csv = CsvFile(file, reading.form, columns, required, tallies)
-    # Closed in this order, and never left to the garbage collector: that may run in any thread,
-    # and closing waits for the thread that works ahead.
+    # Closed in this order, and never by the garbage collector: it may run in any thread, and
+    # closing waits for the thread that works ahead.
     with (
         opened(file, reading.form) as plain,
         closing(
@@ -148,16 +148,16 @@ def _bytes_of_piece(piece: DecodedRows) -> int:
 def ahead(
     items: Iterable[T], *, weigh: Callable[[T], int] = lambda _: 0
 ) -> Generator[T, None, None]:
-    """The same items, the next ones made by a thread while this one is used.
+    """Yield the same items, while a thread makes the next ones.
 
-    Closing this iterator waits for the item in the making and closes `items`.
+    Closing this iterator waits for the current item and closes `items`.
 
     Args:
-        items: what is made by the thread.
-        weigh: an item's bytes: where they are many, fewer items are made ahead.
+        items: the items, which the thread iterates.
+        weigh: returns an item's bytes: for large items, fewer are made ahead.
 
     Raises:
-        Exception: whatever `items` raises, after the items before.
+        Exception: any error of `items`, after the items before it.
     """
     source = iter(items)
     changed = Condition()
@@ -212,7 +212,7 @@ def ahead(
 
 
 def _rows(piece: DecodedRows, op: Op, first: int, columns: Iterable[Column]) -> pa.RecordBatch:
-    """A piece with the change set's own columns before it; absent columns are null."""
+    """Return a piece with the change set's own columns first; absent columns are null."""
     arrays: dict[str, pa.Array] = {
         OP: pa.array(np.full(piece.rows, int(op), dtype=np.int32)),
         SEQ: pa.array(np.arange(first, first + piece.rows, dtype=np.int64)),
@@ -230,7 +230,7 @@ def _rows(piece: DecodedRows, op: Op, first: int, columns: Iterable[Column]) -> 
 
 
 def _words(piece: DecodedRows, names: list[str]) -> pa.Array:
-    """Bit words of the unmodified cells; null for rows that have none."""
+    """Return bit words of the unmodified cells; null for rows without unmodified cells."""
     words = -(-len(names) // BITS_PER_WORD)
     bits: dict[int, np.ndarray] = {}
     for index, name in enumerate(names):

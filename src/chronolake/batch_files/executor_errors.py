@@ -1,15 +1,12 @@
-"""Errors and warnings on their way from a Spark executor to the driver.
+"""Errors and warnings from Spark executors to the driver.
 
-Typed errors on their way from a Spark executor to the driver, as text.
+Errors: Spark transports only an exception's text. It begins with the text for readers of Spark's
+own log, followed by the error's parts, encoded so that nothing on the way changes them. Only errors
+of `chronolake.errors` are restored, by name; nothing else in the text is ever evaluated.
 
-Spark carries only an exception's text across. The text that a user reads in Spark's own log comes
-first, then the error's parts, encoded so that nothing on the way changes them. Only errors of
-`chronolake.errors` come back, by name; nothing else in the text is ever evaluated.
-
-Warnings of executors, logged by the driver: an executor's own log is nobody's to read.
-
-They travel as an accumulator's updates. One accumulator serves a Spark context for good, because
-PySpark never forgets one.
+Warnings are logged by the driver, because users do not read the logs of executors. They are sent as
+updates of an accumulator. Each Spark context has a single accumulator, because PySpark never frees
+one.
 """
 
 from __future__ import annotations
@@ -39,11 +36,11 @@ _DEPTH: Final = 16
 
 
 class ExecutorError(Exception):
-    """What an executor raises instead of a `ChronolakeError`; `error_of` gives that back."""
+    """An exception that an executor raises for a `ChronolakeError`; see `error_of`."""
 
 
 def sealed(error: ChronolakeError) -> ExecutorError:
-    """The error as an exception whose text survives the way to the driver."""
+    """Return the error as an exception whose text can be restored in the driver."""
     parts = {
         "kind": type(error).__name__,
         "message": error.message,
@@ -55,10 +52,10 @@ def sealed(error: ChronolakeError) -> ExecutorError:
 
 
 def error_of(failure: BaseException) -> ChronolakeError | None:
-    """The typed error inside a Spark failure, or None if there is none.
+    """Return the typed error inside a Spark failure, or None if it has no typed error.
 
     Args:
-        failure: what a Spark action raised, or anything else.
+        failure: any exception, usually from a Spark action.
     """
     for text in _texts(failure):
         for code in _SEALED.findall(text):
@@ -68,7 +65,7 @@ def error_of(failure: BaseException) -> ChronolakeError | None:
 
 
 def _texts(failure: BaseException) -> Iterator[str]:
-    """What the failure and its causes say, in Python and in the JVM."""
+    """Yield the texts of the failure and its causes, in Python and in the JVM."""
     current: BaseException | None = failure
     for _ in range(_DEPTH):
         if current is None:
@@ -102,12 +99,12 @@ def _opened(code: str) -> ChronolakeError | None:
 
 _log = structlog.get_logger(__name__)
 
-#: Warnings: each the event's name and its details, which are counts and places only.
+#: Warnings: the event's name and its details, which contain counts and locations only.
 Remarks = tuple[tuple[str, dict[str, Any]], ...]
 
 
 class _ToLog:
-    """PySpark's `AccumulatorParam`: gathers remarks in a task, logs what reaches the driver."""
+    """PySpark's `AccumulatorParam`: collects warnings in tasks, and logs them in the driver."""
 
     def zero(self, value: Remarks) -> Remarks:  # noqa: ARG002 - the protocol's
         return ()
@@ -124,12 +121,12 @@ _carriers: WeakKeyDictionary[SparkContext, Accumulator[Remarks]] = WeakKeyDictio
 
 
 def carrier(context: SparkContext) -> Callable[[str, dict[str, Any]], None]:
-    """What an executor calls with a warning's name and details, so that the driver logs it.
+    """Return a function with which an executor sends a warning's name and details to the driver.
 
-    A warning comes once for each time that the DataFrame is read to its end.
+    A warning is logged each time the DataFrame is read to its end.
 
     Args:
-        context: the driver's context; the function may travel to its executors.
+        context: the driver's context; the function may be sent to its executors.
     """
     if context not in _carriers:
         _carriers[context] = context.accumulator((), _ToLog())
@@ -142,5 +139,5 @@ def carrier(context: SparkContext) -> Callable[[str, dict[str, Any]], None]:
 
 
 def logged(event: str, details: dict[str, Any]) -> None:
-    """Log a warning here and now."""
+    """Log a warning in this process."""
     _log.warning(event, **details)

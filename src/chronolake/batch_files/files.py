@@ -1,16 +1,11 @@
-"""A batch file: its form as requested, opening it, decrypting and decompressing it as a stream.
-
-What a request says about its batch files: where they are, and in what form.
+"""Batch files: location and format in a request, and their plain content as a stream.
 
 Sources: `seeds/destination-connector.txt` ("Batch files", "WriteBatchRequest").
 
-Opening a batch file, and only where batch files may lie.
-
-The plain content of a batch file, as a stream: decrypted, then decompressed, never on disk.
-
-AES-256 in CBC mode with PKCS#7 padding; the first 16 bytes of a file are the initialisation vector
-(`seeds/destination-connector.txt`, "Encryption"). Memory stays below a few MiB, plus the window of
-a zstd frame (at most 128 MiB, zstd's own default limit).
+Files are opened only in the allowed folder. Their content is decrypted, then decompressed, and
+never written to disk: AES-256 in CBC mode with PKCS#7 padding, where the first 16 bytes of a file
+are the initialisation vector (`seeds/destination-connector.txt`, "Encryption"). Memory stays below
+a few MiB, plus the window of a zstd frame (at most 128 MiB, zstd's own default limit).
 """
 
 from __future__ import annotations
@@ -40,10 +35,10 @@ class BatchFile:
     """One file of a request.
 
     Attributes:
-        path: as the request spelled it; errors name the file by it.
-        op: the list of the request that it stood in.
-        key: the 32 bytes that decrypt it, or None. Never shown.
-        root: real path of the folder that the file must lie in when it is opened, or None.
+        path: the path as in the request; errors contain it.
+        op: the operation of the request's list with the file.
+        key: the 32 bytes of the decryption key, or None. Never shown.
+        root: real path of the folder in which the file must be when it is opened, or None.
     """
 
     path: str
@@ -54,15 +49,15 @@ class BatchFile:
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """How all files of a request are written.
+    """The format of all files of a request.
 
     Attributes:
         format: `csv` or `parquet`.
-        compression: `off`, `zstd` or `gzip`, under the encryption.
-        encrypted: whether AES-256-CBC lies around the file.
-        null_string: the cell text that means NULL, in every kind of file.
-        unmodified_string: the cell text that means "keep the stored value", in update files.
-            Empty: there is no such text.
+        compression: `off`, `zstd` or `gzip`, applied before the encryption.
+        encrypted: whether the file is encrypted with AES-256-CBC.
+        null_string: the cell text for NULL, in every kind of file.
+        unmodified_string: the cell text for "keep the stored value", in update files; empty if
+            there is no such text.
     """
 
     format: Literal["csv", "parquet"]
@@ -72,9 +67,9 @@ class FileForm:
     unmodified_string: str
 
 
-# Linux opens a folder with O_PATH even where its entries may not be listed.
+# Linux opens a folder with O_PATH even if its entries may not be listed.
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-# Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
+# Without O_NONBLOCK, opening a named pipe waits for a writer indefinitely.
 _FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LINK: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 
@@ -82,22 +77,22 @@ _LINK: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 def open_file(path: str, root: str | None) -> BinaryIO:
     """Open a batch file for reading, unbuffered.
 
-    With a root, the real path is found first, free of links and `..`; then every folder below the
-    root is opened from the one above it, following no link. Whoever swaps a folder for a link in
-    between is refused as well.
+    With a root, the real path is resolved first, without links and `..`; then every folder below
+    the root is opened from its parent, following no link. A folder that is replaced by a link in
+    between is refused, too.
 
     Args:
-        path: as the request spelled it.
-        root: real path of the folder that the file must lie in, or None: it may lie anywhere.
+        path: the path as in the request.
+        root: real path of the folder in which the file must be, or None for any folder.
 
     Raises:
-        RefusedPathError: the file lies outside the root, or is no regular file.
-        FileAccessError: there is no such file, or it cannot be opened.
+        RefusedPathError: the file is outside the root, or is not a regular file.
+        FileAccessError: the file does not exist, or cannot be opened.
     """
     try:
         number = os.open(path, _FILE) if root is None else _open_below(path, root)
     except (OSError, ValueError) as error:
-        # Not chained: the operating system's words hold the path that links lead to.
+        # Not chained: the operating system's message contains the path to which links lead.
         raise _unreadable(path, error) from None
     try:
         regular = stat.S_ISREG(os.fstat(number).st_mode)
@@ -113,7 +108,7 @@ def open_file(path: str, root: str | None) -> BinaryIO:
 
 
 def _open_below(path: str, root: str) -> int:
-    # Not strict, so that nobody learns whether a file outside the root exists.
+    # Not strict, so that callers cannot find out whether a file outside the root exists.
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(root) or real == Path(root):
         raise _outside(path)
@@ -161,28 +156,29 @@ _STEP: Final = 1 << 20
 
 
 class Plain(Protocol):
-    """A stream of plain bytes: fewer than asked for come only at the end."""
+    """A stream of plain bytes, which returns fewer bytes than requested only at the end."""
 
     def read(self, size: int, /) -> bytes:
-        """The next `size` bytes.
+        """Return the next `size` bytes.
 
         Raises:
-            BatchFileError: the content cannot be had.
+            BatchFileError: the content cannot be read.
         """
         ...
 
 
 @contextmanager
 def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
-    """The plain content of `file`.
+    """Yield the plain content of `file`.
 
-    The end of an encrypted file is looked at first, so that a wrong key or a file cut short is
-    found before anything is parsed.
+    The end of an encrypted file is read first, so that a wrong key or a truncated file is found
+    before anything is parsed.
 
     Raises:
         FileAccessError: the file cannot be opened or read.
-        DecryptionError: no key, an impossible key, a wrong key, or a file cut short.
-        DecompressionError: while reading: not one or more whole streams of the compression.
+        DecryptionError: the key is missing, invalid or wrong, or the file is truncated.
+        DecompressionError: while reading: the content is not one or more complete streams of the
+            compression.
     """
     with open_file(file.path, file.root) as raw:
         source: _Ciphertext | _Clear = (
@@ -206,7 +202,7 @@ def _read_failed(file: BatchFile, error: OSError) -> FileAccessError:
 
 
 def _fill(raw: BinaryIO, size: int, file: BatchFile) -> bytes:
-    """Exactly `size` bytes, or all that are left."""
+    """Return exactly `size` bytes, or all remaining ones."""
     parts: list[bytes] = []
     try:
         while size > 0 and (part := raw.read(size)):
@@ -218,7 +214,7 @@ def _fill(raw: BinaryIO, size: int, file: BatchFile) -> bytes:
 
 
 class _Source:
-    """What PyArrow wants of a Python file."""
+    """The methods that PyArrow requires of a Python file."""
 
     closed: bool = False
 
@@ -241,7 +237,7 @@ class _Source:
 
 
 class _Clear(_Source):
-    """A file that is not encrypted."""
+    """A file without encryption."""
 
     def __init__(self, raw: BinaryIO, file: BatchFile) -> None:
         self._raw = raw
@@ -253,7 +249,7 @@ class _Clear(_Source):
 
 
 class _Ciphertext(_Source):
-    """A file that is encrypted; `length` counts its plain bytes."""
+    """An encrypted file; `length` counts its plain bytes."""
 
     def __init__(self, raw: BinaryIO, file: BatchFile) -> None:
         self._raw = raw
@@ -278,7 +274,7 @@ class _Ciphertext(_Source):
         ).decryptor()
 
     def _padding(self, key: bytes, tail: bytes) -> int:
-        """The length of the padding, from the last two blocks: in CBC mode they suffice."""
+        """Return the padding's length, from the last two blocks: in CBC mode they suffice."""
         last = Cipher(algorithms.AES(key), modes.CBC(tail[:BLOCK])).decryptor().update(tail[BLOCK:])
         count = last[-1]
         if not 1 <= count <= BLOCK or last[-count:] != bytes([count]) * count:
@@ -341,7 +337,7 @@ def _length(raw: BinaryIO, file: BatchFile) -> int:
 
 
 class _Decompressed:
-    """A compressed stream; whole frames (members) one after the other, and nothing else."""
+    """A compressed stream: whole frames (members), and nothing else."""
 
     def __init__(self, inner: pa.CompressedInputStream, file: BatchFile, form: FileForm) -> None:
         self._inner = inner
@@ -355,7 +351,7 @@ class _Decompressed:
             try:
                 part = self._inner.read(size)
             except (pa.ArrowException, OSError):
-                # Not chained: the library's words may quote content.
+                # Not chained: the library's message may quote content.
                 broken = True
             else:
                 if not part:

@@ -1,14 +1,14 @@
 """Parquet batch files to typed columns.
 
 Parquet needs random access, so an encrypted or compressed file is held in memory, up to a limit;
-a file that is neither is read in place. Rows are decoded a few thousand at a time, fewer where they
-are large. A dictionary of large values is written out for a few rows at a time: a file of some
-kilobytes may stand for gigabytes.
+all other files are read in place. Rows are decoded a few thousand at a time, or fewer if they are
+large. A dictionary of large values is expanded for a few rows at a time: a file of some kilobytes
+may contain gigabytes of values.
 
 Values have the types of `seeds/destination-connector.txt` ("Data types mapping"): times and dates
-come as text. Real timestamps, dates and times of day are taken as well. A column of text is read
-like CSV cells, whatever its kind, so that the null and unmodified markers can stand in any column;
-only bytes are never written as text.
+are texts. Native timestamps, dates and times of day are accepted as well. A text column is parsed
+like CSV cells, whatever the type of the table's column, so that the null and unmodified markers can
+be used in any column; only binary values must not be texts.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from chronolake.batch_files.files import BatchFile, FileForm, Plain
     from chronolake.types import Column, ColumnType
 
-#: The most plain bytes of an encrypted or compressed Parquet file that are held in memory.
+#: The maximum of plain bytes of an encrypted or compressed Parquet file that are held in memory.
 CONTENT_LIMIT: Final = 128 << 20
 ROWS_AT_ONCE: Final = 16_384
-#: Rows that are decoded together take about so many bytes at most.
+#: The approximate maximum of bytes of rows that are decoded together.
 BYTES_AT_ONCE: Final = 16 << 20
 _STEP: Final = 1 << 20
-#: A value of a dictionary that is longer is not written out in as many rows as may be.
+#: Dictionaries with a longer value than this are expanded for fewer rows at a time.
 _LARGE: Final = BYTES_AT_ONCE // ROWS_AT_ONCE
-#: A file that is read in place is read in steps of so many bytes, for each column.
+#: Bytes of each read of a file that is read in place, for each column.
 _BUFFER: Final = 64 << 10
 
 _INTEGERS: Final = {
@@ -76,20 +76,20 @@ def pieces(
     required: frozenset[str],
     tallies: dict[str, Counter[str]],
 ) -> Iterator[DecodedRows]:
-    """The file's rows.
+    """Yield the file's rows.
 
     Args:
-        file: which one.
+        file: the file.
         form: its markers, and whether it can be read in place.
         columns: the wanted columns.
         required: names of the columns that it must have.
-        tallies: by column name, what was adjusted; filled while pieces are taken.
+        tallies: counts of adjusted values by column name; filled while pieces are read.
 
     Raises:
-        MalformedFileError: no Parquet, a missing column, a column of another type.
-        OversizeError: a file that has to be held as a whole, and is too large for that.
-        ValueRefusedError: a value that does not fit its column.
-        BatchFileError: the content cannot be had.
+        MalformedFileError: not a Parquet file, a missing column, or a column of another type.
+        OversizeError: a file that must be held in memory is too large for that.
+        ValueRefusedError: a value does not fit its column.
+        BatchFileError: the content cannot be read.
     """
     reading = _ParquetFile(file, form, columns, required, tallies)
     if form.compression == "off" and not form.encrypted:
@@ -153,7 +153,7 @@ class _ParquetFile:
         return DecodedRows(rows.num_rows, arrays, unmodified)
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
-        """What the library makes of the content; its own words may quote values and stay here."""
+        """Call the library; replace its errors, because their messages may quote values."""
         try:
             return action()
         except (pa.ArrowException, OSError, ValueError):
@@ -165,7 +165,7 @@ class _ParquetFile:
         )
 
     def _column(self, array: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
-        """A column in its final type, and which of its cells are unmodified."""
+        """Return a column in its final type, and a mask of its unmodified cells."""
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if _is_text(array.type):
@@ -180,7 +180,7 @@ class _ParquetFile:
         try:
             native = _native(array, column.type, tally)
             fits = native is not None
-            # Parquet's own numbers may be infinite, or none at all.
+            # Parquet's own numbers may be infinite or NaN.
             is_float = column.type.kind in (Kind.FLOAT, Kind.DOUBLE)
             final = native if is_float or not fits else settled(native, column.type, tally)
         except pa.ArrowException:
@@ -188,7 +188,7 @@ class _ParquetFile:
         if final is not None:
             return final, None
         if fits:
-            # The careful way finds the cell that has to be refused.
+            # The exact parser finds the cell that has to be refused.
             return self._from_text(array.cast(pa.string()), column), None
         raise MalformedFileError(
             f"The column has the Parquet type {array.type}, which is no {column.type}.",
@@ -200,7 +200,7 @@ class _ParquetFile:
     def _unmarked(
         self, array: pa.Array, column: Column, kind: pa.DataType
     ) -> tuple[pa.Array, pa.Array | None]:
-        """The cells without the markers, and where the unmodified marker stood."""
+        """Return the cells without the markers, and a mask of the unmodified marker."""
         null, marker = (
             pa.scalar(text.encode(), pa.binary()).cast(kind)
             for text in (self.form.null_string, self.form.unmodified_string)
@@ -214,7 +214,7 @@ class _ParquetFile:
         if at >= 0:
             mask = pc.fill_null(pc.equal(array, marker), False)
             array = pc.if_else(mask, nothing, array)
-        # Without a marker an empty text is a value: Parquet has nulls of its own.
+        # Without a null marker, an empty text is a value: Parquet has its own nulls.
         if self.form.null_string and pc.index(array, null).as_py() >= 0:
             array = pc.if_else(pc.equal(array, null), nothing, array)
         return array, mask
@@ -231,7 +231,7 @@ class _ParquetFile:
         return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
 
 
-#: Units that hold times which microseconds do not.
+#: Units that cover times outside the range of microseconds.
 _MICROS_OF: Final = {"s": 1_000_000, "ms": 1_000}
 
 
@@ -241,9 +241,9 @@ class _RowGroup:
 
     Attributes:
         source: the file.
-        metadata: what stands in its footer.
-        number: the group's place in the file.
-        names: the wanted columns; none: all, to count the rows.
+        metadata: the file's footer.
+        number: the group's position in the file.
+        names: the wanted columns; if empty, all columns, to count the rows.
     """
 
     source: pa.NativeFile
@@ -252,10 +252,10 @@ class _RowGroup:
     names: Sequence[str]
 
     def batches(self, octets: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows, so many at once as are not large; large dictionaries are not written out.
+        """Yield the rows in batches of limited size, without expanding large dictionaries.
 
         Args:
-            octets: those of the columns that are byte arrays.
+            octets: the columns that are byte arrays.
         """
         group = self.metadata.row_group(self.number)
         longest = self._longest(group, octets)
@@ -266,7 +266,7 @@ class _RowGroup:
         return self._read(self.names or None, rows, kept)
 
     def _longest(self, group: pq.RowGroupMetaData, octets: Sequence[str]) -> dict[str, int]:
-        """The bytes of the longest value in each column's dictionary, or a bound that is small."""
+        """Return the length of the longest value in each column's dictionary, or a small bound."""
         chunks = (group.column(place) for place in range(group.num_columns))
         sizes = {
             chunk.path_in_schema: chunk.total_uncompressed_size
@@ -276,7 +276,7 @@ class _RowGroup:
         found = {name: sizes[name] for name in octets if name in sizes}
         unknown = [name for name, size in found.items() if size > _LARGE]
         if unknown:
-            # One row comes with all of its dictionary.
+            # Reading one row reads the whole dictionary.
             row = next(self._read(unknown, 1, unknown))
             for name in unknown:
                 values = row.column(name)
@@ -302,7 +302,7 @@ class _RowGroup:
 
 
 def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows in parts, so that the dictionaries among their columns are small when written out."""
+    """Split rows, so that the dictionaries of their columns are small when expanded."""
     sizes = np.zeros(rows.num_rows, dtype=np.int64)
     for column in rows.columns:
         if pa.types.is_dictionary(column.type):
@@ -318,7 +318,7 @@ def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _is_octets(kind: pa.DataType) -> bool:
-    """Whether Parquet keeps such a column as byte arrays, which it may have in a dictionary."""
+    """Return whether Parquet stores such a column as byte arrays, possibly in a dictionary."""
     return _is_text(kind) or kind in (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
@@ -333,12 +333,12 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _micros(times: pa.Array, tally: Counter[str]) -> pa.Array:
-    """Timestamps of any unit as microseconds since 1970, finer digits cut off towards the past."""
+    """Return timestamps as microseconds since 1970, with finer digits rounded towards the past."""
     unit = times.type.unit
     if unit == "ns":
         times = pc.floor_temporal(times, unit="microsecond")
     elif unit in _MICROS_OF:
-        # As microseconds they might not even be numbers of 64 bits.
+        # As microseconds, they might exceed 64 bits.
         low, high = TMIN_MICROS // _MICROS_OF[unit], LAST_MICROS // _MICROS_OF[unit]
         times = bounded(times, pa.int64(), low, high, tally)
     return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
@@ -347,7 +347,7 @@ def _micros(times: pa.Array, tally: Counter[str]) -> pa.Array:
 def _native(  # noqa: PLR0911 - a table
     array: pa.Array, kind: ColumnType, tally: Counter[str]
 ) -> pa.Array | None:
-    """An array of a fitting Parquet type, as the CSV reader would have parsed it, or None.
+    """Convert an array of a fitting Parquet type to the CSV parser's type, or return None.
 
     Raises:
         pa.ArrowException: a value is out of range.

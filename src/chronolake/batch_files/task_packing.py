@@ -1,4 +1,4 @@
-"""The files of a request, spread over Spark's tasks, as one lazy DataFrame."""
+"""Distribution of a request's files over Spark's tasks, as one lazy DataFrame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chronolake.batch_files.files import BatchFile, FileForm
     from chronolake.types import Column
 
-#: A task is worth its cost from so many bytes of batch files on.
+#: Bytes of batch files from which on a task is worth its cost.
 BYTES_PER_TASK: Final = 256 << 10
 #: More tasks than cores, so that one long file does not leave the others idle.
 TASKS_PER_CORE: Final = 3
@@ -41,25 +41,25 @@ def read(
     times: Mapping[Op, frozenset[str]] | None = None,
     may_keep_times: bool = False,
 ) -> DataFrame:
-    """The change set of a request's files (see `chronolake.change_set`), lazily.
+    """Return the change set of a request's files (see `chronolake.change_set`), lazily.
 
-    The files are read in executors, in parallel, each time the DataFrame is used; keys travel in
-    the task's closure and stand in no plan or log. A column absent from a file is null. Columns
-    of a file that are not in `columns` are ignored.
+    The files are read in executors, in parallel, each time the DataFrame is used. Keys are part of
+    the task's closure, and never of a plan or log. A column that a file does not have is null.
+    Columns of a file that are not in `columns` are ignored.
 
     Args:
         spark: session with time zone UTC and case-sensitive names.
         files: the request's files; they are numbered by operation, and within one in this order.
         columns: the change set's data columns, in order.
-        form: how all files are written.
-        required: by operation, the names that each of its files must have as columns.
+        form: the format of all files.
+        required: by operation, the names of the columns that each of its files must have.
         table: `schema.table`, for errors and the log.
         batch: identity of the batch, for errors and the log.
-        times: by operation, those of the required columns in which no cell may be null.
-        may_keep_times: whether update rows may leave these as they are.
+        times: by operation, the required columns in which no cell may be null.
+        may_keep_times: whether update rows may leave these unmodified.
 
     Raises:
-        FileAccessError: a file is not there. Other faults of files are raised when the DataFrame
+        FileAccessError: a file does not exist. Other errors of files are raised when the DataFrame
             is used, inside the Spark failure that `error_of` reads.
     """
     from pyspark.sql.types import (  # noqa: PLC0415 - readers without a JVM need not load it
@@ -80,7 +80,7 @@ def read(
     )
     if not files:
         return spark.createDataFrame([], schema)
-    # Stable: changes are numbered earliest, replace, update, delete.
+    # A stable sort: changes are numbered earliest, replace, update, delete.
     numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
     sizes = [size_of(file, table, batch) for _, file in numbered]
     tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
@@ -106,12 +106,12 @@ def read(
 def packed(
     files: Sequence[Numbered], sizes: Sequence[int], *, cores: int
 ) -> tuple[tuple[Numbered, ...], ...]:
-    """Share the files out to tasks: few for small requests, of about equal size for large ones.
+    """Distribute files over tasks: few for small requests, of similar size for large ones.
 
     Args:
         files: numbered files.
         sizes: their bytes, in the same order.
-        cores: how many tasks can run at once.
+        cores: the number of tasks that can run at the same time.
     """
     wanted = -(-sum(sizes) // BYTES_PER_TASK)
     count = max(1, min(len(files), cores * TASKS_PER_CORE, wanted))
@@ -125,10 +125,10 @@ def packed(
 
 
 def size_of(file: BatchFile, table: str, batch: str) -> int:
-    """Bytes of a batch file as it lies on disk.
+    """Return the bytes of a batch file on disk.
 
     Raises:
-        FileAccessError: it is not there, or must not be read. Its place names table and batch.
+        FileAccessError: the file does not exist, or must not be read; with table and batch.
     """
     try:
         with open_file(file.path, file.root) as raw:
@@ -152,7 +152,7 @@ def _placed(error: BatchFileError, table: str, batch: str) -> BatchFileError:
 def _decoded_task(
     files: Sequence[Numbered], reading: Reading, remark: Callable[[str, dict[str, Any]], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task's files; errors leave as text that `error_of` reads."""
+    """Yield the rows of one task's files; raise errors as texts that `error_of` reads."""
     failed: BatchFileError | None = None
     for ordinal, file in files:
         try:
@@ -160,5 +160,5 @@ def _decoded_task(
         except BatchFileError as error:
             failed = _placed(error, reading.table, reading.batch)
         if failed is not None:
-            # Outside the handler: a chained exception's words could quote a cell.
+            # Outside the handler: the message of a chained exception could quote a cell.
             raise sealed(failed)

@@ -64,8 +64,8 @@ class TableFiles:
 
     Attributes:
         data_files: number of data files.
-        small_files: number of data files in excess of the number of files of the least useful size,
-            that is, the number that a compaction could save at best.
+        small_files: number of data files beyond what the data needs in files of the smallest useful
+            size, that is, the number that a compaction could save at best.
         data_bytes: size of all files in bytes.
         records: stored rows, removed ones included.
         removed: rows that deletion vectors mark as removed.

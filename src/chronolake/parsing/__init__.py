@@ -1,4 +1,4 @@
-"""Texts as values, as batch files have them: what each text means for a column of each type."""
+"""Parsing of texts in batch files: the value of each text in a column of each type."""
 
 from chronolake.parsing.columns import clocks_of, value_of
 

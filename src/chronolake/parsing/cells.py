@@ -1,7 +1,7 @@
-"""One cell's text as a value, exactly: the careful reading that settles what is accepted.
+"""Parsing of single cells, exactly: the reference for the texts that are accepted.
 
-The vectorised reading in `columns` accepts no text that this refuses, and gives the same values.
-Values come in the form that PyArrow takes for the column's type: times as integers, because
+The vectorized parsers in `columns` accept no text that is refused here, and return the same values.
+Values have the form that PyArrow accepts for the column's type: times are integers, because
 Python's own `datetime` overflows at both ends.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from chronolake.types import ColumnType
 
-#: What a cell becomes; times are microseconds or days since 1970-01-01.
+#: A cell's value; times are microseconds or days since 1970-01-01.
 Value = bool | int | float | Decimal | str
 
 _RANGES: Final = {
@@ -46,7 +46,7 @@ _EXACT: Final = Context(prec=100, Emax=999_999_999, Emin=-999_999_999)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _NOT_FINITE: Final = re.compile(r"nan|[+-]?inf(inity)?", re.IGNORECASE)
-# Years beyond four digits as Java and ISO 8601 write them, with a sign, and as others do, without.
+# Years of more than four digits: Java and ISO 8601 write them with a sign, others without.
 _DAY: Final = r"(?P<year>[0-9]{4,12}|[+-][0-9]{4,12})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})"
 _CLOCK: Final = (
     r"(?P<hour>[0-9]{2})(:(?P<minute>[0-9]{2})(:(?P<second>[0-9]{2})"
@@ -59,24 +59,25 @@ _TIME: Final = re.compile(
 )
 _DATETIME: Final = re.compile(f"{_DAY}[T ]{_CLOCK}{_ZONE}")
 _INFINITY: Final = re.compile(r"(?P<sign>[+-]?)infinity", re.IGNORECASE)
-# The calendar repeats after so many years, so any year has a twin that Python can count.
+# The calendar repeats after this number of years, so that any year has an equivalent in Python's
+# range.
 _CYCLE_YEARS: Final = 400
 _CYCLE_DAYS: Final = 146_097
 
 
 class RefusedError(Exception):
-    """A text is no value of the type. Carries the reason, and never the text."""
+    """A text is not a valid value of the type. Contains the reason, and never the text."""
 
 
 class TooGreatError(RefusedError):
-    """A text is a value, but of a wider type."""
+    """A text is a value of a wider type only."""
 
 
 def boolean(text: str) -> bool:
-    """`true` or `false` in any case.
+    """Parse `true` or `false` in any case.
 
     Raises:
-        RefusedError: anything else.
+        RefusedError: the text is neither.
     """
     lower = text.strip().lower()
     if lower not in ("true", "false"):
@@ -85,10 +86,10 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str, kind: Kind) -> int:
-    """A whole number within the kind's range.
+    """Parse an integer within the kind's range.
 
     Raises:
-        RefusedError: no whole number, or out of range.
+        RefusedError: the text is not an integer, or is out of range.
     """
     text = text.strip()
     if not _INTEGER.fullmatch(text) or len(text) > _LONGEST_NUMBER:
@@ -101,10 +102,10 @@ def integer(text: str, kind: Kind) -> int:
 
 
 def floating(text: str, kind: Kind) -> float:
-    """An IEEE 754 number, rounded to nearest; a finite text never becomes infinite.
+    """Parse an IEEE 754 number, rounded to nearest; a finite text never becomes infinite.
 
     Raises:
-        RefusedError: no number, or too great.
+        RefusedError: the text is not a number, or is too great.
     """
     text = text.strip()
     if _NOT_FINITE.fullmatch(text):
@@ -115,7 +116,7 @@ def floating(text: str, kind: Kind) -> float:
     if kind is Kind.FLOAT:
         if _FLOAT_MAX < abs(value) <= _FLOAT_EXAMPLE_MAX:
             return _FLOAT_MAX if value > 0 else -_FLOAT_MAX
-        # Straight from the text: going through a double would round twice.
+        # Directly from the text: converting via a double would round twice.
         value = pa.scalar(text.removeprefix("+")).cast(pa.float32()).as_py()
     if np.isinf(value):
         raise TooGreatError(f"it is too great for {kind}")
@@ -123,10 +124,10 @@ def floating(text: str, kind: Kind) -> float:
 
 
 def decimal(text: str, kind: ColumnType) -> tuple[Decimal, bool]:
-    """An exact decimal, and whether digits beyond the scale were rounded away (half up).
+    """Parse an exact decimal; also return whether digits beyond the scale were rounded (half up).
 
     Raises:
-        RefusedError: no number, or more digits before the point than fit.
+        RefusedError: the text is not a number, or has too many digits before the point.
     """
     text = text.strip()
     if not _NUMBER.fullmatch(text):
@@ -164,9 +165,9 @@ def day(text: str) -> tuple[int, bool]:
 def micros(text: str, kind: Kind) -> tuple[int, bool]:
     """Return microseconds since 1970-01-01T00:00:00Z, and whether they were moved into the range.
 
-    The range is the years 1 to 9999. Digits beyond microseconds are cut off. A NAIVE_DATETIME may
-    end in Z; an UTC_DATETIME may lack it or have an offset. Seconds may be missing, as Java leaves
-    them out where they are 0; minutes only before a zone.
+    The range is the years 1 to 9999. Digits beyond microseconds are truncated. A NAIVE_DATETIME may
+    end in Z; an UTC_DATETIME may have no zone, or an offset. Seconds may be missing, because Java
+    omits them if they are 0; minutes may be missing only before a zone.
 
     Raises:
         RefusedError: the text is not such a time, nor an infinity.
@@ -188,18 +189,18 @@ def micros(text: str, kind: Kind) -> tuple[int, bool]:
 
 
 def lacks_seconds(text: str) -> bool:
-    """Whether a text is a time that ends with its minutes: a longer one may have been cut there."""
+    """Return whether a text is a time that ends with its minutes, so that it may be truncated."""
     found = _DATETIME.fullmatch(text.strip())
     return found is not None and not (found["second"] or found["zone"])
 
 
 def clock(text: str) -> str:
-    """A time of day as `HH:MM:SS`, with its fraction up to microseconds and without final zeros.
+    """Parse a time of day as `HH:MM:SS`, with up to six digits of its fraction and no final zeros.
 
-    So the same time is the same text, also in a key.
+    Equal times are therefore equal texts, also in a key.
 
     Raises:
-        RefusedError: no time of day.
+        RefusedError: the text is not a time of day.
     """
     found = _TIME.fullmatch(text.strip())
     if not found:
@@ -211,7 +212,7 @@ def clock(text: str) -> str:
 
 
 def octets(text: ReadableBuffer) -> tuple[bytes, bool]:
-    """The bytes that Base64 text stands for; other text stands for itself (and False)."""
+    """Return the bytes of a Base64 text and True, or any other text unchanged and False."""
     try:
         return binascii.a2b_base64(text, strict_mode=True), True
     except binascii.Error:
@@ -219,7 +220,7 @@ def octets(text: ReadableBuffer) -> tuple[bytes, bool]:
 
 
 def _days(found: re.Match[str]) -> int:
-    """Days since 1970-01-01, of any year of the proleptic calendar."""
+    """Return the days since 1970-01-01, for any year of the proleptic calendar."""
     year, month, number = int(found["year"]), int(found["month"]), int(found["day"])
     cycles, rest = divmod(year, _CYCLE_YEARS)
     try:
@@ -232,7 +233,7 @@ def _days(found: re.Match[str]) -> int:
 
 
 def _clock(found: re.Match[str]) -> int:
-    """Microseconds since midnight."""
+    """Return microseconds since midnight."""
     hour, minute, second = (int(found[part] or 0) for part in ("hour", "minute", "second"))
     if hour > 23 or minute > 59 or second > 59:  # noqa: PLR2004
         raise RefusedError("there is no such time of day")
@@ -241,7 +242,7 @@ def _clock(found: re.Match[str]) -> int:
 
 
 def _offset(zone: str) -> int:
-    """The microseconds that a zone such as `+02:00` is ahead of UTC."""
+    """Return the microseconds by which a zone such as `+02:00` is ahead of UTC."""
     digits = zone[1:].replace(":", "")
     hours, minutes = int(digits[:2]), int(digits[2:] or 0)
     if hours > 23 or minutes > 59:  # noqa: PLR2004

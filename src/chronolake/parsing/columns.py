@@ -1,11 +1,10 @@
-"""Columns of text parsed to typed Arrow arrays, and single values alike.
+"""Parsing of columns of texts to typed Arrow arrays, and of single values.
 
-Columns of cell text as typed Arrow arrays: vectorised where that is exact, by cell otherwise.
+Parsers are vectorized where that is exact, and cell by cell elsewhere. `cells` is the reference for
+every text: each fast parser here either returns the same values or returns None, so that `cells`
+decides, or finds the cell that must be refused.
 
-`cells` says what every text means; each quick way here either gives the same values or declines, so
-that the careful way decides, or finds the cell that must be refused.
-
-Single values that come as text outside a batch file, read as a batch file's cells are.
+Single texts outside a batch file are parsed like a batch file's cells.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ if TYPE_CHECKING:
 
 TEXT_KINDS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
 
-#: Where an empty cell is a value; elsewhere it is NULL.
+#: Types in which an empty cell is a value; for others it is NULL.
 EMPTY_IS_VALUE: Final = TEXT_KINDS | {Kind.BINARY}
 
-#: The types that PyArrow's reader gives by itself; decimals it does not always. Of local times it
-#: takes a part, too, such as a day alone.
+#: The types that PyArrow's reader parses itself; decimals not always. Local times are not among
+#: them, because PyArrow accepts parts of them, such as a day alone.
 _DIRECT: Final[dict[Kind, pa.DataType]] = {
     **{
         kind: ColumnType(kind).arrow
         for kind in Kind
         if kind not in {Kind.DECIMAL, Kind.BINARY, Kind.NAIVE_DATETIME, Kind.NAIVE_TIME}
     },
-    # So it refuses what is out of range.
+    # Refuses values that are out of range.
     Kind.SHORT: pa.int16(),
 }
-# More digits than a decimal of this scale has any use for would remain below 38 - scale.
+# At a larger scale, a precision of 38 - scale is less than the scale itself.
 _LARGEST_DIRECT_SCALE: Final = 19
 
 MOVED: Final = "moved_into_years_1_to_9999"
@@ -51,10 +50,10 @@ ROUNDED: Final = "rounded_to_scale"
 NOT_BASE64: Final = "not_base64_kept_as_text"
 
 _CLOCKS: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?$"
-#: Of fewer characters a time has no seconds.
+#: Times with fewer characters have no seconds.
 _SECONDS_FROM: Final = len("0001-01-01T00:00:00")
 _WITHOUT_SECONDS: Final = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2})(Z?)$"
-# Seconds, then up to six digits that are kept; what follows them is cut off.
+# Seconds, then up to six digits that are kept; further digits are truncated.
 _INSTANTS: Final = (
     r"^(?P<whole>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"((?P<fraction>\.[0-9]{1,6})[0-9]*)?(?P<zone>Z?)$"
@@ -63,12 +62,12 @@ _WIDE: Final = 76
 
 
 class CellRefusedError(Exception):
-    """A cell that is no value of its column's type.
+    """A cell is not a valid value of its column's type.
 
     Attributes:
-        index: its place in the array.
-        reason: why; without the cell's text.
-        is_too_great: whether a wider type would hold it.
+        index: its position in the array.
+        reason: the reason, without the cell's text.
+        is_too_great: whether the cell fits a wider type.
     """
 
     def __init__(self, index: int, reason: str, *, is_too_great: bool = False) -> None:
@@ -79,11 +78,11 @@ class CellRefusedError(Exception):
 
 
 def direct(kind: ColumnType) -> pa.DataType | None:
-    """The type that PyArrow's CSV reader may give a column of this kind by itself, or None.
+    """Return the type with which PyArrow's CSV reader may parse a column of this kind, or None.
 
-    Its decimals wrap around silently when a value at the column's scale has more digits than 128
-    bits hold. It does refuse more digits than the type's precision, so a precision of at most 38
-    less the scale makes it exact.
+    PyArrow's decimals overflow silently if a value at the column's scale has more digits than fit
+    in 128 bits. PyArrow does refuse more digits than the type's precision, so that a precision of
+    at most 38 less the scale makes it exact.
     """
     if kind.kind is not Kind.DECIMAL:
         return _DIRECT.get(kind.kind)
@@ -94,21 +93,21 @@ def direct(kind: ColumnType) -> pa.DataType | None:
 
 
 def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
-    """An array that the CSV reader parsed by itself, in the column's type and range.
+    """Convert an array from PyArrow's CSV reader to the column's type and range.
 
     Args:
-        array: of the type that `direct` names.
+        array: an array of the type from `direct`.
         kind: the column's type.
-        tally: counts what was moved.
+        tally: counts moved values.
 
     Returns:
-        The array in its final type, or None if the text must be looked at.
+        The array in its final type, or None if the text must be parsed.
     """
     match kind.kind:
         case Kind.SHORT:
             return array.cast(pa.int32())
         case Kind.FLOAT | Kind.DOUBLE:
-            # An infinity may be a finite text too great for the type.
+            # An infinity may be a finite text that is too great for the type.
             return array if pc.all(pc.is_finite(array)).as_py() in (True, None) else None
         case Kind.DECIMAL:
             return _within(array, kind)
@@ -121,16 +120,16 @@ def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array 
 
 
 def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
-    """Cell texts as an array of the column's Arrow type.
+    """Convert texts of cells to an array of the column's Arrow type.
 
     Args:
         texts: binary or string; null where the cell is NULL or unmodified. An empty text is NULL
-            unless the column holds text or bytes.
+            unless the column contains texts or bytes.
         kind: the column's type.
-        tally: counts what was moved, rounded or not Base64.
+        tally: counts values that were moved, rounded or not Base64.
 
     Raises:
-        CellRefusedError: the first cell that does not fit.
+        CellRefusedError: for the first cell that does not fit.
     """
     if kind.kind is Kind.BINARY:
         return _octets(texts, tally)
@@ -148,12 +147,12 @@ def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
 
 
 def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
-    """Cell texts as an array of the column's Arrow type, and null where one does not fit.
+    """Convert texts of cells to an array of the column's Arrow type, with null if one does not fit.
 
-    As in batch files, times outside the years 1 to 9999 are moved to the nearest of these.
+    As in batch files, times outside the years 1 to 9999 are moved to the nearest time in range.
 
     Args:
-        texts: as of `typed`.
+        texts: like in `typed`.
         kind: the column's type.
     """
     tally: Counter[str] = Counter()
@@ -247,10 +246,10 @@ def bounded(
 
     Args:
         array: dates or times.
-        width: the integers that they are stored as.
-        low: the least of these that remains.
-        high: the greatest.
-        tally: counts what was moved.
+        width: the integer type in which they are stored.
+        low: the least integer of the range.
+        high: the greatest integer of the range.
+        tally: counts moved values.
     """
     numbers = array.cast(width)
     span = pc.min_max(numbers)
@@ -266,9 +265,9 @@ def bounded(
 
 
 def _within(array: pa.Array, kind: ColumnType) -> pa.Array | None:
-    """Decimals of the column's scale in its type; None if one has more digits than that.
+    """Return decimals of the column's scale in its type; None if one has too many digits.
 
-    PyArrow checks a text's digits against the precision before it adds zeros up to the scale.
+    PyArrow compares a text's digits with the precision before it adds zeros up to the scale.
     """
     precision, scale = kind.precision or 0, kind.scale or 0
     if array.type.precision > precision - scale:
@@ -314,8 +313,8 @@ def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array
         text = pc.replace_substring_regex(text, _WITHOUT_SECONDS, r"\1:00\2")
     parts = pc.extract_regex(text, _INSTANTS)
     if parts.null_count != text.null_count:
-        # Other forms, such as offsets: Arrow's own parser, which wants one in every text, or the
-        # careful way.
+        # Other formats, such as offsets: parsed by Arrow, which requires an offset in every text,
+        # or by `cells`.
         return _cast(text, kind, tally) if kind.kind is Kind.UTC_DATETIME else None
     whole, fraction = pc.struct_field(parts, "whole"), pc.struct_field(parts, "fraction")
     whole = pc.if_else(pc.is_valid(text), whole, pa.scalar(None, pa.string()))
@@ -330,18 +329,18 @@ def _clocks(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array |
 
 
 def spelled(clocks: pa.Array) -> pa.Array:
-    """Times of day `HH:MM:SS[.ffffff]` without the zeros that end a fraction."""
+    """Return times of day `HH:MM:SS[.ffffff]` without trailing zeros of a fraction."""
     cut = pc.replace_substring_regex(clocks, r"(\.[0-9]*?)0+$", r"\1")
     return pc.replace_substring_regex(cut, r"\.$", "")
 
 
 def _decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
-    """Arrow's decimals, where the digits prove that they cannot wrap around."""
+    """Return Arrow's decimals, if the number of digits proves that they cannot overflow."""
     precision, scale = kind.precision or 0, kind.scale or 0
     whole = precision - scale
     longest = pc.max(pc.binary_length(text)).as_py()
     if longest <= whole and not _has_exponent(text):
-        # Not even all characters together could be too many digits before the point.
+        # Even all characters together cannot be too many digits before the point.
         try:
             return text.cast(kind.arrow)
         except pa.ArrowException:
@@ -362,7 +361,7 @@ def _decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array
 
 
 def _has_exponent(text: pa.Array) -> bool:
-    """Whether any text holds an E; by the bytes of the whole array, not cell by cell."""
+    """Return whether any text contains an E; by the bytes of the whole array, not cell by cell."""
     data = text.buffers()[2]
     if data is None:
         return False
@@ -388,17 +387,17 @@ _QUICK: Final[dict[Kind, Callable[[pa.Array, ColumnType, Counter[str]], pa.Array
 }
 
 
-#: Where a zero is missing before an hour of one digit.
+#: Matches the position of a missing zero before an hour of one digit.
 _SHORT_HOUR: Final = re.compile(r"^\s*(?=[0-9]:)")
 
 
 def value_of(text: str, kind: ColumnType) -> pa.Scalar:
-    """The value of a text, as an Arrow scalar of `kind.arrow`.
+    """Return the value of a text, as an Arrow scalar of `kind.arrow`.
 
-    An empty text is null, but for columns of text or bytes.
+    An empty text is null, except for columns of texts or bytes.
 
     Raises:
-        ValueRefusedError: the text is no value of the type.
+        ValueRefusedError: the text is not a valid value of the type.
     """
     try:
         return typed(pa.array([text], pa.string()), kind, Counter())[0]
@@ -410,14 +409,15 @@ def value_of(text: str, kind: ColumnType) -> pa.Scalar:
 
 
 def clocks_of(text: str) -> set[str]:
-    """What a time of day, such as a key's, may stand as in a table.
+    """Return the texts by which a time of day, for example in a key, may be stored in a table.
 
     Args:
-        text: the time as a person writes it: its hour may have one digit.
+        text: the time as a user enters it: its hour may have one digit.
 
     Returns:
-        Its one spelling (`cells.clock`), and the text itself: other engines spell times their own
-        way, and PostgreSQL has a 24:00:00, which is no time of day in a batch file.
+        Its normalized text (`cells.clock`), and the text itself: other engines format times
+        differently, and PostgreSQL has a 24:00:00, which is not a valid time of day in a batch
+        file.
     """
     try:
         return {cells.clock(_SHORT_HOUR.sub("0", text)), text}
