@@ -135,11 +135,7 @@ class BatchFolder:
         self._written: list[Path] = []
 
     def write(self, changes: Changes, scenario: str) -> dict[FileKind, tuple[BatchFile, ...]]:
-        """Write the files of one request.
-
-        Args:
-            changes: the rows.
-            scenario: name of the scenario, part of the files' names.
+        """Write the files of one request; the scenario's name becomes a part of their names.
 
         Returns:
             The files by kind; kinds without rows are absent.
@@ -292,9 +288,7 @@ def compressed(content: bytes, compression: Compression) -> bytes:
 def encrypted(content: bytes, key: bytes) -> bytes:
     """Return a random IV of 16 bytes and the content in AES-256-CBC with PKCS#7 padding.
 
-    Args:
-        content: the plaintext.
-        key: 32 bytes.
+    `key` has 32 bytes.
     """
     vector = secrets.token_bytes(_BLOCK)
     padder = PKCS7(_BLOCK * 8).padder()

@@ -43,13 +43,10 @@ NULL_TEXT: Final = "NULL"
 
 
 def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
-    """Apply a migration to the model.
+    """Apply a migration to the model, in place.
 
-    Args:
-        model: changed in place, unless the migration is refused.
-        migration: the migration.
-        now_micros: the current time in microseconds since the epoch, for the one conversion that
-            uses it.
+    `now_micros` is the current time in microseconds since the epoch, for the one conversion that
+    uses it.
 
     Raises:
         ModelRefusal: the guides require the destination to refuse; the model is unchanged.
@@ -355,12 +352,8 @@ class Migrator:
     def carry_out(self, model: Model, migration: Migration) -> Model:
         """Request one migration and check its tables afterwards.
 
-        Args:
-            model: the expected contents before the migration; must not be used afterwards.
-            migration: the migration.
-
-        Returns:
-            The expected contents after the migration.
+        The passed model must not be used afterwards. Return the expected contents after the
+        migration.
 
         Raises:
             SyncStopped: the destination refused without a valid reason.

@@ -33,7 +33,6 @@ class ModelTable:
     """A table with its expected contents.
 
     Attributes:
-        name: its name.
         definition: all stored columns, including retained ones, with the key.
         sent: names of the columns that batches contain; other columns are retained but no longer
             synced.
@@ -136,7 +135,7 @@ class Model:
         """Apply Truncate to rows synced strictly before the time; a missing table is not an error.
 
         Args:
-            name: the table.
+            name: the name of the table.
             before_micros: microseconds since the epoch.
             deleted_column: the marker to set instead of removing the rows.
 

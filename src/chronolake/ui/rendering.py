@@ -73,12 +73,10 @@ class Room:
         self._left = _ROOM
 
     def shown(self, value: Cell, *, is_instant: bool = False, longest: int = _LONGEST) -> Markup:
-        """Return a value as HTML; a text that is cut can be expanded.
+        """Return a value as HTML; a text that is cut can be opened.
 
-        Args:
-            value: the value.
-            is_instant: whether texts are instants.
-            longest: the maximum number of characters that are visible at first.
+        Texts are instants if `is_instant`. Up to `longest` characters of other texts are visible at
+        first.
         """
         if is_instant and isinstance(value, str):
             return instant_tag(value, exact=True)
@@ -136,10 +134,7 @@ def whole(value: Cell) -> Markup:
 def changed(old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, Markup]:
     """Return an old and a new value; long texts are cut to their difference.
 
-    Args:
-        old: the value before.
-        new: the value after.
-        is_instant: whether texts are instants.
+    If `is_instant`, texts are instants.
     """
     both = (old, new)
     if is_instant:
@@ -292,7 +287,7 @@ def page(
     """Render a full page.
 
     Args:
-        request: the request.
+        request: the request, whose application has the lake.
         template: a file in `templates/` that extends `base.html`.
         title: the title of the browser window, and by default the heading.
         section: the current entry of the navigation.
@@ -325,11 +320,7 @@ def failed(
 ) -> HTMLResponse:
     """Render an error with its hint, as a page or as a part of one.
 
-    Args:
-        request: the request.
-        failure: the error.
-        status: the HTTP status; derived from the error by default.
-        title: the heading.
+    The HTTP status is derived from the error by default.
     """
     shown = status or status_of(failure)
     if request.url.path.startswith("/part/"):

@@ -81,10 +81,7 @@ class Guard:
 class Guarded:
     """An ASGI application behind a guard.
 
-    Args:
-        app: the application.
-        guard: the requirements.
-        refused: returns the HTML of the page for requests without the token.
+    `refused` returns the HTML of the page for requests without the token.
     """
 
     def __init__(self, app: ASGIApp, guard: Guard, refused: Callable[[], str]) -> None:

@@ -118,11 +118,7 @@ class Seen:
 
 
 class Overview:
-    """The tables of a lake, read by a few threads and cached until they change.
-
-    Args:
-        config: the lake.
-    """
+    """The tables of a lake, read by a few threads and cached until they change."""
 
     def __init__(self, config: LakeConfig) -> None:
         self._config = config
@@ -167,13 +163,7 @@ class Overview:
 
 
 def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Seen:
-    """Return the summary of a table.
-
-    Args:
-        config: the lake.
-        found: the table's metadata.
-        place: the location of the metadata, if known.
-    """
+    """Return the summary of a table, whose metadata was read from `place` if that is known."""
     properties = found.table.properties
     return Seen(
         found.name,

@@ -39,10 +39,8 @@ class TimelinePage:
 
     Attributes:
         number: from 1, in order of the start.
-        version: the version.
         gone_since: the time of the deletion before this version, or None. With it, the version is a
             revival.
-        is_instant: whether the version ended at its start or earlier.
     """
 
     number: int

@@ -163,9 +163,7 @@ def _hint_for(missing: str) -> str:
 def where(failure: BaseException, home: Path) -> str:
     """Return the file and line of the connector's code that raised an error, followed by a colon.
 
-    Args:
-        failure: the error.
-        home: the folder of the connector's code.
+    `home` is the folder of the connector's code.
     """
     if isinstance(failure, SyntaxError) and failure.filename:
         return f"{failure.filename}, line {failure.lineno}:"
@@ -359,10 +357,7 @@ class Setting:
 def made(component: CustomComponent, setting: Setting, **given: Any) -> Calls:
     """Return the instance of a component, and create it at the first call.
 
-    Args:
-        component: the component.
-        setting: the arguments for the class.
-        given: additional fields; they are omitted if the class does not accept them.
+    `given` contains additional fields, which are omitted if the class does not accept them.
 
     Raises:
         ConfigurationError: the class does not exist.

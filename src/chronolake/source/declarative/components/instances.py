@@ -418,13 +418,9 @@ def prepare(
 ) -> None:
     """Create an instance of each custom class that a stream needs.
 
-    Authenticators are created when they are needed, and parents' components when these are read.
-
-    Args:
-        stream: the stream.
-        access: the API session; each has its own instances.
-        config: the user's configuration.
-        parent_of: returns the reader of a parent stream.
+    Each API session (`access`) has its own instances. Authenticators are created when they are
+    needed, and the components of parent streams when these are read. `parent_of` returns the reader
+    of a parent stream.
 
     Raises:
         ConfigurationError: a class does not exist, or an argument of it is invalid.

@@ -33,9 +33,7 @@ _FAILURES: Final = (
 def response_of(answer: Answer, *, extracted: int | None = None) -> requests.Response:
     """Convert a response to the type of `requests`.
 
-    Args:
-        answer: the response.
-        extracted: the number of records in it, if known.
+    `extracted` is the number of records in the response, if known.
     """
     response = requests.Response()
     response.status_code = answer.status

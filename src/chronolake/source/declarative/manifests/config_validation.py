@@ -407,10 +407,7 @@ def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
 def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -> None:
     """Raise ConfigurationError if a configuration lacks required keys.
 
-    Args:
-        config: the user's configuration.
-        manifest: the manifest.
-        where: the location of the configuration, for the error message.
+    `where` is the location of the configuration, for the error message.
 
     Raises:
         ConfigurationError: a required key is missing.
@@ -442,9 +439,7 @@ def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
 def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], str]:
     """Return a function that masks the configuration's secrets in a text.
 
-    Args:
-        config: the user's configuration.
-        manifest: the manifest, whose specification marks secrets with `airbyte_secret`.
+    The manifest's specification marks secrets with `airbyte_secret`.
     """
     reported = [*secrets_in(config, manifest.specification)]
     with suppress(ConfigurationError):

@@ -60,11 +60,8 @@ _Values.yaml_implicit_resolvers = {
 def expanded(manifest: Manifest, api: Api) -> Manifest:
     """Return a manifest with its conditional streams and the streams generated from templates.
 
-    A problem in one of these streams does not keep the others from being read.
-
-    Args:
-        manifest: the manifest.
-        api: the API, with the configuration, for resolvers that use them.
+    The streams depend on the API's configuration and, for some resolvers, on its responses. A
+    problem in one of these streams does not keep the others from being read.
 
     Raises:
         SourceError: the API does not return the streams.
@@ -216,13 +213,9 @@ def _united(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
 def _put(
     stream: Mapped, mapping: ComponentMappingDefinition, variables: _Variables, *, is_read: bool
 ) -> None:
-    """Set a mapping's value in a stream.
+    """Set a mapping's value in a stream, in place.
 
-    Args:
-        stream: the stream, which is changed.
-        mapping: the path and the value.
-        variables: the template variables.
-        is_read: whether a string that is YAML is parsed.
+    If `is_read`, a string that is YAML is parsed.
     """
     kinds = (KINDS[mapping.value_type],) if mapping.value_type else ()
     value = evaluated(mapping.value, variables, default=mapping.value, kinds=kinds)

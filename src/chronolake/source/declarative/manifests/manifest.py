@@ -66,7 +66,6 @@ class Gathering:
         allow_components: whether the connector's own Python classes may run.
         settings: the names that a configuration can have, or None if they are unknown.
         streams: the valid streams, by name.
-        problems: the problems.
         unread: the streams that cannot be read because of an unresolved reference, by reference.
     """
 
@@ -111,12 +110,7 @@ class Gathering:
         return not refused
 
     def add(self, described: Any, spot: Spot) -> None:
-        """Add a stream, or its problems.
-
-        Args:
-            described: the stream, with inherited values filled in.
-            spot: its location.
-        """
+        """Add a stream, which has its inherited values filled in, or its problems."""
         if not isinstance(described, Mapped):
             if not is_unknown(described):
                 self.problems.append(spot.problem("a stream is keys and values"))
@@ -159,9 +153,7 @@ def check_of(
 ) -> tuple[CheckStream | CheckDynamicStream | None, list[Problem]]:
     """Return the manifest's connection check, or None, and its problems.
 
-    Args:
-        content: the manifest.
-        templates: the names of its dynamic streams.
+    `templates` are the names of the manifest's dynamic streams.
     """
     described = content.get(_KEY)
     if not described:
@@ -231,12 +223,7 @@ _RULES: Final = "config_normalization_rules"
 
 @dataclass(frozen=True)
 class Conditional:
-    """Streams that exist only if a condition on the configuration holds.
-
-    Attributes:
-        condition: the condition.
-        streams: the streams with their locations.
-    """
+    """Streams, with their locations, that exist only if a condition on the configuration holds."""
 
     condition: str | bool
     streams: tuple[tuple[Mapped, Spot], ...]
@@ -383,10 +370,7 @@ def find(given: str, *, beside: Path) -> Path:
 def load(file: Path, *, allow_components: bool = False) -> Manifest:
     """Read a manifest and collect all its problems.
 
-    Args:
-        file: the path of the manifest.
-        allow_components: whether the connector's own Python classes may run. Loading runs none of
-            them.
+    `allow_components` allows the connector's own Python classes to run. Loading runs none of them.
 
     Raises:
         ConfigurationError: the file is not valid YAML, or is too large.

@@ -108,8 +108,8 @@ def problems_in(
     Args:
         failure: the validation error.
         described: the validated value.
-        spot: its location.
-        stream: the stream that cannot be read because of it, or None.
+        spot: the location of the value.
+        stream: the stream that cannot be read because of the errors, or None.
         open_to: paths whose values will be replaced; their parts may be patterns and templates.
             Errors at these paths are ignored.
     """
@@ -129,13 +129,7 @@ def problems_in(
 
 
 def problems_of_code(described: Any, spot: Spot, stream: str) -> list[Problem]:
-    """Return a problem for each Python component of a stream; used if custom code is not allowed.
-
-    Args:
-        described: the stream.
-        spot: its location.
-        stream: its name.
-    """
+    """Return a problem for each Python component of a stream; used if custom code is forbidden."""
     return [
         spot.within(described, (*keys, "class_name")).problem(
             f"a {kind} is Python code, which runs only with `allow_components: true`",

@@ -333,11 +333,8 @@ def problems_of_lookups(
 ) -> Iterator[Problem]:
     """Yield a problem for each name that a stream looks up and that the manifest does not define.
 
-    Args:
-        described: the stream, with inherited values filled in.
-        spot: its location.
-        stream: its name.
-        settings: the names that a configuration can have, or None if they are unknown.
+    `described` is the stream with inherited values filled in. `settings` are the names that a
+    configuration can have, or None if they are unknown.
     """
     for keys, message, hint, is_warning in _in_node(described, (), None, None, settings):
         yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)

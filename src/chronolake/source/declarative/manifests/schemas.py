@@ -216,10 +216,8 @@ _PACKAGE: Final = re.compile(r"(\./)?source_[a-z0-9_]+/")
 def schema_of(stream: DeclarativeStream, api: Api) -> dict[str, Any]:
     """Return a stream's schema, or an empty one if the stream has none.
 
-    Args:
-        stream: the stream.
-        api: the API, which is called by dynamic schema loaders. Its manifest's folder contains the
-            schema files.
+    Schema files are located in the folder of the API's manifest. Dynamic schema loaders call the
+    API.
 
     Raises:
         ConfigurationError: a schema file cannot be read, or is outside the manifest's folder.

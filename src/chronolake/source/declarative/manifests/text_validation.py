@@ -115,9 +115,9 @@ def problems_of_texts(
 
     Args:
         described: the component, with inherited values filled in.
-        spot: its location.
-        stream: the stream that it belongs to, or None.
-        kind: its type, if it has no `type` key.
+        spot: the location of the component.
+        stream: the stream that the component belongs to, or None.
+        kind: the component's type, if it has no `type` key.
         open_to: paths whose values will be replaced, optionally patterns or templates. Problems at
             these paths are ignored.
     """

@@ -30,12 +30,7 @@ _PATTERNS: Final = frozenset({"regex_search", "regex_replace"})
 
 
 class Fault(NamedTuple):
-    """A problem in a text, with a hint.
-
-    Attributes:
-        message: the problem.
-        hint: how to correct it.
-    """
+    """A problem in a text, with a hint that says how to correct it."""
 
     message: str
     hint: str
@@ -44,9 +39,7 @@ class Fault(NamedTuple):
 def faults_of(text: str, known: Collection[str] | None) -> Iterator[Fault]:
     """Yield the problems of a text that will be evaluated.
 
-    Args:
-        text: a template, or a plain text.
-        known: the variables that are available at its place, or None if they are unknown.
+    `known` are the variables that are available at its place, or None if they are unknown.
     """
     if is_refused(text) or not is_template(text):
         if is_refused(text):
@@ -142,9 +135,7 @@ def faults_of_duration(text: str) -> Iterator[Fault]:
 def faults_of_format(text: str, *, is_read: bool = True) -> Iterator[Fault]:
     """Yield the problems of a time format.
 
-    Args:
-        text: the format.
-        is_read: whether times are parsed with it, or only printed.
+    The format is used for parsing if `is_read`, else only for printing.
     """
     try:
         expect_format(text, is_read=is_read)

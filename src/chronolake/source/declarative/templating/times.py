@@ -88,9 +88,7 @@ def _prints_offset(format: str) -> bool:  # noqa: A002
 def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     """Raise ValueError if a format is invalid.
 
-    Args:
-        format: the format.
-        is_read: whether times are parsed with it. More directives are allowed for printing only.
+    `is_read` means that times are parsed with the format. More directives are allowed for printing.
 
     Raises:
         ValueError: the format has no year, an unknown directive, or one directive twice.
