@@ -1,18 +1,15 @@
-"""The command line: `chronolake COMMAND …`; each command calls one function of a room below.
+"""The command line: `chronolake COMMAND …`; each command calls one function of a package below.
 
 | module | commands |
 |---|---|
 | `app` | the program itself, its options, `version`, and how errors are shown |
-| `tables` | `tables`, `history`, `usage`: no JVM, so they answer at once |
+| `tables` | `tables`, `history`, `usage`: no JVM, so they respond immediately; `diff`: Spark |
 | `maintenance` | `query`, `verify`, `maintain`, `view`: Spark |
 | `mode` | `mode`: Spark |
-| `tables` | `diff`: Spark |
-| `serve` | `serve` |
-| `serve` | `ui`: no JVM |
+| `serve` | `serve`: Spark; `ui`: no JVM |
 | `tester` | `test-destination` |
 | `project` | `init`, `schema`, `status`, `runs`, `state` |
-| `check` | `check`, `discover` |
-| `check` | `read` |
+| `check` | `check`, `discover`, `read` |
 | `pipelines` | `sync`, `resync`, `rebuild`: Spark |
 """
 

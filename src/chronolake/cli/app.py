@@ -1,10 +1,10 @@
-"""The program: its common options, how it prints, and how it ends.
+"""The program: its common options, its output, and its exit codes.
 
-Exit codes: 0 done, 1 failed or a promise is broken, 2 wrong usage, 3 partly done (`sync`), 130
-interrupted.
+Exit codes: 0 success, 1 failure or a violated invariant, 2 wrong usage, 3 partial success (`sync`),
+130 interrupted.
 """
 
-# Typer reads annotations at run time, so the types in them are imported for good.
+# Typer reads annotations at run time, so the types in them are imported at run time.
 # ruff: noqa: TC003
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 _DEBUG: Final = "--debug"
 _LAKE: Final = "--lake"
-#: Whether the command that runs was given `--json`: then programs read standard error, too.
+#: Whether the running command has `--json`: then programs read standard error, too.
 _json: ContextVar[bool] = ContextVar("json", default=False)
-#: Every kind of wrong usage; of these, Typer gives a name to one alone.
+#: The base class of all usage errors; Typer exports only one of its subclasses.
 _WrongUsage: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
-#: The commands as `--help` shows them: by what they are for, and in the order of first use.
+#: The commands as `--help` shows them: by purpose, in the order of first use.
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Set up a project": ("init", "check", "discover", "read", "schema"),
     "Run pipelines": ("sync", "status", "runs", "resync", "rebuild", "state"),
@@ -63,7 +63,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class _Panels(TyperGroup):
-    """The program's commands in the order and the panels of `PANELS`; former names come last."""
+    """The program's commands in the order and the panels of `PANELS`; former names are last."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Click's signature
         order = [name for names in PANELS.values() for name in names]
@@ -176,19 +176,19 @@ def version(*, json: JsonOption = False) -> None:
 def configuration(
     project: Path | None, lake: Path | None, config: Path | None, settings: Sequence[str] | None
 ) -> LakeConfig:
-    """Return the configuration of the lake that the common options name.
+    """Return the configuration of the lake from the common options.
 
     Args:
         project: `--project`.
-        lake: `--lake`; it wins over the lake that a project's file names.
+        lake: `--lake`; it overrides the lake of a project's file.
         config: `--config`.
         settings: `--set`, each KEY=VALUE.
 
     Raises:
-        ConfigurationError: the file is invalid, or `--project` or `--config` has none.
+        ConfigurationError: the file is invalid, or does not exist in `--project` or `--config`.
         BadParameter: a setting is not KEY=VALUE, or neither a lake nor a project was found.
     """
-    # `--help` and `version` need neither.
+    # `--help` and `version` do not need them.
     from chronolake.config import find_project, lake_of_project, load  # noqa: PLC0415
 
     overrides = dict(pairs(settings or (), "--set"))
@@ -205,13 +205,13 @@ def configuration(
 
 
 def _noted(config: LakeConfig) -> LakeConfig:
-    """Print a note on standard error if tables lie outside the lake; return its configuration."""
-    from chronolake import permissions  # noqa: PLC0415 - `--help` and `version` need none
+    """Print a note on standard error if tables are outside the lake; return its configuration."""
+    from chronolake import permissions  # noqa: PLC0415 - not for `--help` and `version`
 
     permissions.restrict(config)
     if config.catalog.uri is None and not config.catalog_file.is_file():
         return config
-    from chronolake.inspect.catalog import strays  # noqa: PLC0415 - `--help` and `version` need none
+    from chronolake.inspect.catalog import strays  # noqa: PLC0415 - not for `--help` and `version`
 
     try:
         found = strays(config)
@@ -233,16 +233,16 @@ def _noted(config: LakeConfig) -> LakeConfig:
 
 
 def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
-    """Open a lake with Spark if it exists and has the tables that a command is about.
+    """Open a lake with Spark if it exists and has the tables of a command.
 
     Args:
         config: the lake's configuration.
         tables: the tables; they are looked up before Spark starts.
-        json: whether standard error is read by a program: nothing is printed there then.
+        json: whether a program reads standard error: then nothing is printed there.
 
     Raises:
-        LakeError: there is no lake, and none is created; or its catalog cannot be read.
-        TableNotFoundError: it lacks one of the tables.
+        LakeError: the lake does not exist (it is not created), or its catalog cannot be read.
+        TableNotFoundError: a table does not exist.
     """
     from chronolake import inspect  # noqa: PLC0415 - loaded when needed: `--help` is instant
 
@@ -259,7 +259,7 @@ def opened(config: LakeConfig, *, json: bool) -> Lake:
 
     Args:
         config: the lake's configuration.
-        json: whether standard error is read by a program: nothing is printed there then.
+        json: whether a program reads standard error: then nothing is printed there.
 
     Raises:
         ConfigurationError, MissingRequirementError, LakeError: as for `Lake.open`.
@@ -275,10 +275,11 @@ def opened(config: LakeConfig, *, json: bool) -> Lake:
 
 @contextmanager
 def quiet_java() -> Iterator[None]:
-    """Start a JVM that keeps its warnings to itself; with `--debug` it speaks.
+    """Start a JVM whose warnings are discarded, except with `--debug`.
 
-    A process keeps the standard error that it was born with, so that of the JVM is a file nobody
-    reads, while ours is back as soon as the JVM runs.
+    A process keeps the standard error that it was started with. So the JVM's is an unread file,
+    while
+    Python's is restored as soon as the JVM runs.
     """
     if _DEBUG in sys.argv:
         yield
@@ -295,12 +296,12 @@ def quiet_java() -> Iterator[None]:
 
 
 def quiet_logs() -> None:
-    """Log to standard error, and only what a person should know."""
-    import logging  # noqa: PLC0415 - only commands that work log
+    """Log only warnings and errors, to standard error."""
+    import logging  # noqa: PLC0415 - only some commands log
 
-    import structlog  # noqa: PLC0415 - the same
+    import structlog  # noqa: PLC0415 - only some commands log
 
-    # PySpark logs the whole plan of a question that it cannot answer; the error says enough.
+    # PySpark logs the whole plan of a failed query; the error contains enough.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).disabled = True
     structlog.configure(
@@ -310,10 +311,10 @@ def quiet_logs() -> None:
 
 
 def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """KEY=VALUE texts, split at the first equals sign.
+    """Split KEY=VALUE texts at the first equals sign.
 
     Raises:
-        BadParameter: a text has none, or a key is given twice.
+        BadParameter: a text does not contain an equals sign, or a key is given twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -327,7 +328,7 @@ def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def table_name(text: str) -> TableName:
-    """The table that an argument names.
+    """Parse a table name in an argument.
 
     Raises:
         BadParameter: the text is not schema.table.
@@ -339,8 +340,8 @@ def table_name(text: str) -> TableName:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where text for people goes; as wide as the terminal, or 100 columns where there is none."""
-    # Names may look like the markup of Rich, or like its emoji.
+    """Return the console for people; without a terminal it is 100 columns wide."""
+    # Names may look like Rich's markup or emoji codes.
     make = partial(Console, stderr=stderr, highlight=False, markup=False, emoji=False)
     screen = make()
     if not screen.is_terminal and "COLUMNS" not in os.environ:
@@ -353,9 +354,9 @@ _WHOLE: Final = frozenset({"table", "stream", "pipeline", "status", "last run"})
 
 
 def grid_of(*names: str) -> Table:
-    """A table for the terminal, with these columns.
+    """Return a table for the terminal, with these columns.
 
-    However narrow the terminal is, what people search for or copy stays on one line.
+    Values that people search for or copy stay on one line, even in a narrow terminal.
     """
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in names:
@@ -381,12 +382,12 @@ def print_json_lines(values: Sequence[Any]) -> None:
 
 
 def fail(code: int = 1) -> NoReturn:
-    """End the command with an exit code, without saying more."""
+    """End the command with an exit code, without a message."""
     raise typer.Exit(code)
 
 
 def show_error(failure: ChronolakeError, *, json: bool) -> None:
-    """Say on standard error what was wrong, where, and what to do."""
+    """Print on standard error what was wrong, where, and what to do."""
     if json:
         content = {
             "error": type(failure).__name__,
@@ -401,10 +402,10 @@ def show_error(failure: ChronolakeError, *, json: bool) -> None:
     screen.print(Text("Error: ", style="bold red") + Text(failure.message, style="red"))
     if failure.place:
         where = ", ".join(f"{name} {value}" for name, value in failure.place.items())
-        # Names are copied from here: no line may be broken.
+        # Names are copied from here, so lines are not wrapped.
         screen.print(Text(f"Where: {where}"), soft_wrap=True)
     if failure.hint:
-        # So is the path of a disk.
+        # A storage error's hint contains a path, which is copied, too.
         is_path = isinstance(failure, StorageError)
         screen.print(Text(f"What to do: {failure.hint}"), soft_wrap=is_path)
 
@@ -413,18 +414,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit the process with the command's code.
 
     Args:
-        arguments: the words after the program's name; the process's own by default.
+        arguments: the arguments after the program's name; None for the process's own.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in words
-    # An option of the program is accepted after the command as well.
+    # An option of the program is also accepted after the command.
     words = [*([_DEBUG] if debug else []), *(word for word in words if word != _DEBUG)]
     json = "--json" in words
     _json.set(json)
     try:
         code = app(args=words, prog_name="chronolake", standalone_mode=False)
     except _WrongUsage as failure:
-        if failure.format_message():  # Without words where the help was shown instead.
+        if failure.format_message():  # The message is empty if the help was shown instead.
             show_error(_of_usage(failure, [word for word in words if word != _DEBUG]), json=json)
         sys.exit(failure.exit_code)
     except typer.Abort:
@@ -436,7 +437,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         show_error(storage_error(failure) or failure, json=json)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader, `head` perhaps, has seen enough. Nothing must be flushed into the pipe.
+        # The reader, such as `head`, has closed the pipe. Nothing must be flushed into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as failure:
@@ -449,7 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _of_usage(failure: typer.BadParameter, words: Sequence[str]) -> ConfigurationError:
-    """What is wrong with the words of a command, as all other errors are told."""
+    """Return a usage error in the form of all other errors."""
     command = failure.ctx.command_path if failure.ctx else f"chronolake {words[0]}"
     hint = f"`{command} --help` tells what it takes."
     if getattr(failure, "param_hint", None) == _LAKE and (unread := _unread(env.LAKE)):
@@ -458,7 +459,7 @@ def _of_usage(failure: typer.BadParameter, words: Sequence[str]) -> Configuratio
 
 
 def _unread(meant: str) -> str | None:
-    """The variable that a missing value may have been set in, under a name that nobody reads."""
+    """Return a variable whose unknown name is similar to that of a missing value."""
     beyond = len(env.PREFIX)
     set_ones = [one for one in os.environ if one.startswith(env.PREFIX)]
     unknown = [one[beyond:] for one in set_ones if one not in env.KNOWN]
@@ -467,7 +468,7 @@ def _unread(meant: str) -> str | None:
 
 
 def failure_of(failure: Exception, table: TableName) -> ChronolakeError:
-    """Return what went wrong with a table as an error of ours that names it."""
+    """Return a failure as a ChronolakeError that names the table."""
     ours = failure if isinstance(failure, ChronolakeError) else _of_spark(failure)
     error: ChronolakeError = (
         storage_error(failure) or ours or LakeError(f"{type(failure).__name__}: {failure}")
@@ -477,9 +478,9 @@ def failure_of(failure: Exception, table: TableName) -> ChronolakeError:
 
 
 def _of_spark(failure: Exception) -> ChronolakeError | None:
-    """What went wrong within Spark, in a line; None if it was something else."""
+    """Return an error of Spark as a one-line error; None if Spark did not raise it."""
     if "pyspark" not in sys.modules:
-        # A command without Spark must not wait for its import to say what failed.
+        # A command without Spark must not wait for its import to report a failure.
         return None
     from chronolake.iceberg import spark_words  # noqa: PLC0415
 

@@ -1,11 +1,11 @@
-"""The commands check, discover and read: what a source lacks, offers and returns.
+"""The commands check, discover and read, which inspect sources without Spark.
 
-The commands that look at sources: what they lack, and what they have. None needs Spark.
-
-The command for those who write manifests: records of a stream, and how they are got.
+`check` reports what a source is missing, `discover` lists its streams, and `read` shows records of
+a
+declarative source and the requests for them, for authors of manifests.
 """
 
-# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 # ruff: noqa: TC003 - Typer reads annotations at run time
 from __future__ import annotations
 
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 
-# Typer reads annotations at run time, so the types in them are imported for good.
-
-
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 _Found = TypeVar("_Found")
 _WIDTH: Final = max(map(len, _STYLES)) + 1
@@ -65,11 +62,12 @@ def check(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Check chronolake.yml, the lake's disks, what sources need, and that tables are free.
+    """Check chronolake.yml, the lake's disks, the requirements of sources, and the target tables.
 
-    What is missing is said with the statement that mends it. Nothing is written but the lake's
-    folder and the tables of the operational store, in it tokens that change with each use, and with
-    --create what is said then. Exit code 1 if something is wrong.
+    For missing source objects, the statement that creates them is printed. Nothing is written
+    except the
+    lake's folder, tables of the operational store, tokens that change with each use and, with
+    --create, the source objects. Exit code 1 if a check fails.
     """
     wanted = project_of(project, lake, settings)
     storage: StorageError | None = None
@@ -89,7 +87,7 @@ def check(
             reported = Text.assemble(word, (one["what"], "bold"), f"  {one['message']}")
             console().print(reported, soft_wrap=True)
             if one["hint"]:
-                # Statements are copied from here: no line may be broken.
+                # Statements are copied from here, so lines are not wrapped.
                 console().print(Text(f"{' ' * _WIDTH}{one['hint']}"), soft_wrap=True)
     if storage is not None and not json:
         show_error(storage, json=json)
@@ -98,11 +96,11 @@ def check(
 
 
 def _lake_words(project: Project) -> str:
-    """Return what to say of a lake that can be used.
+    """Check that a lake can be used, and return a message that it can.
 
     Raises:
         StorageError: a disk is full, or a folder cannot be written.
-        LakeError: the operational store does not answer.
+        LakeError: the operational store is not reachable.
     """
     from chronolake.pipeline.store import Store
 
@@ -110,7 +108,7 @@ def _lake_words(project: Project) -> str:
     for folder in dict.fromkeys((project.lake.path, project.lake.local_warehouse)):
         if folder is not None:
             raise_unless_writable(folder)
-    # Whether it is there can be seen in a folder that may be searched.
+    # Whether it exists is known only if its parent folder is searchable.
     if raw.is_dir():
         raise_unless_writable(raw)
     Store.open(project.lake)
@@ -138,7 +136,7 @@ def _checked_pipeline(
 
 
 def _or_none(look: Callable[[], _Found]) -> _Found | None:
-    """What a look finds; None if it fails, which is said elsewhere."""
+    """Return a function's result; None if it fails, because another check reports the failure."""
     try:
         return look()
     except ChronolakeError:
@@ -148,7 +146,7 @@ def _or_none(look: Callable[[], _Found]) -> _Found | None:
 def _listed(
     project: Project, name: str, source: Source, fillers: dict[TableName, str]
 ) -> Iterator[dict[str, Any]]:
-    """All that is wrong with a pipeline's streams, and how those are that can be brought."""
+    """Yield the errors of a pipeline's streams, and the state of the valid ones."""
     from chronolake.pipeline.streams import listed
 
     what = f"pipelines.{name}"
@@ -167,7 +165,7 @@ def _listed(
 def _columns(
     project: Project, name: str, source: Source, streams: list[Stream]
 ) -> Iterator[dict[str, Any]]:
-    """What keeps columns of a database from being kept, as far as its catalog tells."""
+    """Yield the errors of a database's columns that are known from its catalog."""
     from chronolake.pipeline.state import expect_described
     from chronolake.pipeline.streams import pipeline_of
     from chronolake.source.protocol import DescribedSource, DescribedStream
@@ -204,10 +202,10 @@ def _told(what: str, level: str, message: str, hint: str | None, *, ok: bool) ->
 def _pipeline_words(
     project: Project, name: str, streams: list[Stream], fillers: dict[TableName, str]
 ) -> str:
-    """How a pipeline is; notes which tables it fills.
+    """Return the state of a pipeline; add its tables to `fillers`.
 
     Raises:
-        ChronolakeError: something is wrong.
+        ChronolakeError: a check fails.
     """
     from chronolake.pipeline.state import expect_free, positions
 
@@ -250,10 +248,9 @@ def discover(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """List a pipeline's streams: what there is, what they can see, and how they are kept.
+    """List a pipeline's streams: tables, keys, cursors, modes, and how changes are captured.
 
-    Exit code 1 if a stream's columns are asked for and not known, or something is configured for
-    a stream that is not there.
+    Exit code 1 if requested columns are unknown, or if a stream is configured that does not exist.
     """
     from chronolake.limits import allowed_modes
     from chronolake.pipeline.streams import listed, source_of
@@ -295,10 +292,10 @@ def discover(
 def _add_columns(
     rows: list[dict[str, Any]], source: Source, pipeline: str, streams: Mapping[str, Stream]
 ) -> None:
-    """Give each stream's row its `columns`, or why they are not known as `error`.
+    """Add `columns` to each stream's row, or an `error` if they are unknown.
 
     Raises:
-        ConfigurationError: the source does not tell its streams' columns before it is read.
+        ConfigurationError: the source's columns are unknown until it is read.
     """
     from chronolake.source.protocol import DescribedSource, DescribedStream
 
@@ -349,7 +346,7 @@ def _show_columns(rows: list[dict[str, Any]]) -> None:
         console().print(grid)
 
 
-#: A longer value is cut in the terminal.
+#: Maximum length of a value in the terminal.
 _WIDEST = 200
 
 
@@ -368,10 +365,10 @@ def read(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Read records of an API's stream, and show them with the requests that were made.
+    """Read records of an API's stream, and show them with the HTTP requests.
 
-    Nothing is kept but tokens that change with each use, and no pipeline's state moves. Exit code 1
-    if not even one could be read.
+    Nothing is stored except tokens that change with each use, and no pipeline's state changes. Exit
+    code 1 if no record could be read.
     """
     from chronolake.config import DeclarativeSource
     from chronolake.pipeline.streams import pipeline_of
@@ -436,5 +433,5 @@ def _show(found: Sample) -> None:
     for exchange in found.exchanges:
         again = f", attempt {exchange.attempt}" if exchange.attempt > 1 else ""
         outcome = f"  {exchange.failure or exchange.status}  {exchange.seconds:.2f} s{again}"
-        # An address is copied from here: no line may be broken.
+        # URLs are copied from here, so lines are not wrapped.
         console().print(Text(f"{outcome}  {exchange.method} {exchange.url}"), soft_wrap=True)

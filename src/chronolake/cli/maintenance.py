@@ -1,6 +1,6 @@
-"""The commands that work with Spark."""
+"""The commands query, verify, maintain and view, which use Spark."""
 
-# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def query(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Answer a question in Spark SQL; with --json one JSON object a row, streamed."""
+    """Run a query in Spark SQL; with --json, print one JSON object per row."""
     from chronolake.inspect import render
     from chronolake.query import ask
 
@@ -71,7 +71,7 @@ def query(
             nested = answer.nested
             for row in answer.rows(limit or None):
                 cells = zip(answer.columns, row, strict=True)
-                # They are JSON already, with digits that a float would lose.
+                # These cells are JSON already, with digits that a float would lose.
                 values = {
                     name: orjson.Fragment(cell)
                     if name in nested and isinstance(cell, str)
@@ -80,7 +80,7 @@ def query(
                 }
                 print_json(values, pretty=False)
             return
-        # One row more than is shown tells whether there are more.
+        # One more row than the limit is read to know whether there are more.
         found = list(answer.rows(limit + 1 if limit else None))
         screen = console()
         shown = itertools.islice(found, limit or None)
@@ -108,7 +108,7 @@ def verify(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Check what a table promises, with one Spark query; exit code 1 if a promise is broken.
+    """Verify a table's invariants with one Spark query; exit code 1 if one is violated.
 
     A table that cannot be read does not stop the others; failures are listed at the end.
     """
@@ -150,7 +150,7 @@ def verify(
 
 @contextmanager
 def _collected(failures: list[ChronolakeError], table: TableName) -> Iterator[None]:
-    """Add what fails in the block to `failures`, for the other tables must not suffer from it."""
+    """Append a failure of the block to `failures`, so that the other tables are still processed."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -184,7 +184,7 @@ def maintain(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Compact and sort a table's files, expire old snapshots, remove orphans; or every table's.
+    """Compact and sort files, expire old snapshots, and remove orphan files; of one or all tables.
 
     A table that fails does not stop the others; failures are listed at the end, with exit code 1.
     """
@@ -225,17 +225,18 @@ def view(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Make the view TABLE_current of a history table: its active versions, for those who use SQL.
+    """Create the view TABLE_current of a history table, with its active versions.
 
-    After a change of the table's columns, make it again. It goes with the table, with its name, and
-    when the table leaves history mode.
+    Create it again after a change of the table's columns. It is dropped when the table is dropped
+    or
+    renamed, or leaves history mode.
     """
     from chronolake.core import views
 
     name = table_name(table)
     made = views.current_view_of(name)
     found = True
-    # The view may outlive its table, and is then still to be dropped.
+    # The view may outlive its table, and can still be dropped then.
     expected = [] if drop else [name]
     with existing(configuration(project, lake, config, settings), *expected, json=json) as opened:
         if drop:

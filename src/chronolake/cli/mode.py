@@ -1,6 +1,6 @@
-"""The command that switches a table's mode."""
+"""The command mode, which switches a table's mode."""
 
-# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 
 from __future__ import annotations
 
@@ -71,11 +71,12 @@ def mode(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Switch a table's mode and keep its data, in one published step.
+    """Switch a table's mode and keep its data, in one atomic commit.
 
-    To history: all records are active from the table's last sync on; those that are marked as
-    deleted get a version that ended at the beginning of time. From history, only the newest (to
-    soft-delete) or the active versions (to live) stay: --yes agrees to that.
+    To history: all records are active from the table's last sync on; rows that are marked as
+    deleted
+    become versions that ended at the earliest time. From history: only the newest versions (to
+    soft-delete) or the active versions (to live) are kept, which needs --yes.
     """
     from chronolake import inspect
     from chronolake.core import migration
@@ -105,7 +106,7 @@ def mode(
         with _progress(f"Switching {name} to {wanted} mode", json=json):
             snapshot = None
             if copy is not None:
-                # What comes between the copy and the switch would be in neither.
+                # Changes between the copy and the switch would be in neither.
                 snapshot = opened.catalog.load(name).snapshot_id
                 migration.copy_table(opened, name, copy)
             migration.switch_mode(
@@ -115,7 +116,7 @@ def mode(
 
 
 def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode, project: Path | None) -> None:
-    """Refuse a table whose mode chronolake.yml decides."""
+    """Raise if a pipeline writes a table, because chronolake.yml determines its mode."""
     filled_by = table.table.properties.get(STREAM_PROPERTY)
     if filled_by is None:
         return
@@ -130,7 +131,7 @@ def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode, project: Path | No
 
 
 def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wanted: Mode) -> None:
-    """Refuse a mode that the stream cannot have, where its project and its source can be read."""
+    """Raise if the stream does not support a mode, provided that project and source can be read."""
     from chronolake.config import find_project, load_project
     from chronolake.limits import check_mode
     from chronolake.pipeline.streams import source_of
@@ -141,7 +142,7 @@ def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wante
     try:
         offered = source_of(load_project(file), pipeline).discover()
     except ChronolakeError:
-        # What the file or the source lacks is reported by `check`; here it only keeps a hint away.
+        # `check` reports errors of the file or the source; here they only prevent a better hint.
         return
     for one in offered:
         if one.capabilities.name == stream:
@@ -149,12 +150,12 @@ def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wante
 
 
 def _line(pipeline: str, stream: str, wanted: Mode) -> str:
-    """What to write in chronolake.yml."""
+    """Return the setting for chronolake.yml."""
     import yaml
 
     setting = {"pipelines": {pipeline: {"streams": {stream: {"mode": wanted.value}}}}}
     written = yaml.safe_dump(setting, default_flow_style=True, width=math.inf, allow_unicode=True)
-    # The braces of the whole may be left out.
+    # The outer braces are optional.
     return str(written).strip()[1:-1]
 
 
@@ -166,7 +167,7 @@ def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:
 
 
 def _agree(plan: SwitchPlan, *, json: bool) -> None:
-    """Ask a person; a script has to say it with `--yes`."""
+    """Ask the user for confirmation; a script needs `--yes`."""
     lost = (
         f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
     )

@@ -1,4 +1,4 @@
-"""What the working commands answer, as JSON and for people."""
+"""Output of the commands that change, verify or compare tables, as JSON and for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def verified_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
-    """A table's promises, and the files that it was made without, as JSON's own types."""
+    """Return a table's invariants and the files that it was built without, as JSON types."""
     return {
         "table": str(report.table),
         "mode": report.mode.value,
@@ -41,7 +41,7 @@ def verified_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any
 
 
 def verified(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
-    """A table's promises, and the files that it was made without, one a line."""
+    """Format a table's invariants and the files that it was built without, one per line."""
     title = Text.assemble(
         (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
     )
@@ -64,7 +64,7 @@ def verified(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
 
 
 def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
-    """What a table needs, as JSON's own types."""
+    """Return a table's need of maintenance, as JSON types."""
     return {
         "table": str(plan.table),
         "needed": plan.is_needed,
@@ -81,7 +81,7 @@ def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
 
 
 def plan(needed: MaintenancePlan) -> RenderableType:
-    """What a table needs, on one line."""
+    """Format a table's need of maintenance on one line."""
     return Text.assemble(
         (name_of(needed.table), "bold"),
         "  ",
@@ -91,7 +91,7 @@ def plan(needed: MaintenancePlan) -> RenderableType:
 
 
 def maintained_json(result: MaintenanceResult) -> dict[str, Any]:
-    """What was done to a table, as JSON's own types."""
+    """Return the result of maintenance, as JSON types."""
     return {
         **plan_json(result.plan),
         "rewritten": result.rewritten,
@@ -104,7 +104,7 @@ def maintained_json(result: MaintenanceResult) -> dict[str, Any]:
 
 
 def maintained(result: MaintenanceResult) -> RenderableType:
-    """What was done to a table, on one line."""
+    """Format the result of maintenance on one line."""
     words = [
         f"{result.rewritten:,} data files became {result.written:,}" if result.rewritten else "",
         f"{result.expired:,} snapshots expired" if result.expired else "",
@@ -118,7 +118,7 @@ def maintained(result: MaintenanceResult) -> RenderableType:
 
 
 def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
-    """What a switch of mode changes, or has changed, as JSON's own types."""
+    """Return the planned or completed changes of a mode switch, as JSON types."""
     return {
         "table": str(plan.table),
         "from": plan.before.value,
@@ -133,7 +133,7 @@ def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
 
 
 def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
-    """What a switch of mode changes, or has changed."""
+    """Format the planned or completed changes of a mode switch."""
     name = (name_of(plan.table), "bold")
     if plan.before is plan.after:
         return Text.assemble(name, f"  is in {plan.after} mode; nothing to do")
@@ -154,7 +154,7 @@ _CHANGES = {"inserted": "green", "changed": "yellow", "deleted": "red"}
 
 
 def differences(records: Sequence[Difference]) -> RenderableType:
-    """Records that differ between two times, column by column."""
+    """Format the records that differ between two times, column by column."""
     if not records:
         return Text("No record differs.", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)

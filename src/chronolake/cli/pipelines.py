@@ -1,11 +1,9 @@
-"""The commands that run pipelines, and their schedule with backoff.
+"""The commands sync, resync and rebuild, which run pipelines, with the schedule of `sync --every`.
 
-When pipelines that run again and again are due: later and later, while one fails.
-
-The commands that run pipelines.
+The schedule backs off exponentially while a pipeline fails.
 """
 
-# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 from __future__ import annotations
 
 import time
@@ -48,16 +46,16 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 
-#: A pipeline that fails runs at least this often, unless it should run less often anyway.
+#: Upper bound of the backoff in seconds, unless the configured interval is longer.
 LONGEST_SECONDS: Final = 600.0
 
 
 @dataclass
 class Schedule:
-    """When each pipeline is due; times are of any clock that only goes forward, in seconds.
+    """The schedule of pipelines, with backoff; times are seconds of any monotonic clock.
 
     Attributes:
-        every: how far apart runs begin that do not fail.
+        every: interval in seconds between the beginnings of successful runs.
     """
 
     every: float
@@ -65,19 +63,19 @@ class Schedule:
     _failures: dict[str, int] = field(default_factory=dict)
 
     def due(self, names: Iterable[str], at: float) -> list[str]:
-        """Return the pipelines that should run now."""
+        """Return the pipelines that are due."""
         return [name for name in names if self._due.get(name, at) <= at]
 
     def note(self, name: str, *, began: float, has_failed: bool) -> float | None:
-        """Note how a run of a pipeline ended.
+        """Record how a run of a pipeline ended.
 
         Args:
             name: the pipeline.
-            began: when it began.
-            has_failed: whether nothing of it succeeded.
+            began: when the run began.
+            has_failed: whether all of it failed.
 
         Returns:
-            After how many seconds it runs again, if that is later than usual; otherwise None.
+            The seconds until its next run if it backs off, otherwise None.
         """
         failures = self._failures.get(name, 0) + 1 if has_failed else 0
         self._failures[name] = failures
@@ -86,16 +84,13 @@ class Schedule:
         return pause if pause > self.every else None
 
     def failures(self, name: str) -> int:
-        """Return how many runs of a pipeline in a row have failed."""
+        """Return the number of consecutive failed runs of a pipeline."""
         return self._failures.get(name, 0)
 
     def pause(self, names: Iterable[str], at: float) -> float:
-        """Return the seconds until the next pipeline is due; as usual, if there are none."""
+        """Return the seconds until a pipeline is due; the interval if there are no pipelines."""
         due = min((self._due.get(name, at) for name in names), default=at + self.every)
         return max(0.0, due - at)
-
-
-# Typer reads annotations at run time, so the types in them are imported for good.
 
 
 #: Exit code of a run in which some streams failed and others did not.
@@ -111,10 +106,10 @@ StreamsOption: TypeAlias = Annotated[
 
 
 def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] | None) -> Project:
-    """Return the project that the common options name.
+    """Return the project of the common options.
 
     Raises:
-        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+        ConfigurationError: chronolake.yml is missing or invalid.
     """
     from chronolake import permissions
     from chronolake.config import project_at
@@ -127,16 +122,16 @@ def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] 
 def project_filling(
     config: LakeConfig, project: Path | None, lake: Path | None, file: Path | None
 ) -> Project:
-    """Return the project whose pipelines fill a lake.
+    """Return the project whose pipelines write a lake.
 
     Args:
         config: the lake.
         project: `--project`.
-        lake: `--lake`; a chronolake.yml in it comes before that of the working folder.
+        lake: `--lake`; its chronolake.yml takes precedence over that of the working folder.
         file: `--config`.
 
     Raises:
-        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+        ConfigurationError: chronolake.yml is missing or invalid.
     """
     from chronolake.config import FILE_NAME
 
@@ -169,7 +164,7 @@ def sync(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Bring a pipeline's tables to what its source has; with --json one event a line."""
+    """Sync a pipeline's tables with its source; with --json, print one event per line."""
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
     from chronolake.pipeline.streams import pipeline_of
@@ -192,7 +187,7 @@ def sync(
         while True:
             began = time.monotonic()
             with Progress(there.spark, json=json) as progress:
-                # Pipelines may come and go while it runs.
+                # Pipelines may be added or removed while it runs.
                 names = [pipeline] if pipeline is not None else list(watched.now().pipelines)
                 due = schedule.due(names, began)
                 ended = [_sync(there, watched, name, stream or (), progress) for name in due]
@@ -205,7 +200,7 @@ def sync(
 
 
 def _note(schedule: Schedule, name: str, status: Status | None, began: float) -> None:
-    """Note how a run ended, and log that a pipeline that keeps failing is run less often."""
+    """Record how a run ended, and log if the pipeline backs off."""
     import structlog
 
     from chronolake.pipeline.runs import Status
@@ -228,7 +223,7 @@ def _leave_unless_any_can_begin(
 
     Args:
         project: the project.
-        names: the pipelines; None: all of the project.
+        names: the pipelines; None for all of the project.
         only: `--stream`.
         json: whether errors are printed as JSON.
     """
@@ -246,17 +241,17 @@ def _leave_unless_any_can_begin(
 
 
 def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str] = ()) -> None:
-    """Refuse a pipeline before Spark starts, where its run would be refused afterwards.
+    """Raise before Spark starts, if a run of the pipeline would be rejected anyway.
 
     Args:
         project: the project.
         pipeline: the pipeline's name.
-        only: the streams to run; the source is asked for its streams only where some are named.
+        only: the streams to run; the source's streams are listed only if there are any.
 
     Raises:
-        ConfigurationError: the project has no such pipeline, or the pipeline no such stream.
+        ConfigurationError: the pipeline or stream does not exist.
         PipelineBusyError: another process runs the pipeline.
-        LakeError: the operational store does not answer.
+        LakeError: the operational store is not reachable.
     """
     from chronolake.pipeline.lease import raise_if_busy
     from chronolake.pipeline.streams import chosen, pipeline_of, streams_of
@@ -275,7 +270,7 @@ def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str
 
 
 def store_of(project: Project) -> Store | None:
-    """Return the operational store, or None if there is no lake yet: reading creates none."""
+    """Return the operational store, or None if the lake does not exist yet; it is not created."""
     from chronolake.pipeline.store import Store
 
     if project.lake.catalog.uri is None and not project.lake.catalog_file.is_file():
@@ -292,7 +287,7 @@ def _sync(
     *,
     full_refresh: bool = False,
 ) -> Status | None:
-    """Run one pipeline; None if it could not begin: others may, and perhaps this one next time."""
+    """Run one pipeline; return None if it could not begin, so that others can still run."""
     from chronolake.pipeline.sync import sync as run
 
     try:
@@ -310,7 +305,7 @@ def _sync(
         show_error(storage_error(failure) or failure, json=progress.json)
         return None
     if result.storage_failure is not None:
-        # Last, after what became of the streams: this is what to do something about.
+        # Printed last, after the outcomes of the streams, because it needs an action.
         show_error(result.storage_failure, json=progress.json)
     return result.status
 
@@ -327,7 +322,7 @@ def _interval(text: str) -> float:
     """Return the value of `--every` in seconds.
 
     Raises:
-        BadParameter: the text is not a length of time.
+        BadParameter: the text is not a valid duration.
     """
     from chronolake.durations import seconds_of
 
@@ -348,9 +343,9 @@ def rebuild(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Make a table anew of all files in its raw lake, and swap it in, in one step.
+    """Rebuild a table from all files in its raw lake, and replace it in one atomic commit.
 
-    Readers see the old table until then; it comes as far as the old one was.
+    Readers see the old table until then. The new table has the same offset.
     """
     from chronolake.pipeline.rebuild import rebuild as run
 
@@ -376,11 +371,12 @@ def resync(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Read all that the source has once more; what the tables know of the past stays.
+    """Read all data of the source again; the history of the tables is kept.
 
-    A Data Lake v2 keeps every version: each table is made anew of all files that there are now. Of
-    a database all rows are read: those that differ from the table get a version, those that are
-    gone are deleted. Exit codes as of `sync`.
+    A Data Lake v2 keeps every version: each table is rebuilt from all current files. Of a database,
+    all
+    rows are read: those that differ from the table get a new version, and missing ones are deleted.
+    Exit codes are those of `sync`.
     """
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
@@ -394,7 +390,7 @@ def resync(
 
 
 def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
-    """The lease of the pipeline of some streams, above all that their tables know."""
+    """Lease the pipeline of some streams, with a token greater than those of their tables."""
     from chronolake.pipeline.lease import greatest_token, leased
     from chronolake.pipeline.store import Store
 
@@ -403,12 +399,12 @@ def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[
 
 
 def compared(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
-    """Add to a table's report whether it holds what its raw lake holds.
+    """Add to a table's report whether it matches its raw lake.
 
     Args:
         lake: the lake.
-        report: what is known of the table.
-        stream: the stream that fills it.
+        report: the report about the table's other invariants.
+        stream: the stream that writes it.
 
     Raises:
         PipelineBusyError: the pipeline runs.
@@ -431,7 +427,7 @@ def compared(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
 
 
 def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:
-    """Return the stream that fills a table.
+    """Return the stream that writes a table.
 
     Args:
         project: the project.
@@ -439,7 +435,7 @@ def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:
         json: whether failures of other pipelines' sources are printed as JSON.
 
     Raises:
-        ConfigurationError: no pipeline of the project fills it.
+        ConfigurationError: no pipeline of the project writes it.
     """
     from chronolake.pipeline.streams import streams_of
 
@@ -447,7 +443,7 @@ def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:
         try:
             streams = streams_of(project, name)
         except ChronolakeError as failure:
-            # Another pipeline's source may be away.
+            # Another pipeline's source may be unreachable.
             show_error(failure, json=json)
             continue
         for stream in streams:

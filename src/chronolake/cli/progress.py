@@ -1,4 +1,4 @@
-"""What a run of a pipeline shows while it works."""
+"""Progress of a pipeline's run in the terminal, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ _STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "
 
 
 class SparkTasks(ProgressColumn):
-    """How far Spark is with what it does now: a step of gigabytes is many tasks, and one bar.
+    """Progress of Spark's current tasks: a step of gigabytes has many, but updates its bar once.
 
-    Streams of a run work one after the other, so that what Spark does is what the newest bar waits
-    for.
+    Streams of a run are processed one after another, so Spark's tasks belong to the newest bar.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -54,8 +53,8 @@ class SparkTasks(ProgressColumn):
         self._done_before = 0
         super().__init__()
 
-    def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich asks for each bar, and often
-        """How many tasks are done, and how long the others may take; empty while Spark rests."""
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich calls it for each bar, and often
+        """Return the number of finished tasks and the remaining time; empty while Spark is idle."""
         if time.monotonic() - self._asked >= _ASKED_EVERY_SECONDS:
             self._asked = time.monotonic()
             self._told = self._ask()
@@ -69,7 +68,7 @@ class SparkTasks(ProgressColumn):
                 if (stage := self._tracker.getStageInfo(number)) is not None
             ]
         except (Py4JError, OSError):
-            # Spark is stopping, and the run's own error matters more.
+            # Spark is stopping, and the run's own error is more important.
             return Text()
         if not stages:
             return Text()
@@ -86,7 +85,7 @@ class SparkTasks(ProgressColumn):
 
 
 class Progress:
-    """Shows a run's events: bars on a terminal, a line for each stream, or JSON lines."""
+    """Display of a run's events: bars on a terminal, a line for each stream, or JSON lines."""
 
     def __init__(self, spark: SparkSession, *, json: bool) -> None:
         self.json = json
@@ -119,7 +118,7 @@ class Progress:
         self._bars.stop()
 
     def show(self, event: Event) -> None:
-        """Show what happened."""
+        """Show an event."""
         if self.json:
             line = orjson.dumps(_as_json(event), option=orjson.OPT_APPEND_NEWLINE)
             sys.stdout.write(line.decode())
@@ -160,7 +159,7 @@ class Progress:
 
 
 def _line(stream: StreamRun) -> Text:
-    """What became of a stream, on one line."""
+    """Format the outcome of a stream on one line."""
     if stream.error is not None:
         words = f"  {stream.error} {stream.hint}" if stream.hint else f"  {stream.error}"
         return Text.assemble((stream.table_name, "bold"), "  ", ("failed", "bold red"), words)
@@ -192,7 +191,7 @@ def _as_json(event: Event) -> dict[str, Any]:
 
 
 def stream_json(stream: StreamRun) -> dict[str, Any]:
-    """A stream of a run as JSON's own types."""
+    """Return a stream of a run as JSON types."""
     landed = None
     if stream.landed_files is not None:
         landed = {

@@ -1,7 +1,7 @@
-"""The commands around a project: what it is, and what became of it. None of them needs Spark."""
+"""The commands init, schema, status, runs and state; `state set` and `state reset` use Spark."""
 
-# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
-# Typer reads annotations at run time, so the types in them are imported for good.
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
+# Typer reads annotations at run time, so the types in them are imported at run time.
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ app.add_typer(state, name="state")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")] = Path(),
 ) -> None:
-    """Make a project: a chronolake.yml with comments, and its schema for editors."""
+    """Create a project: a commented chronolake.yml, and its JSON schema for editors."""
     from chronolake.config import FILE_NAME
 
     file = folder / FILE_NAME
@@ -131,7 +131,7 @@ def status(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Show every stream: its table, what it can see, how far it is, and its last run."""
+    """Show every stream: its table, how changes are captured, its offset, and its last run."""
     from chronolake.pipeline.run_history import last_runs
     from chronolake.pipeline.state import positions
     from chronolake.pipeline.streams import source_of, streams_of
@@ -154,7 +154,7 @@ def status(
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
         except ChronolakeError as failure:
-            # Another pipeline's source may be there.
+            # The sources of other pipelines may be reachable.
             show_error(failure, json=json)
             is_whole = False
     if json:
@@ -208,7 +208,7 @@ def _mode_of(row: dict[str, Any]) -> Text:
 
 
 def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
-    """Of streams that were compared with all that their source has, when that was last so."""
+    """Return the last complete comparison of each stream that was compared with its source."""
     from chronolake.source.protocol import COMPARED
 
     store = store_of(project)
@@ -221,13 +221,13 @@ def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
     return {
         name: {**one, "at": _EPOCH + timedelta(microseconds=one["at"])}
         for name, one in reported.items()
-        # The first read of all has nothing to compare with.
+        # The first read of a stream is not compared with a table.
         if "deleted" in one
     }
 
 
 def _age(seconds: float | None) -> str | None:
-    """A time in the past as people say it."""
+    """Format an age in seconds for people."""
     if seconds is None:
         return None
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -241,11 +241,11 @@ def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
 
 
 def _status_of(position: StreamOffset, lately: LastRuns | None) -> dict[str, Any]:
-    """How a stream is.
+    """Return the status of a stream.
 
     Args:
-        position: how far its table is.
-        lately: what became of it when it last ran; None: it never did.
+        position: the offset of its table.
+        lately: its recent runs; None if it never ran.
     """
     from chronolake.pipeline.freshness import waiting_in
     from chronolake.pipeline.run_history import behind_seconds
@@ -285,14 +285,14 @@ def runs(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """List the newest runs, and what became of their streams."""
+    """List the newest runs, and the outcomes of their streams."""
     from chronolake.pipeline.run_history import runs as newest
     from chronolake.pipeline.streams import pipeline_of
 
     wanted = project_of(project, lake, settings)
     found = newest(wanted.lake, pipeline=pipeline, limit=limit).runs
     if pipeline is not None and not found:
-        # Runs of a pipeline that is not there any more are still shown.
+        # Runs of removed pipelines are still listed.
         pipeline_of(wanted, pipeline)
     if json:
         print_json_lines([_run_json(run) for run in found])
@@ -345,10 +345,10 @@ def state_show(
     lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Print how far each stream is, as JSON.
+    """Print the offset of each stream as JSON.
 
-    `applied` is the last file that is in its table; `landed` is how far it has come in a source
-    whose changes land in our own raw lake, in the source's own terms.
+    `applied` is the last file that was applied to its table. `landed` is the stream's offset in a
+    source whose changes land in Chronolake's own raw lake, in the source's own format.
     """
     from chronolake.pipeline.state import positions
     from chronolake.pipeline.streams import chosen, streams_of
@@ -379,7 +379,7 @@ def state_set(
     lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Move a stream's table to another file: what is skipped is missing until a rebuild."""
+    """Move a stream's table to another file; skipped files are missing until a rebuild."""
     if not yes:
         raise typer.BadParameter(
             "what lies between would not be applied. Agree with --yes", param_hint="--yes"
@@ -396,7 +396,7 @@ def state_reset(
     lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Forget how far tables are: the next sync applies every file again, which changes nothing."""
+    """Reset tables' offsets: the next sync applies every file again, which changes nothing."""
     _move(project_of(project, lake, settings), pipeline, stream or [], None)
 
 

@@ -1,12 +1,6 @@
-"""The commands serve (gRPC destination) and ui (web UI).
+"""The commands serve (gRPC destination) and ui (web UI)."""
 
-The command `serve`.
-
-The command `ui`.
-"""
-
-# ruff: noqa: PLC0415 - and what the command needs is imported by it: `--help` is instant
-# ruff: noqa: PLC0415 - and what the command needs is imported by it: `--help` is instant
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 from __future__ import annotations
 
 import os
@@ -36,11 +30,8 @@ if TYPE_CHECKING:
     from chronolake.ui import Address
 
 
-# Typer reads annotations at run time, so the types in them are imported for good.
-
-
 class BatchFormat(StrEnum):
-    """What batch files are written in."""
+    """The format of batch files."""
 
     CSV = "csv"
     PARQUET = "parquet"
@@ -99,7 +90,7 @@ def serve(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Run the gRPC destination (Partner SDK v2) until SIGTERM; the log is JSON lines on stdout."""
+    """Run the gRPC destination (Partner SDK v2) until SIGTERM; log JSON lines to stdout."""
     from chronolake import server
     from chronolake.errors import ConfigurationError
 
@@ -120,9 +111,6 @@ def serve(
     except ConfigurationError as failure:
         raise typer.BadParameter(str(failure)) from failure
     fail(server.serve(configuration(project, lake, config, settings), options))
-
-
-# Typer reads annotations at run time, so the types in them are imported for good.
 
 
 _PATIENCE_SECONDS: Final = 1.5
@@ -158,7 +146,7 @@ def ui(
     from chronolake.config import find_project
     from chronolake.errors import ConfigurationError
 
-    # Pipelines are shown from a project's file; with --lake only from one that is named.
+    # Pipelines are read from a project's file; with --lake, only from `--config`.
     file = config or (find_project(project) if lake is None else None)
     if lake is None and file is None:
         raise ConfigurationError(
@@ -173,7 +161,7 @@ def ui(
 
 
 def _leave() -> None:
-    """See to it that the process ends soon: nothing is written here, so no reader is waited for."""
+    """End the process soon: this command writes nothing, so readers need not be waited for."""
     watch = threading.Timer(_PATIENCE_SECONDS, os._exit, [0])
     watch.daemon = True
     watch.start()

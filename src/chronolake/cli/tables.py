@@ -1,11 +1,6 @@
-"""The commands that read tables: tables, history, diff.
+"""The commands tables, history and usage, which start no JVM, and diff."""
 
-The commands that only look: they start no JVM.
-
-The command that compares a table with itself at another time.
-"""
-
-# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 from __future__ import annotations
 
 import itertools
@@ -107,10 +102,10 @@ def history(
 
 
 def _key_of(given: Sequence[str], null: Sequence[str]) -> dict[str, str | None]:
-    """The record's key: text by column, None for null.
+    """Return the record's key: text by column, None for null.
 
     Raises:
-        BadParameter: a column is named twice.
+        BadParameter: a column is given twice.
     """
     key: dict[str, str | None] = dict(pairs(given, "--key"))
     for column in null:
@@ -140,7 +135,7 @@ def usage(
 ) -> None:
     """Show monthly active rows: distinct rows (of history tables: versions) that were written.
 
-    Removing a row, closing a version, or a version sent again unchanged counts nothing.
+    Deleting a row, closing a version, or sending an unchanged version again does not count.
     """
     from chronolake import inspect
     from chronolake.inspect import render
@@ -193,7 +188,7 @@ def diff(
 ) -> None:
     """Show the records that were inserted, changed or deleted between two times.
 
-    With --json one JSON object a record, streamed, sorted by key.
+    With --json, one JSON object per record is printed, sorted by key.
     """
     from chronolake.errors import HistoryWarning
     from chronolake.table_diff import compared

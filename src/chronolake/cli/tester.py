@@ -1,7 +1,7 @@
 """The command `test-destination`; `drive` is its former name."""
 
-# Typer reads annotations at run time, so the types in them are imported for good.
-# ruff: noqa: TC003, PLC0415 - and what the command needs is imported by it: `--help` is instant
+# Typer reads annotations at run time, so the types in them are imported at run time.
+# ruff: noqa: TC003, PLC0415 - each command imports what it needs, so that `--help` is fast
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chronolake.cli.app import JsonOption, app, fail
 
 
 class TestedVersion(StrEnum):
-    """The versions of the vendor's tester that can be imitated."""
+    """The versions of the vendor's tester that can be emulated."""
 
     V2_25 = "2.25"
     V2_26 = "2.26"
@@ -29,14 +29,14 @@ class WriteMode(StrEnum):
 
 
 class FileFormat(StrEnum):
-    """What batch files hold."""
+    """The format of batch files."""
 
     CSV = "csv"
     PARQUET = "parquet"
 
 
 class Compression(StrEnum):
-    """How batch files are compressed."""
+    """The compression of batch files."""
 
     ZSTD = "zstd"
     GZIP = "gzip"
@@ -44,14 +44,14 @@ class Compression(StrEnum):
 
 
 class Encryption(StrEnum):
-    """How batch files are encrypted."""
+    """The encryption of batch files."""
 
     AES = "aes"
     NONE = "none"
 
 
 class DeleteColumns(StrEnum):
-    """Which columns delete files have."""
+    """The columns of delete files."""
 
     ALL = "all"
     MINIMAL = "minimal"
@@ -152,9 +152,10 @@ def run_tester(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Test any Partner SDK v2 destination: play scenarios against it and check what it says.
+    """Test any Partner SDK v2 destination: run scenarios against it and check its responses.
 
-    Ends with 0 if every check holds, 1 if one does not, 2 if a scenario or an option is wrong.
+    The exit code is 0 if every check passes, 1 if one fails, 2 if a scenario or an option is
+    invalid.
     """
     from chronolake.errors import ConfigurationError
     from chronolake.tester import DriveOptions, definition, files, run
