@@ -50,7 +50,7 @@ def whole(request: Request) -> Response:
 
 
 def _partitions(told: Inside) -> dict[str, Any]:
-    """Return the partitions with the most bytes, and the partition fields of all of them."""
+    """Return the partitions with the most bytes, and their partition fields."""
     every = range(len(told.partitions))
     largest = sorted(every, key=lambda place: -told.partitions[place].bytes)[:MOST]
     shown = [told.partitions[place] for place in sorted(largest)]

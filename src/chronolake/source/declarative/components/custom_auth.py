@@ -37,7 +37,7 @@ def custom_authentication(
 class ComponentAuthentication(Authentication):
     """An authenticator that adds what a class returns to headers, parameters and bodies.
 
-    A class with `__call__` changes the complete request instead.
+    A class with `__call__` changes the complete request, instead of returning headers.
     """
 
     calls: Calls

@@ -246,7 +246,7 @@ class Calls:
 
     def has(self, method: str) -> bool:
         """Return whether the class has a method."""
-        # Do not use getattr: `__call__` would be found on any class.
+        # A static lookup: `__call__` counts only if the class defines it.
         return inspect.getattr_static(self._instance, method, None) is not None
 
     def takes(self, method: str, argument: str) -> bool:

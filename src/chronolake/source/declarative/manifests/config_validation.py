@@ -290,11 +290,9 @@ _SHORTEST: Final = 3
 
 
 def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """Return a copy of the configuration after the manifest's rules, and validate it.
+    """Return a copy of the configuration with the manifest's rules applied, and validate it.
 
-    Args:
-        config: the user's configuration, which is not changed.
-        manifest: the manifest, whose `spec` contains the rules.
+    The rules are part of the manifest's `spec`.
 
     Raises:
         ConfigurationError: a rule is invalid, or the configuration violates a validation.
