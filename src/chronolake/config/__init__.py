@@ -1,4 +1,4 @@
-"""What a lake is made of: chronolake.yml, environment variables and flags, in rising order.
+"""Configuration of a lake: chronolake.yml, environment variables and flags, in rising precedence.
 
 ```yaml
 lake:
@@ -18,9 +18,9 @@ pipelines:
       Account: {table: accounts}
 ```
 
-Each key that holds one value has an environment variable: `lake.spark.master` is
-`CHRONOLAKE_SPARK_MASTER`. `${NAME}` in the file stands for the environment variable NAME, `$${`
-for a plain `${`. Values that may be secret are left out of every `repr`, log line and error.
+Each key with a single value has an environment variable: `lake.spark.master` is
+`CHRONOLAKE_SPARK_MASTER`. `${NAME}` in the file is replaced by the environment variable NAME, `$${`
+by a plain `${`. Values that may be secret do not appear in any `repr`, log line or error.
 """
 
 from chronolake.config.intervals import is_due, is_never

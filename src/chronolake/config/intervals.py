@@ -1,4 +1,4 @@
-"""How often something is done: `daily`, `weekly`, `12h`, or a duration as ISO 8601 has it."""
+"""Intervals of repeated work: `daily`, `weekly`, `12h`, or an ISO 8601 duration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NAMED: Final = {"daily": "P1D", "weekly": "P7D", "monthly": "P1M"}
 _NEVER: Final = "never"
-#: What is done at the same time each day is never exactly a day apart.
+#: Tolerance, because daily runs are never exactly a day apart.
 _SLACK: Final = timedelta(hours=1)
 _SLACK_PART: Final = 20
 
@@ -26,10 +26,10 @@ def _known(text: str) -> str:
 
 
 def _length_of(text: str) -> timedelta | Duration:
-    """Return the length of a period other than `never`.
+    """Return the length of an interval other than `never`.
 
     Raises:
-        ValueError: the text is not a period.
+        ValueError: the text is not a valid interval.
     """
     try:
         return length_of(_NAMED.get(text, text))
@@ -40,23 +40,23 @@ def _length_of(text: str) -> timedelta | Duration:
         ) from None
 
 
-#: How often something is done, in a configuration.
+#: The interval of repeated work, in a configuration.
 Period = Annotated[str, AfterValidator(_known)]
 
 
 def is_never(period: str | None) -> bool:
-    """Whether a period, or none, says that nothing is done."""
+    """Return whether an interval is missing or `never`."""
     return period is None or period == _NEVER
 
 
 def is_due(period: str | None, last: datetime | None, now: datetime) -> bool:
-    """Whether something has to be done again.
+    """Return whether repeated work is due.
 
     Args:
-        period: how often; None: never.
-        last: when it was done last; None: it never was.
-        now: the present. A little before the period has ended counts as its end, at most an hour:
-            what is run once a day would come a day late otherwise.
+        period: the interval; None means never.
+        last: when the work was last done, or None.
+        now: the current time. Work is due up to an hour before the end of the interval; otherwise
+            work that runs once a day would be a day late.
     """
     if period is None or is_never(period):
         return False
@@ -65,6 +65,6 @@ def is_due(period: str | None, last: datetime | None, now: datetime) -> bool:
     try:
         end: datetime = last + _length_of(period)
     except (OverflowError, ValueError):
-        # After the last year that there is.
+        # After the last supported year.
         return False
     return now >= end - min(_SLACK, (end - last) / _SLACK_PART)

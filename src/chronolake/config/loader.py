@@ -1,4 +1,4 @@
-"""Reading a configuration: the file, the environment and the flags, each over the one before."""
+"""Loader of configurations: the file, the environment and the flags, in rising precedence."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 FILE_NAME: Final = "chronolake.yml"
-#: What tells sections of one key apart.
+#: Key that determines the model of a section.
 _KIND: Final = "type"
 _REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
-#: Keys that hold settings of other software, under names of its own.
+#: Keys with settings of other software, under its own names.
 _SETTINGS: Final = ("catalog.properties", "spark.conf")
 _OF_YAML: Final = (
     "Give each key once, indent with blanks and not with tabs, and put quotes around texts with "
     "characters such as `:`, `#`, `{` and `@`."
 )
-#: What Kubernetes and Docker set for a service called chronolake.
+#: Variables that Kubernetes and Docker set for a service with the name chronolake.
 _LINK: Final = re.compile(
     r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
@@ -41,24 +41,25 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def load(
     path: Path | str, *, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> LakeConfig:
-    """The configuration of the lake in a folder.
+    """Return the configuration of the lake in a folder.
 
     Args:
         path: the lake's folder; it need not exist.
-        file: the chronolake.yml to read. By default the one in the lake's folder, else the one in
-            the working directory, else none.
-        overrides: what flags say, by dotted key below `lake`, such as `{"spark.master": "local"}`;
-            a None is a flag that was not given.
+        file: the chronolake.yml to read; by default the one in the lake's folder or else in the
+            working
+            directory, if any.
+        overrides: values of flags by dotted key below `lake`, such as `{"spark.master": "local"}`;
+            None means that a flag was not given.
 
     Raises:
-        ConfigurationError: the file cannot be read, a key is unknown, a value does not fit, or a
-            referenced environment variable is missing.
+        ConfigurationError: the file cannot be read, a key is unknown, a value is invalid, or a
+            referenced environment variable is not set.
     """
     folder = Path(path).expanduser().resolve()
     source = _find(folder, file)
     settings = _read(source) if source else {}
     named = set(_referenced(settings))
-    # What pipelines need from the environment is none of this lake's business.
+    # Environment variables that only pipelines need may be missing.
     settings = {"lake": _resolve(settings.get("lake"), str(source), "lake")} | {
         name: value for name, value in settings.items() if name not in {"lake", "pipelines"}
     }
@@ -74,10 +75,10 @@ def find_project(project: Path | None = None) -> Path | None:
             above it that has one.
 
     Returns:
-        None if no folder was named and none has the file.
+        None if `project` is None and no folder has the file.
 
     Raises:
-        ConfigurationError: the folder that was named has no such file.
+        ConfigurationError: `project` does not have the file.
     """
     if project is None:
         here = Path.cwd()
@@ -106,7 +107,7 @@ def project_at(
         overrides: as for `load`.
 
     Raises:
-        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+        ConfigurationError: chronolake.yml is missing or invalid.
     """
     file = find_project(project)
     if file is None:
@@ -120,11 +121,11 @@ def project_at(
 def load_project(
     file: Path, *, lake: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Project:
-    """A chronolake.yml with all that is in it.
+    """Load a chronolake.yml with its pipelines.
 
     Args:
         file: the file.
-        lake: the lake's folder, if it is not the one that the file names.
+        lake: the lake's folder; None for the one in the file.
         overrides: as for `load`.
 
     Raises:
@@ -147,9 +148,9 @@ def load_project(
 
 
 def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -> LakeConfig:
-    """The lake of a chronolake.yml, for those who only look at it.
+    """Load the lake of a chronolake.yml without its pipelines, for commands that only read.
 
-    What its pipelines need from the environment may be missing.
+    Environment variables that only pipelines need may be missing.
 
     Args:
         file: the file.
@@ -167,12 +168,12 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
 
 
 def sources_of_project(file: Path) -> dict[str, str]:
-    """The pipelines of a chronolake.yml, with the types of their sources, for those who only look.
+    """Return the pipelines of a chronolake.yml with the types of their sources.
 
-    What pipelines need from the environment may be missing, and what they say may be wrong.
+    The pipelines' settings may be invalid, and environment variables that they need may be missing.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is no YAML.
+        ConfigurationError: the file cannot be read, or is not valid YAML.
     """
     pipelines = _read(file).get("pipelines")
     found: dict[str, str] = {}
@@ -189,13 +190,13 @@ def _lake(
     overrides: Mapping[str, Any] | None,
     named: Collection[str],
 ) -> LakeConfig:
-    """A lake's configuration: the file's section, then the environment, then the flags.
+    """Return a lake's configuration from the file's section, the environment, and the flags.
 
     Args:
-        folder: the lake's.
-        section: `lake` of the file.
-        overrides: what flags say.
-        named: the environment variables that the file names.
+        folder: the lake's folder.
+        section: the key `lake` of the file.
+        overrides: values of flags.
+        named: the environment variables that the file references.
     """
     lake = {name: value for name, value in (section or {}).items() if name != "path"}
     for key, value in _from_environment(named):
@@ -203,19 +204,19 @@ def _lake(
         _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
     for key, value in (overrides or {}).items():
         if value is not None:
-            # In the file, the same key stands below `lake`: both spellings mean it.
+            # In the file, the key is below `lake`; both spellings are accepted.
             _put(lake, key.removeprefix("lake."), value)
             _check(LakeSection, lake, f"the setting {key}")
     return LakeConfig(path=folder, **lake)
 
 
 def variable_of(key: str) -> str:
-    """The environment variable of a dotted key below `lake`."""
+    """Return the environment variable of a dotted key below `lake`."""
     return PREFIX + key.replace(".", "_").upper()
 
 
 def keys(model: type[BaseModel] = LakeSection, prefix: str = "") -> Iterator[str]:
-    """The dotted keys below `lake` that hold a value, in the order of the file."""
+    """Yield the dotted keys below `lake` that have a value, in the order of the file."""
     for name in model.model_fields:
         if section := _section(model, name):
             yield from keys(section, f"{prefix}{name}.")
@@ -224,7 +225,7 @@ def keys(model: type[BaseModel] = LakeSection, prefix: str = "") -> Iterator[str
 
 
 def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The model behind a key, when the key is a section and not a value."""
+    """Return the model of a key that is a section; None for a value."""
     kind = model.model_fields[name].annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
@@ -239,10 +240,10 @@ def _find(folder: Path, file: Path | None) -> Path | None:
 
 
 def _read(source: Path) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - most lakes have no file, and start sooner without a parser
+    import yaml  # noqa: PLC0415 - most lakes have no file, and start faster without a parser
 
     class UniqueKeys(yaml.SafeLoader):
-        """YAML that refuses a key given twice instead of taking the last one."""
+        """YAML loader that rejects duplicate keys instead of using the last one."""
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         names = [loader.construct_object(key, deep=True) for key, _ in node.value]
@@ -269,7 +270,7 @@ def _read(source: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
-        # Not chained: the parser's own message quotes the line, which may hold a password.
+        # Not chained: the parser's message quotes the line, which may contain a password.
         raise ConfigurationError(
             f"{source}{line} is not valid YAML: {failure.problem}.", hint=_OF_YAML
         ) from None
@@ -290,7 +291,7 @@ def _read(source: Path) -> dict[str, Any]:
 
 
 def _resolve(value: Any, source: str, key: str = "") -> Any:
-    """The value with every `${NAME}` replaced from the environment."""
+    """Return the value with every `${NAME}` replaced from the environment."""
     if isinstance(value, dict):
         return {
             name: _resolve(item, source, f"{key}.{name}" if key else str(name))
@@ -321,7 +322,7 @@ def _resolve(value: Any, source: str, key: str = "") -> Any:
 
 
 def _referenced(value: Any) -> Iterator[str]:
-    """The environment variables that stand as `${NAME}` in a value."""
+    """Yield the environment variables that a value references as `${NAME}`."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _referenced(item)
@@ -330,10 +331,10 @@ def _referenced(value: Any) -> Iterator[str]:
 
 
 def _from_environment(named: Collection[str]) -> Iterator[tuple[str, str]]:
-    """What the environment sets, by dotted key.
+    """Yield dotted keys and values from the environment.
 
     Raises:
-        ConfigurationError: a variable of ours that nobody knows.
+        ConfigurationError: a variable has Chronolake's prefix but an unknown name.
     """
     by_variable = {variable_of(key): key for key in keys() if key not in _SETTINGS}
     for name in sorted(os.environ):
@@ -352,16 +353,16 @@ def _from_environment(named: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_link(name: str) -> bool:
-    """Whether a variable is one that platforms set for a service called chronolake."""
+    """Return whether platforms set a variable for a service with the name chronolake."""
     is_address = name.endswith("_PORT") and "://" in os.environ[name]
     return is_address or _LINK.fullmatch(name) is not None
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested mappings, which are copied on the way."""
+    """Set a dotted key in nested mappings, which are copied."""
     for settings in _SETTINGS:
         if key.startswith(f"{settings}."):
-            # What follows is one name, dots and all: spark.conf.spark.driver.memory.
+            # The rest is one name that contains dots: spark.conf.spark.driver.memory.
             path = [*settings.split("."), key.removeprefix(f"{settings}.")]
             break
     else:
@@ -376,9 +377,9 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
     try:
         return model.model_validate(values)
     except ValidationError as failure:
-        # Not chained: pydantic's error carries the refused values.
+        # Not chained: pydantic's error contains the rejected values.
         problems = failure.errors(include_url=False, include_input=False, include_context=False)
-        # A key that is missing is often one that is written wrongly.
+        # A missing key is often a misspelled one.
         unknown = (one for one in problems if one["type"] == "extra_forbidden")
         problem = next(unknown, problems[0])
         place, section = _place_of(model, problem["loc"])
@@ -396,9 +397,9 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
 
 
 def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[str], Any]:
-    """Where a problem is, as users see it, and the annotation of the section that it is in.
+    """Return the path of a problem for users, and the annotation of its section.
 
-    Users do not see the kinds of sections, which pydantic names.
+    Pydantic's path also contains the types of sections, which are removed.
     """
     section: Any = None
     level: Any = model
@@ -413,7 +414,7 @@ def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[s
 
 
 def _of_kind(union: Any, kind: str) -> Any:
-    """That of several sections which has a kind."""
+    """Return the section with a type from a union of sections."""
     sections: tuple[type[BaseModel], ...] = get_args(union)
     return next(
         section for section in sections if kind in get_args(section.model_fields[_KIND].annotation)
@@ -421,7 +422,7 @@ def _of_kind(union: Any, kind: str) -> Any:
 
 
 def _inside(level: Any, name: str) -> Any:
-    """The annotation of what stands behind a key; behind a name that users give, its section."""
+    """Return the annotation of a key's value; of a user-defined name, that of its section."""
     if isinstance(level, type) and issubclass(level, BaseModel):
         fields = {field.alias or key: field for key, field in level.model_fields.items()}
         return fields[name].annotation if name in fields else None
@@ -430,11 +431,11 @@ def _inside(level: Any, name: str) -> Any:
 
 
 def _nearest(place: Sequence[str], section: Any) -> str:
-    """Words that name the known key nearest to an unknown one.
+    """Return a hint with the known key that is most similar to an unknown one.
 
     Args:
-        place: where the unknown key is.
-        section: the annotation of the section that it is in.
+        place: path of the unknown key.
+        section: the annotation of its section.
     """
     known = known_keys(section)
     if near := difflib.get_close_matches(place[-1], known, n=1):

@@ -1,4 +1,4 @@
-"""The key `pipelines` of chronolake.yml: what is brought into the lake, and how it is kept."""
+"""The key `pipelines` of chronolake.yml: sources, and settings of their streams and tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from chronolake.config.intervals import Period  # noqa: TC001 - pydantic reads i
 from chronolake.config.sections import Section
 from chronolake.types import Mode
 
-#: A host, a pattern of hosts, or a server's scheme, host and port.
+#: A host, a host pattern, or a server's scheme, host and port.
 _HOST: Final = re.compile(
     r"https?://(?:[^\s/@?#*:\[\]]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?/?|[^\s/@?#]+"
 )
 
 
 class ModeSetting(StrEnum):
-    """The mode that a configuration asks for."""
+    """The configured mode of a stream."""
 
     AUTO = "auto"
     LIVE = Mode.LIVE.value
@@ -30,16 +30,16 @@ class ModeSetting(StrEnum):
 
 
 class OnBadFile(StrEnum):
-    """What becomes of a stream with a file that cannot be read, or holds what cannot be kept."""
+    """What happens to a stream with a file that cannot be read or stored."""
 
-    #: The stream fails, and its table stays as it is.
+    #: The stream fails, and its table is unchanged.
     FAIL = "fail"
-    #: The table goes on without the file, and names it.
+    #: The file is left out of the table and recorded in it.
     QUARANTINE = "quarantine"
 
 
 class DataLakeSource(Section):
-    """A Data Lake v2 that someone else writes."""
+    """A Data Lake v2 that another system writes."""
 
     type: Literal["data_lake_v2"]
     path: str = Field(
@@ -66,29 +66,29 @@ class DataLakeSource(Section):
 
 
 class PostgresMethod(StrEnum):
-    """How changes in a PostgreSQL database are found."""
+    """How changes in a PostgreSQL database are captured."""
 
-    #: In the server's log.
+    #: From the server's log.
     LOGICAL_REPLICATION = "logical_replication"
     #: By reading every table in every run.
     SNAPSHOT_DIFF = "snapshot_diff"
 
 
 class ValuesAs(StrEnum):
-    """How arrays and composite values are kept."""
+    """The format of arrays and composite values."""
 
-    #: As PostgreSQL writes them.
+    #: PostgreSQL's text format.
     TEXT = "text"
-    #: As `to_jsonb` makes it of them.
+    #: JSON as returned by `to_jsonb`.
     JSON = "json"
 
 
 class MoneyAs(StrEnum):
-    """How amounts of money are kept."""
+    """The type of money values."""
 
-    #: As PostgreSQL writes them.
+    #: PostgreSQL's text format.
     TEXT = "text"
-    #: As a number.
+    #: A decimal number.
     DECIMAL = "decimal"
 
 
@@ -159,7 +159,7 @@ class PostgresSource(Section):
 
     @property
     def server(self) -> tuple[str, str]:
-        """The host and port that the address names, as far as its text shows which server it is."""
+        """Return the host and port in the address; aliases of localhost are equal."""
         if "://" in self.dsn:
             parts = urlsplit(self.dsn)
             given = dict(parse_qsl(parts.query))
@@ -188,7 +188,7 @@ class JdbcTable(Section):
 
 
 class JdbcAddress(Section):
-    """A database that Spark reads over JDBC, and the tables that are wanted of it."""
+    """A database that Spark reads over JDBC, and its tables to replicate."""
 
     url: str = Field(
         pattern="^jdbc:", repr=False, description="Its address, jdbc:sqlserver://host:1433;…"
@@ -212,15 +212,15 @@ class JdbcAddress(Section):
 
 
 class JdbcSource(JdbcAddress):
-    """A database over JDBC whose tables are read as a whole."""
+    """A database over JDBC whose tables are read completely."""
 
     type: Literal["jdbc"]
 
 
 class SqlServerMethod(StrEnum):
-    """How changes in a SQL Server database are found."""
+    """How changes in a SQL Server database are captured."""
 
-    #: Change tracking: which rows have changed, and how they are by now.
+    #: Change tracking: the keys of changed rows, with their current state.
     CHANGE_TRACKING = "change_tracking"
     #: Change data capture: every change.
     CDC = "cdc"
@@ -269,16 +269,16 @@ def _as_hosts(hosts: list[str]) -> list[str]:
 
 
 class OnPartitionLimit(StrEnum):
-    """What becomes of a stream with more partitions than have a state of their own."""
+    """What happens to a stream with more partitions than the limit of stored states."""
 
-    #: The oldest are forgotten, and read in full next time.
+    #: The oldest states are dropped, and their partitions are read completely next time.
     DROP_OLDEST = "drop_oldest"
-    #: All of them have one cursor from then on.
+    #: All partitions have one cursor from then on.
     GLOBAL_CURSOR = "global_cursor"
 
 
 class DeclarativeSource(Section):
-    """An HTTP API that a low-code connector's manifest describes."""
+    """An HTTP API that the manifest of a low-code connector describes."""
 
     type: Literal["declarative"]
     manifest: str = Field(
@@ -349,25 +349,25 @@ class DeclarativeSource(Section):
 
 
 class OnPurge(StrEnum):
-    """What becomes of a record whose data the source has forgotten."""
+    """What happens to a record that was purged in the source."""
 
-    #: Its versions end, and keep what they say.
+    #: Its versions end, and keep their data.
     CLOSE = "close"
-    #: They end, and keep nothing but their key and times.
+    #: Its versions end, and keep only their key and times.
     ERASE = "erase"
 
 
 class Nested(StrEnum):
-    """What becomes of objects within records."""
+    """The format of objects within records."""
 
     #: A JSON text.
     JSON = "json"
-    #: A column for each field that the schema declares of them.
+    #: A column for each field that the schema declares.
     COLUMNS = "columns"
 
 
 class Rename(Section):
-    """Other names in the lake than in the source."""
+    """Renamed tables and columns."""
 
     tables: dict[str, str] = Field(
         default_factory=dict, description="Names of tables, by their streams."
@@ -391,7 +391,7 @@ def _with_names(names: dict[str, str]) -> dict[str, str]:
 
 
 class StreamConfig(Section):
-    """How one stream of a source is kept."""
+    """The settings of one stream."""
 
     mode: ModeSetting | None = Field(
         default=None, description="auto, live, soft-delete or history."
@@ -437,12 +437,12 @@ class StreamConfig(Section):
         return _with_names(names)
 
 
-#: Settings that only sources of the type declarative understand.
+#: Settings that are only valid for declarative sources.
 _OF_APIS: Final = {"detect_deletes", "may_become_empty", "nested", "cursor_in_key"}
 
 
 class PipelineConfig(Section):
-    """A source, and how its streams are kept."""
+    """A source, and the settings of its streams."""
 
     source: Annotated[
         DataLakeSource | PostgresSource | JdbcSource | SqlServerSource | DeclarativeSource,

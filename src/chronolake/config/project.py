@@ -1,9 +1,4 @@
-"""A complete chronolake.yml, and a reload when it changes while in use.
-
-A whole chronolake.yml: a lake, and the pipelines that fill it.
-
-A chronolake.yml that may change while it is in use.
-"""
+"""A project: a chronolake.yml with its lake and pipelines, reloaded when the file changes."""
 
 from __future__ import annotations
 
@@ -33,7 +28,7 @@ class ProjectLake(LakeSection):
 
 
 class FileConfig(Section):
-    """A whole chronolake.yml."""
+    """The content of a chronolake.yml."""
 
     lake: ProjectLake = Field(default=ProjectLake(), description="Where tables are kept.")
     pipelines: dict[str, PipelineConfig] = Field(
@@ -42,7 +37,7 @@ class FileConfig(Section):
 
     @model_validator(mode="after")
     def _slots_differ(self) -> Self:
-        """Refuse two pipelines that read one slot: each would miss what the other has read."""
+        """Raise if two pipelines read one slot, because each would miss the other's changes."""
         readers: dict[tuple[str, tuple[str, str]], str] = {}
         for name, pipeline in self.pipelines.items():
             source = pipeline.source
@@ -66,8 +61,8 @@ class Project:
 
     Attributes:
         file: the chronolake.yml.
-        lake: the lake that its pipelines fill.
-        pipelines: the pipelines by their names.
+        lake: the lake that its pipelines write.
+        pipelines: the pipelines by name.
     """
 
     file: Path
@@ -76,14 +71,14 @@ class Project:
 
 
 class WatchedProject:
-    """A project that is read again when its file has changed.
+    """A project that is reloaded when its file has changed.
 
-    While the file is wrong, the last one that was right counts.
+    While the file is invalid, the last valid project is used.
 
     Args:
-        project: the project as it was read first.
-        read: reads it once more.
-        complain: told what is wrong with the file, once for each time that it was changed.
+        project: the initial project.
+        read: loads the project again.
+        complain: called with the error of an invalid file, once for each change of the file.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class WatchedProject:
         self._stamp = self._looked()
 
     def now(self) -> Project:
-        """The project as it is now."""
+        """Return the current project."""
         stamp = self._looked()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -113,5 +108,5 @@ class WatchedProject:
             found = self._project.file.stat()
         except OSError:
             return None
-        # Editors write a new file and move it to the old one's place.
+        # Editors write a new file and rename it.
         return found.st_ino, found.st_mtime_ns, found.st_size

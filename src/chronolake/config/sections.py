@@ -22,7 +22,7 @@ from chronolake.types import RELIED_ON
 
 
 class CatalogKind(StrEnum):
-    """What keeps the list of tables."""
+    """The kind of an Iceberg catalog."""
 
     SQLITE = "sqlite"
     POSTGRESQL = "postgresql"
@@ -30,7 +30,7 @@ class CatalogKind(StrEnum):
 
 
 def _as_text(value: object) -> object:
-    """What YAML made of a setting, as the text that Spark and Iceberg want."""
+    """Convert YAML values of settings to the text that Spark and Iceberg expect."""
     if not isinstance(value, dict):
         return value
     return {
@@ -44,14 +44,14 @@ Settings = Annotated[dict[str, str], BeforeValidator(_as_text)]
 
 
 class Section(BaseModel):
-    """A part of chronolake.yml: it knows its keys, and refuses others."""
+    """A part of chronolake.yml, which rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, values: Any) -> Any:
-        """A key with nothing behind it is a key that was left out."""
+        """Remove keys without a value, which means that they are not set."""
         if not isinstance(values, dict):
             return values
         return {
@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 def known_keys(section: type[BaseModel]) -> list[str]:
-    """The keys of a section, as they stand in the file."""
+    """Return the keys of a section as they are written in the file."""
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
@@ -112,7 +112,7 @@ class CatalogConfig(Section):
 
     @property
     def kind(self) -> CatalogKind:
-        """Which kind of catalog the URI stands for."""
+        """Return the kind of catalog of the URI."""
         if self.uri is None:
             return CatalogKind.SQLITE
         if self.uri.startswith("postgresql:"):
@@ -121,7 +121,7 @@ class CatalogConfig(Section):
 
     @property
     def label(self) -> str:
-        """The catalog in words that may be logged: no user, password or query."""
+        """Return a description of the catalog for logs, without user, password and query."""
         if self.uri is None:
             return "sqlite"
         parts = urlsplit(self.uri)
@@ -129,7 +129,7 @@ class CatalogConfig(Section):
 
 
 class SparkConfig(Section):
-    """The Spark that does the work."""
+    """The Spark session of the lake."""
 
     master: str = Field(
         default="local[*]", min_length=1, description="Spark's master URL, such as local[4]."
@@ -152,7 +152,7 @@ class SparkConfig(Section):
 
 
 class MaintenanceConfig(Section):
-    """When a table's files are put in order, and what is kept."""
+    """When tables are maintained, and what is kept."""
 
     automatic: bool = Field(
         default=True,
@@ -194,11 +194,11 @@ class MaintenanceConfig(Section):
     )
 
     def spare_files(self, data_files: int, size: int) -> int:
-        """How many data files a compaction could save at best.
+        """Return the maximum number of data files that a compaction could remove.
 
         Args:
-            data_files: how many there are.
-            size: of all of them, in bytes.
+            data_files: the current number of data files.
+            size: their total size in bytes.
         """
         return max(0, data_files - 1 - size // self.small_file_bytes)
 
@@ -236,24 +236,24 @@ class LakeSection(Section):
 
 
 class LakeConfig(LakeSection):
-    """A lake's configuration, complete and checked."""
+    """A lake's complete and validated configuration."""
 
     path: Path
 
     @property
     def catalog_file(self) -> Path:
-        """The SQLite file of the catalog, which exists only for that kind of catalog."""
+        """Return the SQLite file of the catalog, which exists only for this kind of catalog."""
         return self.path / "catalog.db"
 
     @property
     def local_warehouse(self) -> Path | None:
-        """The root of the tables' storage as a folder, or None if it is a bucket."""
+        """Return the root of the tables' storage as a folder, or None if it is a bucket."""
         location = self.warehouse_location
         return None if location.startswith("s3://") else Path(location.removeprefix("file://"))
 
     @property
     def warehouse_location(self) -> str:
-        """The root of the tables' storage: an absolute path, or an `s3://` URL."""
+        """Return the root of the tables' storage: an absolute path, or an `s3://` URL."""
         if self.warehouse is None:
             return str(self.path)
         if self.warehouse.startswith("s3://"):

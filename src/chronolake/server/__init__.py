@@ -1,4 +1,4 @@
-"""The gRPC destination: the Partner SDK's calls, answered from a lake."""
+"""The gRPC destination: the Partner SDK's calls on the tables of a lake."""
 
 from chronolake.server.listener import LOOPBACK, ServeOptions
 from chronolake.server.process import Server, serve

@@ -1,11 +1,7 @@
-"""Running, answering and cancelling calls; errors as tasks or gRPC status.
+"""Execution and cancellation of calls, and their errors as tasks or gRPC statuses.
 
-What a failed request is answered with: a task that somebody can act upon, or a gRPC status.
-
-A task stops the sync and shows the customer what to change. A gRPC status stops it too, and the
-caller tries again by itself: that is right for everything that no customer can mend.
-
-How a call is run and answered, whatever it does; and how running calls are stopped.
+A task stops the sync and shows the customer what to change. A gRPC status stops it, too, but the
+caller retries by itself: this is right for every failure that a customer cannot fix.
 """
 
 from __future__ import annotations
@@ -57,8 +53,9 @@ if TYPE_CHECKING:
     from chronolake.server.metrics import Metrics
 
 
-#: A status text travels in an HTTP/2 header, percent-encoded. Callers refuse headers of 8 to 10
-#: kilobytes altogether and the call then fails without any text, so it is kept well below.
+#: A status text is sent in an HTTP/2 header, percent-encoded. Callers reject headers of 8 to 10 KB
+#: in
+#: total, and the call then fails without any text, so the text stays well below that.
 STATUS_BYTES: Final = 6_000
 
 _ACTIONABLE: Final = (
@@ -75,11 +72,11 @@ _URL_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def is_actionable(error: ChronolakeError) -> bool:
-    """Whether somebody can mend what is wrong, so that the answer is a task.
+    """Return whether a customer can fix the error, so that the response is a task.
 
-    A batch file that cannot be read is written anew when the caller starts again; a value that its
-    column cannot hold, a row that is too long, and a folder that files may not lie in, do not
-    change by themselves.
+    A batch file that cannot be read is written again when the caller retries. A value that does not
+    fit
+    its column, a row that is too long, or a forbidden folder do not change by themselves.
     """
     if isinstance(error, BatchFileError):
         return isinstance(error, ValueRefusedError | OversizeError | RefusedPathError)
@@ -87,18 +84,18 @@ def is_actionable(error: ChronolakeError) -> bool:
 
 
 def status_of(error: ChronolakeError) -> grpc.StatusCode:
-    """The gRPC status of an error that is no task; UNAVAILABLE if the same call may work later."""
+    """Return the gRPC status of an error that is not a task; UNAVAILABLE if it is retryable."""
     return grpc.StatusCode.UNAVAILABLE if error.retryable else grpc.StatusCode.INTERNAL
 
 
 def text_of(error: ChronolakeError) -> str:
-    """The error in words, without the credentials of a URL that may stand in it."""
+    """Return the error's text without credentials in URLs."""
     return _URL_CREDENTIALS.sub("", str(error))
 
 
 def status_text(text: str, limit: int = STATUS_BYTES) -> str:
-    """The text, cut between two characters so that it takes less than `limit` bytes on the wire."""
-    # Half a surrogate pair cannot be sent at all.
+    """Truncate a text between two characters to less than `limit` bytes as it is sent."""
+    # Lone surrogates cannot be sent.
     text = text.encode(errors="replace").decode()
     used = 0
     for index, character in enumerate(text):
@@ -115,13 +112,13 @@ def _on_the_wire(character: str) -> str:
 
 
 def unexpected(failure: BaseException) -> dict[str, str]:
-    """What may be logged about a failure that nobody foresaw: types and places, never its text.
+    """Return the loggable facts of an unexpected failure: types and code locations, never its text.
 
     The text of a Spark or Arrow failure may quote a cell value.
 
     Returns:
-        `error`: the exception's type and Spark's name for the condition, `cause`: the types it
-        came from, `at`: the innermost places in this package.
+        `error`: the exception's type and Spark's error condition, `cause`: the types of its causes,
+        `at`: the innermost frames in this package.
     """
     types = [_type_name(cause) for cause in _causes(failure)]
     frames = [
@@ -147,21 +144,21 @@ def _type_name(failure: BaseException) -> str:
     condition = getattr(failure, "getCondition", None)
     try:
         said = condition() if callable(condition) else None
-    except Exception:  # noqa: BLE001 - asking the JVM about a failure may fail as well
+    except Exception:  # noqa: BLE001 - querying the JVM about a failure may fail, too
         said = None
     return f"{name}[{said}]" if said else name
 
 
-#: How far apart the jobs of a cancelled call are cancelled, until it has ended.
+#: Seconds between attempts to cancel the jobs of a cancelled call, until it has ended.
 _CANCEL_SECONDS: Final = 0.5
-#: How long an unforeseen failure waits to see whether Java has ended.
+#: Seconds that an unexpected failure waits for a possible end of the JVM.
 _JAVA_SECONDS: Final = 0.5
 
 _log = structlog.get_logger(__name__)
 
 
 class _Answer(Protocol):
-    """A response message: exactly one member of its `response` is set."""
+    """A response message, of which exactly one member of `response` is set."""
 
     def WhichOneof(self, oneof_group: Any, /) -> Any: ...  # noqa: N802 - protobuf's name
 
@@ -171,13 +168,13 @@ _A = TypeVar("_A", bound=_Answer)
 
 @dataclass(eq=False)
 class Call:
-    """A call that runs.
+    """A running call.
 
     Attributes:
-        batch: its identity, which its log lines carry.
-        is_cancelled: returns whether the caller has gone: it cancelled the call, its connection
-            broke, or the call's deadline has passed.
-        table: the table that it is about, once that is known.
+        batch: the call's identity, which its log lines contain.
+        is_cancelled: returns whether the caller cancelled the call or disconnected, or the call's
+            deadline has passed.
+        table: the table of the call, once that is known.
     """
 
     batch: str
@@ -186,7 +183,7 @@ class Call:
 
     @property
     def place(self) -> dict[str, str]:
-        """What errors and log lines name: the batch, and the table if it is known."""
+        """Return the batch and the table (if known), for errors and log lines."""
         named = {} if self.table is None else {"table": str(self.table)}
         return {**named, "batch": self.batch}
 
@@ -194,13 +191,14 @@ class Call:
 def answered(
     as_task: Callable[[common_pb2.Task], _A],
 ) -> Callable[[Callable[[Any, Any, Call], _A]], Callable[[Any, Any, grpc.ServicerContext], _A]]:
-    """Decorate a method of `Calls` that does the work of one RPC, which has the method's name.
+    """Decorate a method of `Calls` that implements the RPC with the method's name.
 
     Args:
-        as_task: returns the RPC's response for a failure that somebody can act upon.
+        as_task: returns the RPC's response for a failure that a customer can fix.
 
     Returns:
-        A decorator from `(self, request, call) -> response` to gRPC's own signature. The work sets
+        A decorator from `(self, request, call) -> response` to gRPC's own signature. The method
+        sets
         `call.table` as soon as it knows the table.
     """
 
@@ -219,14 +217,14 @@ def answered(
 
 
 class Calls:
-    """The calls that a servicer has running.
+    """The running calls of a servicer.
 
-    A failure that somebody can act upon is answered as a task; any other ends in a gRPC status.
-    Nothing that a caller sees or that is logged holds a key, a credential or a cell value.
+    The response to a failure that a customer can fix is a task; any other failure ends in a gRPC
+    status. Responses and logs never contain a key, a credential or a cell value.
 
     Args:
-        lake: where the tables are.
-        metrics: where calls are counted.
+        lake: the lake of the tables.
+        metrics: the counters of calls.
     """
 
     def __init__(self, lake: Lake, metrics: Metrics) -> None:
@@ -238,16 +236,16 @@ class Calls:
         self._closed = False
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until every call has ended and gRPC has sent its answer; False after `seconds`."""
+        """Wait until every call has ended and gRPC has sent its response; False after `seconds`."""
         with self._state:
             return self._state.wait_for(lambda: not (self._calls or self._unanswered), seconds)
 
     def refuse(self) -> None:
-        """Answer every further call, and each that fails from now on, with UNAVAILABLE."""
+        """Respond with UNAVAILABLE to every further call, and to each that fails from now on."""
         self._closed = True
 
     def cancel(self) -> tuple[Call, ...]:
-        """Cancel the Spark jobs of every running call; says which calls those are."""
+        """Cancel the Spark jobs of every running call, and return those calls."""
         with self._state:
             running = tuple(self._calls)
         for call in running if is_java_running() else ():
@@ -256,13 +254,14 @@ class Calls:
 
     @contextmanager
     def _running(self, rpc: str, context: grpc.ServicerContext) -> Iterator[Call]:
-        """Count a call as running, and give it an identity that its log lines carry."""
-        # Random, not made from the request: an identity that comes again would be taken for the
-        # same attempt, and callers use file names more than once.
+        """Register a call as running, with an identity that its log lines contain."""
+        # Random, and not derived from the request: a repeated identity would be treated as the same
+        # attempt, and callers use file names more than once.
         call = Call(uuid4().hex[:16], lambda: not context.is_active())
         with self._state:
             self._calls.add(call)
-            # An answer is sent after its handler has returned, and stopping gRPC would cut it off.
+            # A response is sent after its handler has returned; stopping gRPC then would discard
+            # it.
             if context.add_callback(lambda: self._terminated(call)):
                 self._unanswered.add(call)
         try:
@@ -275,12 +274,12 @@ class Calls:
             self._ended(self._calls, call)
 
     def _terminated(self, call: Call) -> None:
-        """Note that gRPC is done with a call; if its work goes on, its caller has gone."""
+        """Record that gRPC has finished a call; cancel its jobs if its handler still runs."""
         self._ended(self._unanswered, call)
         with self._state:
             works = call in self._calls
         if works:
-            # Not here: this thread serves every other call, too.
+            # Not in this thread, which also serves every other call.
             name = f"cancel-{call.batch}"
             threading.Thread(target=self._cancel_jobs, args=(call,), name=name, daemon=True).start()
 
@@ -290,7 +289,7 @@ class Calls:
             with suppress(Py4JError):
                 self._lake.spark.sparkContext.cancelJobsWithTag(call.batch)
             with self._state:
-                # What Spark cancels are the jobs of that moment.
+                # Spark cancels only the jobs that run at that time.
                 if self._state.wait_for(lambda: call not in self._calls, _CANCEL_SECONDS):
                     return
 
@@ -306,7 +305,7 @@ class Calls:
         work: Callable[[Call], _A],
         as_task: Callable[[common_pb2.Task], _A],
     ) -> _A:
-        """Run the work of a call, and turn what it raises into a response or a gRPC status."""
+        """Run a call, and convert its errors to a response or a gRPC status."""
         with self._running(rpc, context) as call:
             if self._closed:
                 return self._refused(rpc, context, call, _given_up(call), as_task)
@@ -317,15 +316,15 @@ class Calls:
             except CallCancelledError as error:
                 self._cancelled(rpc, context, call, error)
             except ChronolakeError as error:
-                # A task stays one, and of an answer that was lost nobody knows what became.
+                # A task stays a task, and the outcome of a lost commit response stays unknown.
                 error = storage_error(error) or error
                 is_final = is_actionable(error) or isinstance(error, CommitUnknownError)
                 if (self._closed or not is_java_running()) and not is_final:
                     error = _given_up(call)
                 return self._refused(rpc, context, call, error, as_task)
-            except Exception as failure:  # noqa: BLE001 - nothing may end the connection
+            except Exception as failure:  # noqa: BLE001 - must not end the connection
                 if call.is_cancelled():
-                    # A job of Spark that is cancelled fails in a way of its own.
+                    # Spark raises an error of its own for a cancelled job.
                     self._cancelled(rpc, context, call, failure)
                 if self._closed or _ends_without_java():
                     return self._refused(rpc, context, call, _given_up(call), as_task)
@@ -347,7 +346,7 @@ class Calls:
             error.table = str(call.table)
         kind, text = type(error).__name__, text_of(error)
         place = {**call.place, **error.place}
-        # A name that no table has must not become a time series.
+        # Names of tables that do not exist must not become time series.
         self._metrics.failed(self._known(error), kind)
         if is_actionable(error):
             self._metrics.answered(rpc, "task")
@@ -361,7 +360,7 @@ class Calls:
     def _cancelled(
         self, rpc: str, context: grpc.ServicerContext, call: Call, failure: Exception
     ) -> NoReturn:
-        """End a call whose caller has gone."""
+        """End a call whose caller has disconnected."""
         self._metrics.answered(rpc, "cancelled")
         _log.info("call_cancelled", **call.place, at=unexpected(failure).get("at", ""))
         context.abort(grpc.StatusCode.CANCELLED, "The caller has gone; the table is as it was.")
@@ -371,7 +370,7 @@ class Calls:
         if error.table is None or isinstance(error, TableNotFoundError):
             return ""
         if isinstance(error, SchemaError):
-            # It may be what stops the table from being made.
+            # The table may not exist, if the error prevented its creation.
             return self._existing(TableName.parse(error.table))
         return error.table
 
@@ -393,16 +392,16 @@ class Calls:
         )
 
     def _existing(self, table: TableName | None) -> str:
-        """The table as metrics name it: not at all if it is not there."""
+        """Return the table's name for metrics; empty if the table does not exist."""
         try:
             found = None if table is None else self._lake.describe(table)
-        except Exception:  # noqa: BLE001 - what has failed just now may fail here as well
+        except Exception:  # noqa: BLE001 - the cause of the failure may make this fail, too
             return ""
         return "" if found is None else str(table)
 
 
 def _ends_without_java() -> bool:
-    """Whether Java has ended: its connections are closed a moment before its process is gone."""
+    """Return whether the JVM ends: its connections close a moment before its process ends."""
     until = time.monotonic() + _JAVA_SECONDS
     while is_java_running() and time.monotonic() < until:
         time.sleep(_JAVA_SECONDS / 10)

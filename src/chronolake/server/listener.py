@@ -1,9 +1,4 @@
-"""Options and sockets of the gRPC server: addresses, TLS, message sizes.
-
-What `chronolake serve` can be told.
-
-The gRPC server's sockets: addresses, TLS, message sizes, and the services beside ours.
-"""
+"""Options and sockets of the gRPC server: addresses, TLS, message sizes, and standard services."""
 
 from __future__ import annotations
 
@@ -30,27 +25,27 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 50052
 LOOPBACK: Final = ("127.0.0.1", "::1")
-#: Both directions; the guide's limit of 128 MB.
+#: In both directions; the SDK guide's limit of 128 MB.
 MESSAGE_BYTES: Final = 134_217_728
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How a destination listens and what it accepts.
+    """The options of a destination.
 
     Attributes:
-        port: TCP port; 0 takes any free one.
-        hosts: addresses to listen on. The default is loopback, IPv4 and, where there is one, IPv6.
-        allow_plaintext: listen on addresses other than loopback although there is no TLS.
-        files_root: the folder that batch files must lie in, or None: anywhere.
-        batch_format: what Capabilities answers, and what batch files are then taken to be.
+        port: TCP port; 0 for any free one.
+        hosts: addresses to listen on. The default is loopback: IPv4 and, if available, IPv6.
+        allow_plaintext: whether to listen on other addresses than loopback without TLS.
+        files_root: the folder that must contain batch files; None to allow any.
+        batch_format: the response of Capabilities, and the format of all batch files.
         tls_cert: file of the server's certificate chain, PEM.
         tls_key: file of its private key, PEM.
         tls_client_ca: file of the authorities whose client certificates are accepted, PEM; clients
-            without one are then refused.
-        metrics_port: port of the Prometheus metrics on the first host, or None; 0 takes any.
-        max_workers: calls that are worked on at once.
-        grace: seconds that running calls have to finish when the server is told to stop.
+            without one are rejected.
+        metrics_port: port of the Prometheus metrics on the first host, or None; 0 for any free one.
+        max_workers: maximum number of concurrent calls.
+        grace: seconds that running calls have to finish when the server stops.
     """
 
     port: int = DEFAULT_PORT
@@ -66,11 +61,12 @@ class ServeOptions:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Raise if the options are invalid.
 
         Raises:
-            ConfigurationError: a number out of range, half of a TLS key pair, no host, or an open
-                address without TLS and without `allow_plaintext`.
+            ConfigurationError: a number is out of range, a certificate or key is missing, there is
+                no host,
+                or an address is open to other machines without TLS and without `allow_plaintext`.
         """
         _in_range("--port", self.port, 0, 65_535)
         _in_range("--metrics-port", self.metrics_port or 0, 0, 65_535)
@@ -100,20 +96,20 @@ class ServeOptions:
 
     @property
     def tls(self) -> bool:
-        """Whether the server speaks TLS."""
+        """Return whether the server uses TLS."""
         return self.tls_cert is not None
 
     @property
     def open_to_others(self) -> bool:
-        """Whether another machine can reach the server."""
+        """Return whether other machines can reach the server."""
         return not all(is_loopback(host) for host in self.hosts)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address that the host stands for is one of this machine's own.
+    """Return whether every address of a host is one of this machine's loopback addresses.
 
     Raises:
-        ConfigurationError: the host stands for no address.
+        ConfigurationError: the host does not have an address.
     """
     # A scope such as %eth0 is not part of an address.
     hosts = (str(place[0]).partition("%")[0] for _, place in places_of(host, None))
@@ -121,10 +117,10 @@ def is_loopback(host: str) -> bool:
 
 
 def places_of(host: str, port: int | None) -> list[tuple[int, Any]]:
-    """What a host stands for: the family of each address, and the address as `bind` wants it.
+    """Return the addresses of a host: their families, and the addresses in the form for `bind`.
 
     Raises:
-        ConfigurationError: the host stands for no address.
+        ConfigurationError: the host does not have an address.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -147,22 +143,23 @@ SERVICE: Final = destination_sdk_pb2.DESCRIPTOR.services_by_name["DestinationCon
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    # Without this a second server on the same port would quietly get half of the calls.
+    # Without this, a second server on the same port would silently receive half of the calls.
     ("grpc.so_reuseport", 0),
 )
 _ANY_PORT_TRIES: Final = 20
 #: All addresses of the machine.
-_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - who asks for it has to allow it, too
+_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - users who choose them must allow it, too
 
 
 class Health(health.HealthServicer):
-    """The health service on a thread of its own: it answers while every worker is busy."""
+    """The health service on its own thread, so that it responds while every worker is busy."""
 
     def __init__(self) -> None:
         super().__init__(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="health")
-        # gRPC runs a handler on the pool that its function carries. The functions of a class are
-        # shared by every server of the process, so each gets its own.
+        # gRPC runs a handler on the pool that is an attribute of its function. The functions of a
+        # class
+        # are shared by every server of the process, so each server gets its own functions.
         own: Any = self
         own.Check = self._on_own_thread(super().Check)
         own.Watch = self._on_own_thread(super().Watch)
@@ -177,12 +174,12 @@ class Health(health.HealthServicer):
         return handler
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Shut the thread down."""
         self._threads.shutdown(wait=False)
 
 
 def build(destination: Destination, health_service: Health, *, workers: int) -> grpc.Server:
-    """A server with our service, health and reflection; it does not listen yet."""
+    """Return a server with the destination, health and reflection; it does not listen yet."""
     server = grpc.server(
         ThreadPoolExecutor(workers, thread_name_prefix="call"), options=list(_OPTIONS)
     )
@@ -201,7 +198,7 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
         the port.
 
     Raises:
-        ConfigurationError: an address cannot be bound, or the TLS files make no sense.
+        ConfigurationError: an address cannot be bound, or the TLS files are invalid.
     """
     credentials = _credentials(options)
     hosts = options.hosts
@@ -210,7 +207,7 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
         _log.info("no_ipv6_loopback")
     port = options.port or _free_port(hosts)
     if set(_WILDCARDS) <= set(hosts):
-        # gRPC listens on both for either: a second one would find the port in use.
+        # gRPC listens on both for either of them: a second one would find the port in use.
         hosts = tuple(host for host in hosts if host != _WILDCARDS[0])
     for host in hosts:
         address = _address(host, port)
@@ -228,15 +225,15 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
 
 
 def expect_usable(options: ServeOptions) -> None:
-    """Look whether `listen` will do, without listening.
+    """Check whether `listen` can succeed, without listening.
 
     Raises:
-        ConfigurationError: as of `listen`.
+        ConfigurationError: as for `listen`.
     """
     _credentials(options)
     for host in options.hosts:
         if options.hosts != LOOPBACK or host != LOOPBACK[1]:
-            # Port 0 is any that is free, and tells whether the address is of this machine.
+            # Port 0 is any free port, and shows whether the address belongs to this machine.
             _expect_free(host, options.port)
 
 
@@ -244,7 +241,7 @@ def _expect_free(host: str, port: int) -> None:
     family, to = places_of(host, port)[0]
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As gRPC does: what a server has left behind that is gone does not count.
+            # As in gRPC: sockets of a server that has ended do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -275,7 +272,7 @@ def _has_ipv6_loopback() -> bool:
 
 
 def _free_port(hosts: tuple[str, ...]) -> int:
-    """A port that is free on every host; gRPC would choose a different one for each."""
+    """Return a port that is free on every host; gRPC would choose a different one for each."""
     for _ in range(_ANY_PORT_TRIES):
         port = 0
         held: list[socket.socket] = []
@@ -311,7 +308,7 @@ def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
 
 def _expect_pair(certificate: Path, key: Path) -> None:
     try:
-        # An encrypted key is asked for on the terminal, unless there is a password.
+        # Without a password, an encrypted key would cause a prompt on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except OSError as error:
         raise ConfigurationError(

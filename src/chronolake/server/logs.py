@@ -1,4 +1,4 @@
-"""The server's log: one JSON object a line on standard output, as the Partner SDK wants it.
+"""The server's log: one JSON object per line on standard output, as the Partner SDK requires.
 
 ```
 {"level": "INFO", "message": "batch_written table=shop.users batch=5c1e",
@@ -6,8 +6,8 @@
  "event": "batch_written", "table": "shop.users", "batch": "5c1e", "time": "…"}
 ```
 
-`level`, `message` and `message-origin` are what the SDK's collector reads, so the message alone
-says everything. The other keys are for whoever collects the lines by other means.
+The SDK's collector reads `level`, `message` and `message-origin`, so the message alone contains
+everything. The other keys are for other collectors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MESSAGE_KEYS: Final = ("level", "message", "message-origin")
 
 
 def line(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-    """A structlog event as one line of the SDK's form (the last of structlog's processors)."""
+    """Format a structlog event as a line for the SDK (the last of structlog's processors)."""
     name = str(event.pop("event", ""))
     time = event.pop("timestamp", None)
     fields = {key: _plain(value) for key, value in event.items() if key not in _MESSAGE_KEYS}
@@ -56,7 +56,7 @@ def _json(record: dict[str, Any]) -> str:
     try:
         return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:
-        # A lone surrogate (a file name that is not UTF-8) is no JSON text: it is shown escaped.
+        # A lone surrogate (a file name that is not UTF-8) is not valid JSON, and is escaped.
         escaped = {
             key: value.encode(errors="backslashreplace").decode() if type(value) is str else value
             for key, value in record.items()
@@ -82,7 +82,7 @@ def _word(value: Any) -> str:
 def configure(stream: TextIO) -> None:
     """Send every log event of this process to `stream`, one JSON line each.
 
-    Events of the standard library's `logging` (gRPC's, py4j's) are written the same way, from
+    Events of the standard library's `logging` (of gRPC and py4j) are written in the same way, from
     WARNING on.
     """
     shared: list[Any] = [
@@ -111,7 +111,7 @@ def configure(stream: TextIO) -> None:
 def _without_traceback(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    # An exception's own text may hold cell values; its type is enough here.
+    # The text of an exception may contain cell values; its type is enough here.
     failure = event.pop("exc_info", None)
     if isinstance(failure, tuple) and failure[0] is not None:
         event["error"] = failure[0].__name__
@@ -122,13 +122,13 @@ def _without_traceback(
 
 
 def own_standard_output() -> TextIO:
-    """Keep standard output for the log alone.
+    """Reserve standard output for the log.
 
-    From here on whatever else is written to file descriptor 1, by this process, the JVM or
-    Python workers, comes out on standard error.
+    From then on, anything else that is written to file descriptor 1, by this process, the JVM or
+    Python workers, goes to standard error.
 
     Returns:
-        A line-buffered stream to what was standard output.
+        A line-buffered stream to the original standard output.
     """
     sys.stdout.flush()
     log = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="backslashreplace")

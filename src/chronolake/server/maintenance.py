@@ -1,4 +1,4 @@
-"""Maintenance that a server does by itself: one table at a time, and never before a batch."""
+"""Automatic maintenance by a server: one table at a time, and with lower priority than batches."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ _YIELD_STEP: Final = 0.05
 
 
 class Upkeep:
-    """A thread that maintains tables that batches have changed, where they need it.
+    """A thread that maintains tables that batches have changed, if they need it.
 
-    Whether a table needs it is read from its metadata, with the thresholds of the lake's
-    configuration. It gives way to batches: a table that is being written waits for its turn after
-    the batch, and a batch that comes meanwhile ends it. Only a table that is far beyond the
-    thresholds, because its batches leave no gap, is maintained beside them; a batch that is then
-    overtaken is staged a second time.
+    The need is read from a table's metadata, with the thresholds of the lake's configuration.
+    Batches
+    have priority: a table that is being written is maintained after the batch, and a batch that
+    arrives
+    during maintenance ends it. Only a table that is far beyond the thresholds, because its batches
+    leave
+    no gap, is maintained at the same time as them; a batch that conflicts with it is staged again.
 
-    Another thread ends it. What Spark is told to cancel are the jobs of that moment, and
-    maintenance has pauses between its jobs: it is told again and again until it has ended.
+    Another thread cancels the maintenance. Spark cancels only the jobs that run at that time, and
+    maintenance has pauses between its jobs, so the cancellation is repeated until it has ended.
     """
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._state = threading.Condition()
-        # A dict, so that tables wait in the order they came, each once.
+        # A dict, so that tables wait in order of arrival, without duplicates.
         self._waiting: dict[TableName, None] = {}
         self._closed = False
         self._writes: Counter[TableName] = Counter()
-        # The table that is maintained, if a batch ends that.
+        # The table under maintenance, if a batch may end that.
         self._yielding: TableName | None = None
         self._was_overtaken = False
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -59,14 +61,14 @@ class Upkeep:
         threading.Thread(target=self._yield, name="upkeep-yield", daemon=True).start()
 
     def changed(self, name: TableName) -> None:
-        """A table has changed."""
+        """Register a table that has changed."""
         with self._state:
             self._waiting[name] = None
             self._state.notify_all()
 
     @contextmanager
     def writing(self, name: TableName) -> Iterator[None]:
-        """A batch for a table: its maintenance ends, and comes again after the batch."""
+        """Register a batch for a table: its maintenance ends, and is repeated after the batch."""
         with self._state:
             self._writes[name] += 1
             self._state.notify_all()
@@ -80,7 +82,7 @@ class Upkeep:
                 self.changed(name)
 
     def close(self) -> None:
-        """Stop; what is half done is given up, and what a table holds does not change by it."""
+        """Stop; unfinished maintenance is cancelled, and the data of tables does not change."""
         with self._state:
             self._closed = True
             self._state.notify_all()
@@ -106,7 +108,7 @@ class Upkeep:
                 self._maintain(name)
             except TableNotFoundError:
                 continue
-            except Exception as failure:  # noqa: BLE001 - the next table must not suffer
+            except Exception as failure:  # noqa: BLE001 - must not affect the next table
                 if not self._closed and not self._was_overtaken:
                     _log.warning("not_maintained", table=str(name), **unexpected(failure))
 
@@ -136,7 +138,7 @@ class Upkeep:
                 if self._closed or not is_java_running():
                     return
                 self._was_overtaken = True
-            # Where Java ends just now, there is nothing left to cancel.
+            # The JVM may end at this time, and then there is nothing to cancel.
             with suppress(Py4JError):
                 self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
             time.sleep(_YIELD_STEP)

@@ -1,8 +1,9 @@
-"""The protocol's messages as the plain values that the rooms below know, and back.
+"""Conversion between the protocol's messages and the values of the packages below.
 
-Nothing of protobuf goes further than this module and the servicer. A request becomes a frozen
-dataclass here or is refused with a typed error that says what is wrong with it. Columns whose names
-Iceberg keeps for itself have other names in the lake (`chronolake.types.stored_name`).
+Only this module and the servicer use protobuf. A request is converted to a frozen dataclass, or
+rejected
+with a typed error that describes the problem. Columns whose names Iceberg reserves have other
+names in the lake (`chronolake.types.stored_name`).
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ _FILE_LISTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What WriteBatch and WriteHistoryBatch ask for.
+    """The request of WriteBatch and WriteHistoryBatch.
 
     Attributes:
         name: the table.
-        columns: the columns that the files carry, with the types and keys the request claims.
+        columns: the columns of the files, with the types and keys in the request.
         files: the batch files, in the order earliest, replace, update, delete.
-        form: what was done to all of the files.
+        form: the format, compression and encryption of all files.
     """
 
     name: TableName
@@ -75,12 +76,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """What Truncate asks for.
+    """The request of Truncate.
 
     Attributes:
         name: the table.
-        synced_column: the column whose time decides.
-        before_micros: rows with an earlier time go, microseconds since 1970 UTC; None: no row goes.
+        synced_column: the column whose time is compared.
+        before_micros: rows with an earlier time are removed, microseconds since 1970 UTC; None to
+            remove no rows.
         deleted_column: the column to set to true instead of removing rows, or None.
     """
 
@@ -91,12 +93,12 @@ class Truncate:
 
 
 def table_name(schema: str, table: str, *, prefix: str = "") -> TableName:
-    """The table that a request is about.
+    """Return the table of a request.
 
     Args:
         schema: the request's schema name.
         table: the request's table name.
-        prefix: text put before the schema name.
+        prefix: prefix of the schema name.
 
     Raises:
         SchemaError: one of the names is empty, or the schema is reserved.
@@ -111,13 +113,14 @@ def table_name(schema: str, table: str, *, prefix: str = "") -> TableName:
 
 
 def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:
-    """The columns of a request's table, in its order; whether they make a table is not looked at.
+    """Return the columns of a request's table, in its order; they are not validated as a schema.
 
-    A history table with a key has its `_fivetran_start` in it, whether the caller says so or not:
-    callers differ, and the key has to tell versions apart.
+    The key of a history table includes `_fivetran_start`, even if the request does not: callers
+    differ,
+    and the key must identify versions.
 
     Raises:
-        UnsupportedTypeError: a type that is unspecified, unknown or impossible.
+        UnsupportedTypeError: a type is unspecified, unknown or invalid.
     """
     columns = tuple(_column_of(column) for column in message.columns)
     is_history = mode_of(column.name for column in columns) is Mode.HISTORY
@@ -129,10 +132,10 @@ def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:
 
 
 def column_of(name: str, data_type: int) -> Column:
-    """A column that a migration describes by a name (as it is stored) and a type alone.
+    """Return the column of a migration, which has only a name (as it is stored) and a type.
 
     Raises:
-        UnsupportedTypeError: a type that is unspecified or unknown.
+        UnsupportedTypeError: the type is unspecified or unknown.
     """
     return Column(name, ColumnType(_kind_of(data_type, name)))
 
@@ -150,7 +153,7 @@ def _kind_of(data_type: int, column: str) -> Kind:
 
 def _column_of(message: common_pb2.Column) -> Column:
     kind = _kind_of(message.type, message.name)
-    # Other types may carry a decimal's parameters by mistake, and texts a length that is a hint.
+    # Other types may have a decimal's parameters by mistake, and strings a length as a hint.
     sized = kind is Kind.DECIMAL and message.params.WhichOneof("params") == "decimal"
     try:
         type_ = (
@@ -164,7 +167,7 @@ def _column_of(message: common_pb2.Column) -> Column:
 
 
 def table_message(name: str, columns: Iterable[Column], key: Iterable[str]) -> common_pb2.Table:
-    """A table as DescribeTable answers it: every column with its type and its part in the key."""
+    """Return a table for DescribeTable: every column with its type and whether it is in the key."""
     keys = frozenset(key)
     table = common_pb2.Table(name=name)
     for column in columns:
@@ -180,11 +183,11 @@ def table_message(name: str, columns: Iterable[Column], key: Iterable[str]) -> c
 
 
 def micros_of(time: Timestamp, name: TableName) -> int:
-    """A protobuf time in microseconds since 1970 UTC; finer digits are cut off.
+    """Return a protobuf time in microseconds since 1970 UTC; finer digits are truncated.
 
     Raises:
-        BatchError: it is none of the years 1 to 9999, which are all that protobuf knows. Nobody
-            means such a time, and all rows may be before it.
+        BatchError: the time is outside the years 1 to 9999, the range of protobuf. Such a time is a
+            mistake, and all rows may be before it.
     """
     micros = time.seconds * 1_000_000 + time.nanos // 1_000
     if not (TMIN_MICROS <= micros <= LAST_MICROS and 0 <= time.nanos < _NANOS):
@@ -198,11 +201,11 @@ def micros_of(time: Timestamp, name: TableName) -> int:
 
 
 def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "") -> Truncate:
-    """A TruncateRequest as a value.
+    """Convert a TruncateRequest.
 
     Raises:
-        SchemaError: an empty name of the schema, the table, or one of the columns.
-        BatchError: a time that is none.
+        SchemaError: the name of the schema, the table, or one of the columns is empty.
+        BatchError: the time is invalid.
     """
     name = table_name(request.schema_name, request.table_name, prefix=prefix)
     if not request.synced_column:
@@ -213,7 +216,7 @@ def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "
         )
     soft = request.HasField("soft")
     if soft and not request.soft.deleted_column:
-        # Reading this as a hard truncate would remove rows that were only to be marked.
+        # As a hard truncate, this would remove rows that should only be marked.
         raise SchemaError(
             "The request is a soft truncate and names no column to set.",
             hint="Name the column that marks deleted rows.",
@@ -222,7 +225,7 @@ def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "
     return Truncate(
         name=name,
         synced_column=stored_name(request.synced_column),
-        # Presence counts: zero is a time like any other.
+        # Zero is a valid time, so the field's presence is checked.
         before_micros=(
             micros_of(request.utc_delete_before, name)
             if request.HasField("utc_delete_before")
@@ -239,17 +242,17 @@ def write_of(
     prefix: str = "",
     root: str | None = None,
 ) -> Write:
-    """A write request of either kind as a value.
+    """Convert a write request of either kind.
 
     Args:
         request: the message.
-        format: what Capabilities answered; a request does not say what its files are.
-        prefix: text put before the schema name.
-        root: real path of the folder that the files must lie in, or None.
+        format: the response of Capabilities; a request does not contain the format of its files.
+        prefix: prefix of the schema name.
+        root: real path of the folder that must contain the files, or None.
 
     Raises:
-        SchemaError: an empty name, or a type that cannot be kept.
-        BatchError: the files are compressed or encrypted in a way that is not known here.
+        SchemaError: a name is empty, or a type is not supported.
+        BatchError: the compression or encryption of the files is unknown.
     """
     name = table_name(request.schema_name, request.table.name, prefix=prefix)
     form = _form_of(request.file_params, format, name)
@@ -270,7 +273,7 @@ def _paths(
 
 
 def _key_of(keys: Mapping[str, bytes], path: str) -> bytes | None:
-    # The key stands under the path exactly as the list spells it, never under the base name.
+    # The map's key is the path exactly as in the list, never the base name.
     return keys[path] if path in keys else None  # noqa: SIM401 - a protobuf map's get() adds nothing
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server: what came in, what became of it, how long each stage took."""
+"""Prometheus metrics of a server: requests, outcomes, and durations of stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = (0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 300, 900, 3600)
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own.
+    """The metrics of one server, in their own registry.
 
     | name | labels |
     |---|---|
@@ -25,18 +25,18 @@ class Metrics:
     | `chronolake_requests_in_progress` | rpc |
     | `chronolake_batches_total` | table, kind (batch, history) |
     | `chronolake_rows_total` | table, kind (replaced, updated, deleted, ignored) |
-    | `chronolake_batch_bytes_total` | table; bytes of the files as they lie on disk |
+    | `chronolake_batch_bytes_total` | table; bytes of the files on disk |
     | `chronolake_batch_seconds` | table; a histogram |
     | `chronolake_stage_seconds_total` | table, stage |
     | `chronolake_failures_total` | table, error |
 
-    `table` is empty where the request's table does not exist: names that strangers make up must
-    not become time series.
+    `table` is empty if the request's table does not exist: arbitrary names from clients must not
+    become time series.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        # The process's memory, threads and open files stand beside our own numbers.
+        # The process's memory, threads and open files.
         ProcessCollector(registry=self.registry)
         self._requests = Counter(
             "chronolake_requests", "Answered calls.", ["rpc", "outcome"], registry=self.registry
@@ -78,29 +78,29 @@ class Metrics:
 
     @contextmanager
     def in_progress(self, rpc: str) -> Iterator[None]:
-        """Count a call as running for as long as the block takes."""
+        """Count a call as running while the block runs."""
         with self._in_progress.labels(rpc).track_inprogress():
             yield
 
     def answered(self, rpc: str, outcome: str) -> None:
-        """A call was answered; `outcome` is the member of the response, or `error`."""
+        """Count a response; `outcome` is the member of the response, `error` or `cancelled`."""
         self._requests.labels(rpc, outcome).inc()
 
     def failed(self, table: str, error: str) -> None:
-        """A call ended in a task or an error of this type; `table` is empty if there is none."""
+        """Count a call that ended in a task or an error of this type; `table` may be empty."""
         self._failures.labels(table, error).inc()
 
     def published(
         self, table: str, result: BatchResult, *, history: bool, size: int, seconds: float
     ) -> None:
-        """A batch was published.
+        """Count a published batch.
 
         Args:
             table: `schema.table`.
-            result: what it did.
+            result: the result of the batch.
             history: whether it was a history batch.
             size: bytes of its files.
-            seconds: from the request to the answer.
+            seconds: duration from the request to the response.
         """
         self._batches.labels(table, "history" if history else "batch").inc()
         for kind in ("replaced", "updated", "deleted", "ignored"):
@@ -120,14 +120,14 @@ class Metrics:
 
 
 class MetricsPort:
-    """An HTTP server for the metrics; closes with `close`."""
+    """An HTTP server for the metrics; stop it with `close`."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         self._server, self._thread = _listen(port, addr=host, registry=registry)
         self.port: int = self._server.server_port
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

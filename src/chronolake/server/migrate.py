@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
     Run = Callable[[Lake], object]
 
-#: The text that stands for SQL's NULL when a column is updated; as a default value it is a text.
+#: Text that means SQL's NULL when a column is updated; as a default value it is literal text.
 _NULL: Final = "NULL"
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What Migrate asks for.
+    """The request of Migrate.
 
     Attributes:
-        operation: its name in the protocol.
+        operation: the operation's name in the protocol.
         name: the table that changes, or is copied.
-        run: does it, all of it or nothing.
+        run: runs the operation atomically.
     """
 
     operation: str
@@ -48,15 +48,15 @@ class Migration:
 
 
 def migration_of(request: sdk.MigrateRequest, *, prefix: str = "") -> Migration | None:
-    """A MigrateRequest as a value, or None if its operation is none that this destination has.
+    """Convert a MigrateRequest; return None if its operation is not supported.
 
     Args:
         request: the message.
-        prefix: text put before the schema name.
+        prefix: prefix of the schema name.
 
     Raises:
-        SchemaError: an empty name, or a type that cannot be kept.
-        ValueRefusedError: the operation's time is none.
+        SchemaError: a name is empty, or a type is not supported.
+        ValueRefusedError: the operation's time is invalid.
     """
     operation, entity = _operation(request.details)
     if operation not in _OPERATIONS:
@@ -73,7 +73,7 @@ def migration_of(request: sdk.MigrateRequest, *, prefix: str = "") -> Migration 
 
 
 def _operation(details: sdk.MigrationDetails) -> tuple[str, Message]:
-    """An operation's name in the protocol, and the message that has its parts."""
+    """Return an operation's name in the protocol, and the message with its parameters."""
     kind = details.WhichOneof("operation")
     if kind is None:
         return "", details
@@ -90,7 +90,7 @@ def _operation(details: sdk.MigrationDetails) -> tuple[str, Message]:
     if entity is None:
         return "", body
     part = getattr(body, entity)
-    # That a table is to be dropped is said by a boolean, and its presence is what counts.
+    # A table is dropped if this boolean is present, whatever its value.
     return entity, details if isinstance(part, bool) else part
 
 
@@ -168,7 +168,8 @@ def _soft_delete_to_history(name: TableName, entity: sdk.TableSyncModeMigrationO
 
 
 def _history_to_soft_delete(name: TableName, entity: sdk.TableSyncModeMigrationOperation) -> Run:
-    # Deleted records stay, marked, whatever `keep_deleted_rows` says: it is for live tables.
+    # Deleted records are kept as marked rows, whatever `keep_deleted_rows` is, which is for live
+    # tables.
     marker = stored_name(entity.soft_deleted_column) or DELETED
     return lambda lake: migration.switch_mode(lake, name, Mode.SOFT_DELETE, marker=marker)
 
@@ -194,13 +195,13 @@ _OPERATIONS: Final[dict[str, Callable[[TableName, Message], Run]]] = cast(
 
 
 def _marker(lake: Lake, name: TableName, sent: str) -> str | None:
-    """The column that marks deleted rows; a table that has no such column has none."""
+    """Return the column that marks deleted rows, or None if the table does not have it."""
     description = lake.describe(name)
     return sent if description is not None and sent in description.by_name else None
 
 
 def _beside(name: TableName, table: str) -> TableName:
-    """A table of the same schema."""
+    """Return a table of the same schema."""
     if not table:
         raise SchemaError("The name of the new table is empty.", hint="Name a table.")
     return TableName(name.schema, table)
@@ -214,7 +215,7 @@ def _column(sent: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A value that came as text: what it is depends on its column's type."""
+    """A value in a message's text, whose type is that of its column."""
 
     text: str
     column: str

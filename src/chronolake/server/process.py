@@ -1,4 +1,4 @@
-"""A server's life: it opens a lake, listens, and stops so that no batch is half done."""
+"""The process of a server: it opens a lake, listens, and stops without leaving partial batches."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-# How long cancelled Spark jobs may take to go, and how often they are told to.
+# Seconds that cancelled Spark jobs may take to end, and between attempts to cancel them.
 _CANCEL_SECONDS: Final = 10.0
 _CANCEL_STEP: Final = 0.5
 # A call that waits for a worker when the last one ends is not counted for a moment.
 _SETTLE_SECONDS: Final = 0.2
-#: How often the main thread looks whether another one took a signal.
+#: Seconds between the main thread's checks for a signal that another thread received.
 _LOOK_SECONDS: Final = 0.2
 _NOT_STARTED: Final = 1
 _WITHOUT_JAVA: Final = 1
 
 
 class Server:
-    """A destination that listens from the moment it is made; can be a context manager.
+    """A destination that listens as soon as it is created; it can be a context manager.
 
     Attributes:
-        port: the TCP port, also when the options asked for any.
+        port: the TCP port, also if the options asked for any.
         metrics_port: the port of the metrics, or None.
     """
 
     def __init__(self, lake: Lake, options: ServeOptions) -> None:
-        """Listen.
+        """Start listening.
 
         Args:
             lake: an open lake; it stays open when the server stops.
-            options: how to listen.
+            options: the server's options.
 
         Raises:
-            ConfigurationError: an address cannot be bound, a file of the options is missing.
+            ConfigurationError: an address cannot be bound, or a file of the options is missing.
         """
         self._options = options
         self._lake = lake
@@ -105,19 +105,21 @@ class Server:
         self.stop()
 
     def stop(self) -> bool:
-        """Take no more calls, let running ones finish, and cancel those that take too long.
+        """Reject new calls, let running ones finish, and cancel those that take too long.
 
-        A cancelled batch is answered with UNAVAILABLE and leaves its table as it was: a batch is
-        published in one step or not at all. So is a call that waited for a worker until then. Only
-        a call that ignores the cancelling is cut off without an answer of ours.
+        The response to a cancelled batch is UNAVAILABLE, and its table is unchanged, because a
+        batch is
+        published atomically. The same applies to a call that waited for a worker until then. Only a
+        call
+        that ignores the cancellation ends without a response.
 
         Returns:
-            whether every call came to its end; False if one ignored even the cancelling.
+            whether every call ended; False if one ignored even the cancellation.
         """
         grace = self._options.grace
         self._health.enter_graceful_shutdown()
         deadline = time.monotonic() + grace
-        # This refuses new calls at once and comes back; it ends what runs after that long.
+        # This rejects new calls and returns immediately; it ends running calls after that time.
         ended = self._grpc.stop(grace + 2 * _CANCEL_SECONDS)
         if self._upkeep:
             self._upkeep.close()
@@ -125,7 +127,7 @@ class Server:
         self._destination.refuse()
         if not idle:
             self._cancel(ended)
-        # Streams, such as somebody's watching of the health, would last for ever.
+        # Streams, such as a client's Watch of the health service, would run forever.
         self._grpc.stop(0).wait()
         self._health.close()
         if self._metrics:
@@ -133,11 +135,11 @@ class Server:
         return self._destination.wait_until_idle(0)
 
     def _is_idle_by(self, deadline: float, ended: threading.Event) -> bool:
-        """Wait until every call is answered; False if some still are not at the deadline.
+        """Wait until every call has its response; False if some are running at the deadline.
 
         Args:
             deadline: on the monotonic clock.
-            ended: set by gRPC when nothing is left to it, no stream either.
+            ended: set by gRPC when no calls are left, including streams.
         """
         if not self._destination.wait_until_idle(max(0.0, deadline - time.monotonic())):
             return False
@@ -151,7 +153,7 @@ class Server:
         deadline = time.monotonic() + _CANCEL_SECONDS
         named: set[Call] = set()
         while time.monotonic() < deadline:
-            # Again and again: the batch's next job may start just after the cancelling.
+            # Repeated, because the batch's next job may start just after the cancellation.
             for call in self._destination.cancel():
                 if call not in named:
                     named.add(call)
@@ -188,16 +190,16 @@ def _metrics_port(metrics: Metrics, host: str, port: int) -> MetricsPort:
 
 
 def serve(config: LakeConfig, options: ServeOptions) -> int:
-    """Serve a lake until SIGTERM or SIGINT comes; to be called once, in a process's main thread.
+    """Serve a lake until SIGTERM or SIGINT; call it once, in a process's main thread.
 
-    Standard output carries the log and nothing else from here on.
+    From then on, standard output contains only the log.
 
     Args:
         config: the lake.
-        options: how to listen.
+        options: the server's options.
 
     Returns:
-        the exit code of the process: 0, or 1 when the server cannot start or Java has ended.
+        the exit code of the process: 0, or 1 if the server cannot start or the JVM has ended.
     """
     logs.configure(logs.own_standard_output())
     is_provided = False
@@ -206,10 +208,11 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         nonlocal is_provided
         is_provided = True
 
-    # Before the lake, which takes seconds to open, and after it, because Spark sets its own.
+    # Before the lake, which takes seconds to open, and after it, because Spark sets its own
+    # handlers.
     _on_signals(stop)
     try:
-        # What is wrong with the options is told at once, and not after Spark has started.
+        # Invalid options are reported immediately, and not after Spark has started.
         _real_folder(options.files_root)
         listener.expect_usable(options)
         lake = Lake.open(config.path, config=config)
@@ -217,7 +220,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         _on_signals(stop)
         server = Server(lake, options)
         settle()
-    except Exception as failure:  # noqa: BLE001 - its text may hold a secret
+    except Exception as failure:  # noqa: BLE001 - its text may contain a secret
         known = failure if isinstance(failure, ChronolakeError) else None
         error = storage_error(failure) or known
         if error is None:
@@ -227,8 +230,9 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         return _NOT_STARTED
     _say_hello(config, options, server)
     while not is_provided and is_java_running():
-        # A signal may come to any thread, and is handled in this one, when it goes on: also while
-        # it has a lock that it would then wait for. So there is none.
+        # A signal may arrive in any thread, but its handler runs in this one, even while this
+        # thread holds
+        # a lock that the handler would wait for. So no lock is used.
         time.sleep(_LOOK_SECONDS)
     code = 0
     if not is_provided:
@@ -244,8 +248,9 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     lake.close()
     _log.info("stopped")
     if not done:
-        # A thread hangs in a call that the JVM does not give back. Nothing of it is published, and
-        # the interpreter would wait for it for ever.
+        # A thread hangs in a call to the JVM that does not return. Its changes are not published,
+        # and the
+        # interpreter would wait for it forever.
         sys.stdout.flush()
         os._exit(code)
     return code

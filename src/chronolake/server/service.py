@@ -1,9 +1,4 @@
-"""The calls of the Partner SDK, including the setup form.
-
-The setup form: what a customer may choose, and the tests that the form offers.
-
-The ten calls of the Partner SDK, answered from a lake.
-"""
+"""The servicer of the Partner SDK's ten calls, including the setup form and its tests."""
 
 from __future__ import annotations
 
@@ -40,28 +35,29 @@ _PROBE_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What one customer chose.
+    """The settings of one customer.
 
     Attributes:
-        schema_prefix: text put before the name of every schema, "" by default.
+        schema_prefix: prefix of every schema's name, "" by default.
     """
 
     schema_prefix: str = ""
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Configuration:
-        """Read the values that come with every request.
+        """Read the values that are sent with every request.
 
-        A value that is missing or empty means its default. Keys that are not in the form are
-        ignored: a saved form may be older or newer than this server.
+        A missing or empty value means the default. Keys that are not in the form are ignored,
+        because a
+        saved form may be older or newer than this server.
         """
-        # A message's map creates what is asked for by [], hence the test.
+        # A protobuf map inserts a missing key on access with [], so its presence is checked first.
         prefix = values[SCHEMA_PREFIX] if SCHEMA_PREFIX in values else ""  # noqa: SIM401
         return cls(schema_prefix=prefix)
 
 
 def form() -> common_pb2.ConfigurationFormResponse:
-    """The setup form. The lake itself is not in it: whoever runs the server chooses that."""
+    """Return the setup form. It does not contain the lake, which the server's operator chooses."""
     return common_pb2.ConfigurationFormResponse(
         schema_selection_supported=True,
         table_selection_supported=True,
@@ -93,7 +89,7 @@ def _writes(lake: Lake) -> None:
     lake.catalog.drop(probe, purge=True)
 
 
-#: The tests by name: the label in the form, and what raises when the test does not hold.
+#: The tests by name: the label in the form, and a function that raises if the test fails.
 TESTS: Final[dict[str, tuple[str, Callable[[Lake], None]]]] = {
     "connection": ("The lake's catalog can be read", _reads),
     "write": ("Tables can be created and removed", _writes),
@@ -109,11 +105,11 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     """The servicer of `fivetran_sdk.v2.DestinationConnector`.
 
     Args:
-        lake: where the tables are.
-        metrics: where calls are counted.
-        writing: entered for a table while a call may change its rows.
-        batch_format: what Capabilities answers.
-        files_root: real path of the folder that batch files must lie in, or None.
+        lake: the lake of the tables.
+        metrics: the counters of calls.
+        writing: context manager for a table while a call may change its rows.
+        batch_format: the response of Capabilities.
+        files_root: real path of the folder that must contain batch files, or None.
     """
 
     def __init__(
@@ -132,10 +128,10 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
 
     def ConfigurationForm(  # noqa: N802 - the protocol's name
         self,
-        request: common_pb2.ConfigurationFormRequest,  # noqa: ARG002 - gRPC gives it by place
+        request: common_pb2.ConfigurationFormRequest,  # noqa: ARG002 - gRPC passes it by position
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> common_pb2.ConfigurationFormResponse:
-        """Return the fields of the configuration form, and the tests that can be run."""
+        """Return the fields of the configuration form, and the available tests."""
         self._metrics.answered("ConfigurationForm", "success")
         return form()
 
@@ -144,7 +140,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         request: destination_sdk_pb2.CapabilitiesRequest,  # noqa: ARG002
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> destination_sdk_pb2.CapabilitiesResponse:
-        """Return the format of batch files that is read."""
+        """Return the supported format of batch files."""
         self._metrics.answered("Capabilities", "success")
         return destination_sdk_pb2.CapabilitiesResponse(batch_file_format=_FORMATS[self._format])
 
@@ -152,9 +148,9 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     def Test(  # noqa: N802
         self,
         request: common_pb2.TestRequest,
-        call: Call,  # noqa: ARG002 - a test is about no table
+        call: Call,  # noqa: ARG002 - a test does not have a table
     ) -> common_pb2.TestResponse:
-        """Run one test of the form; a failure is a text in the response, not a gRPC status."""
+        """Run a test of the form; a failure is a text in the response, not a gRPC status."""
         if request.name not in TESTS:
             return common_pb2.TestResponse(failure="There is no such test.")
         try:
@@ -162,7 +158,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         except ChronolakeError as error:
             _log.warning("test_failed", test=request.name, reason=text_of(error))
             return common_pb2.TestResponse(failure=text_of(error))
-        except Exception as failure:  # noqa: BLE001 - a test exists to find out
+        except Exception as failure:  # noqa: BLE001 - a test must report every failure
             _log.warning("test_failed", test=request.name, **unexpected(failure))
             return common_pb2.TestResponse(
                 failure="The lake cannot be used; the server's log says more."
@@ -189,7 +185,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     def CreateTable(  # noqa: N802
         self, request: destination_sdk_pb2.CreateTableRequest, call: Call
     ) -> destination_sdk_pb2.CreateTableResponse:
-        """Create a table, and its schema if that is missing; an existing table is a task."""
+        """Create a table, and its schema if missing; the response for an existing one is a task."""
         name = call.table = messages.table_name(
             request.schema_name, request.table.name, prefix=_prefix(request)
         )
@@ -202,7 +198,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     def AlterTable(  # noqa: N802
         self, request: destination_sdk_pb2.AlterTableRequest, call: Call
     ) -> destination_sdk_pb2.AlterTableResponse:
-        """Bring a table to the request's columns, in one step or not at all."""
+        """Alter a table to the request's columns, in one commit or not at all."""
         name = call.table = messages.table_name(
             request.schema_name, request.table.name, prefix=_prefix(request)
         )
@@ -216,7 +212,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     def Truncate(  # noqa: N802
         self, request: destination_sdk_pb2.TruncateRequest, call: Call
     ) -> destination_sdk_pb2.TruncateResponse:
-        """Remove or mark the rows from before a time; a missing table is not an error."""
+        """Remove or mark the rows before a time; a missing table is not an error."""
         prefix = _prefix(request)
         call.table = messages.table_name(request.schema_name, request.table_name, prefix=prefix)
         wanted = messages.truncate_of(request, prefix=prefix)
@@ -242,14 +238,14 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     def WriteBatch(  # noqa: N802
         self, request: destination_sdk_pb2.WriteBatchRequest, call: Call
     ) -> destination_sdk_pb2.WriteBatchResponse:
-        """Load the files of a batch into a table that keeps the newest state."""
+        """Write the files of a batch to a table that keeps the newest state."""
         return self._write(request, call, history=False)
 
     @answered(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
     def WriteHistoryBatch(  # noqa: N802
         self, request: destination_sdk_pb2.WriteHistoryBatchRequest, call: Call
     ) -> destination_sdk_pb2.WriteBatchResponse:
-        """Load the files of a batch into a table that keeps every version."""
+        """Write the files of a batch to a table that keeps every version."""
         return self._write(request, call, history=True)
 
     @answered(lambda task: destination_sdk_pb2.MigrateResponse(task=task))

@@ -1,4 +1,4 @@
-"""One write request from the described table to the published batch."""
+"""A write request, from the table's description to the published batch."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _EARLY_DELETES: Final = "the deletes are earlier than the active versions, which
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What a write needs beside its files.
+    """The requirements of a write for its files.
 
     Attributes:
-        columns: the request's columns with the types and keys that the table has.
+        columns: the request's columns with the types and keys of the table.
         required: the columns that a file of each kind must have.
-        times: those of them in which no cell of such a file may be null.
-        may_keep_times: whether update rows may leave their times as they are.
+        times: those of them that must not be null in any row of such a file.
+        may_keep_times: whether update rows may have unmodified times.
     """
 
     columns: tuple[Column, ...]
@@ -52,7 +52,7 @@ def plan_batch(write: Write, description: TableDescription) -> WritePlan:
     """Plan a WriteBatch.
 
     Raises:
-        UnknownColumnError: a column that the table does not have.
+        UnknownColumnError: a column does not exist in the table.
         BatchError: a column is listed twice, or the request's key is not the table's.
     """
     columns = _stored(write, description)
@@ -64,10 +64,10 @@ def plan_batch(write: Write, description: TableDescription) -> WritePlan:
         {
             Op.REPLACE: everything,
             Op.UPDATE: everything,
-            # The other cells of a deleted row mean nothing.
+            # The other cells of a deleted row are ignored.
             Op.DELETE: frozenset(description.primary_key),
         },
-        # Rows of a history table are versions, whichever call brings them.
+        # Rows of a history table are versions, whichever call writes them.
         dict.fromkeys((Op.REPLACE, Op.UPDATE), everything.intersection(HISTORY_COLUMNS))
         if description.mode is Mode.HISTORY
         else {},
@@ -79,8 +79,9 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
     """Plan a WriteHistoryBatch.
 
     Raises:
-        UnknownColumnError: a column that the table does not have.
-        BatchError: the table keeps no history, the request lacks one of the history columns or
+        UnknownColumnError: a column does not exist in the table.
+        BatchError: the table is not in history mode, the request lacks one of the history columns
+            or
             lists a column twice, or its key is not the table's.
     """
     if description.mode is not Mode.HISTORY:
@@ -99,7 +100,7 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
                 table=str(write.name),
                 column=name,
             )
-    # Callers differ in whether the start belongs to a request's key; it never tells records apart.
+    # Callers differ in whether the key includes the start, which never identifies a record.
     claimed = frozenset(column.name for column in write.columns if column.primary_key) - {START}
     key = frozenset(description.record_key)
     _check_key(write, claimed, key)
@@ -159,12 +160,12 @@ def _list(names: frozenset[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A write that was published.
+    """A published write.
 
     Attributes:
-        result: what it did; None if the request had no files.
-        size: bytes of its files as they lie on disk.
-        seconds: from its beginning to its publication.
+        result: the result of the batch; None if the request had no files.
+        size: bytes of its files on disk.
+        seconds: duration until the publication.
     """
 
     result: BatchResult | None
@@ -173,20 +174,20 @@ class Written:
 
 
 def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
-    """Load a request's files into its table, all of them or none.
+    """Write a request's files to its table, atomically.
 
     Args:
-        lake: where the table is.
+        lake: the lake of the table.
         write: the request.
         history: whether it is a WriteHistoryBatch.
         batch: identity of this attempt.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        ChronolakeError: anything else; the table is unchanged.
+        TableNotFoundError: the table does not exist.
+        ChronolakeError: any other error; the table is unchanged.
     """
     started = time.monotonic()
-    # Under the table's lock from the description on: the columns must not change in between.
+    # The table is locked before its description is read, so that its columns do not change.
     with lake.writing(write.name):
         description = lake.describe(write.name)
         if description is None:
@@ -196,7 +197,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         plan = (plan_history_batch if history else plan_batch)(write, description)
         if not write.files:
             return Written(None, 0, time.monotonic() - started)
-        # Measured before the write: callers may take their files away with the answer.
+        # Measured before the write, because callers may delete their files after the response.
         size = sum(batch_files.size_of(file, str(write.name), batch) for file in write.files)
         changes = _read(lake.session_for(write.name, size), write, plan, batch)
         result = _publish(lake, write, plan, changes, history=history, batch=batch)
@@ -206,13 +207,13 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         ("deletes_precede_their_versions", result.closed_at_start, _EARLY_DELETES),
     ):
         if rows:
-            # No sample key: a key may be a name or an address.
+            # No sample key, because a key may be personal data.
             _log.warning(event, table=str(write.name), batch=batch, rows=rows, reason=reason)
     return Written(result, size, time.monotonic() - started)
 
 
 def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> DataFrame:
-    """The request's files as a change set; they have the sender's column names, it the table's."""
+    """Read the request's files as a change set, and rename the sender's columns to the table's."""
     changes = batch_files.read(
         spark,
         write.files,
@@ -240,7 +241,7 @@ def _publish(
         error = batch_files.error_of(failure)
         if error is None:
             raise
-        # Not chained: what Spark says around it quotes the executor's words.
+        # Not chained: Spark's message around it quotes the executor's message.
         raise error from None
 
 
@@ -248,8 +249,8 @@ def _publish(
 def cancellable(lake: Lake, batch: str) -> Iterator[None]:
     """Tag this thread's Spark jobs with the batch, so that other threads can cancel them.
 
-    Each thread has a scheduler pool of its own as well: a large batch and a small one get the same
-    share of the cores, where one pool would serve them in the order they came.
+    Each thread also has its own scheduler pool: a large batch and a small one get the same share of
+    the cores, while one pool would run them in order of arrival.
     """
     context = lake.spark.sparkContext
     context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
