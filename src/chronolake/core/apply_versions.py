@@ -72,10 +72,7 @@ def are_later(write: StagedWrite, pulled: Pulled, layout: Layout) -> bool:
 
     If the table's latest time is not known, all times in the table are read once.
 
-    Args:
-        write: the attempt; the table must have rows.
-        pulled: the landed rows.
-        layout: the table.
+    The table must have rows.
     """
     if layout.mode is not Mode.HISTORY or layout.omitted or not pulled.say_one_thing_each:
         return False

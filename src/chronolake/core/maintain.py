@@ -215,11 +215,8 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     Batches continue meanwhile: if a batch changes a file under compaction, the batch wins and the
     compaction is postponed. The table's content does not change.
 
-    Args:
-        lake: the lake.
-        name: the table.
-        only_if_needed: do only what the configured thresholds require, and keep orphans; if false,
-            do everything.
+    If `only_if_needed`, it does only what the configured thresholds require, and keeps orphans. If
+    not, it does everything.
 
     Raises:
         TableNotFoundError: the table does not exist.

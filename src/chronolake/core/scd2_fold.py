@@ -73,11 +73,9 @@ class Layout:
 def resolve(events: pa.Table, layout: Layout) -> pa.Table:
     """Return the versions that are removed, are added, or cannot be completed.
 
-    Args:
-        events: rows sorted by key, `TIME` (microseconds), `KIND` and position in the batch, with
-            the table's columns, `UNMODIFIED`, and for stored versions `FILE` and `POSITION`. The
-            time of a delete is its end; the time of every other event is its start.
-        layout: the columns.
+    `events` are rows sorted by key, `TIME` (microseconds), `KIND` and position in the batch, with
+    the table's columns, `UNMODIFIED`, and for stored versions `FILE` and `POSITION`. The time of a
+    delete is its end; the time of every other event is its start.
 
     Returns:
         The table's columns, `FILE` and `POSITION`, and: `REMOVED`, the stored version is removed;

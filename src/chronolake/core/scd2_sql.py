@@ -181,9 +181,7 @@ _WHOLE: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 def of_landed(rows: str, layout: Layout) -> str:
     """Return a query of landed rows, with null as the metadata of stored rows.
 
-    Args:
-        rows: a relation with the layout's data columns and `change_set.VERSION_COLUMNS`.
-        layout: the table.
+    `rows` is a relation with the layout's data columns and `change_set.VERSION_COLUMNS`.
     """
     facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _facts_of(layout).items()]
     chosen = ", ".join([listed(layout.data), *VERSION_COLUMNS, *facts])
@@ -193,11 +191,8 @@ def of_landed(rows: str, layout: Layout) -> str:
 def of_purged(rows: str, layout: Layout) -> str:
     """Return a query of landed purges as versions without data.
 
-    They are versions only where no other row has data of the same version.
-
-    Args:
-        rows: like in `of_landed`; the data columns of purges are empty.
-        layout: like in `of_landed`.
+    They are versions only where no other row has data of the same version. `rows` is a relation as
+    in `of_landed`; the data columns of purges are empty.
     """
     reported = ", ".join(
         "true AS " + PROVIDES_DATA if name == PROVIDES_DATA else name for name in VERSION_COLUMNS

@@ -143,9 +143,7 @@ def col(name: str) -> Column:
 def typed_literal(value: pa.Scalar, kind: ColumnType) -> str:
     """Return a value as a SQL expression of its column's stored type.
 
-    Args:
-        value: of the type `kind.arrow`; it may be null.
-        kind: the column's type.
+    `value` has the type `kind.arrow`, and may be null.
     """
     if not value.is_valid:
         return f"CAST(NULL AS {kind.sql})"

@@ -31,10 +31,8 @@ DELETE: Final = 3
 def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
     """Return the final row of each key, and no row for a key that is deleted or never existed.
 
-    Args:
-        events: rows sorted by key, `KIND` and position in the batch, with the table's columns and
-            `UNMODIFIED`.
-        layout: the columns.
+    `events` are rows sorted by key, `KIND` and position in the batch, with the table's columns and
+    `UNMODIFIED`.
 
     Returns:
         The table's columns, and `IGNORED` (bigint): 0, or the number of the key's update rows if no

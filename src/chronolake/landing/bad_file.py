@@ -113,9 +113,7 @@ def refuse(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
 def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadFile]:
     """Return the files that caused a failure; empty if it has another cause.
 
-    Args:
-        failure: the exception from reading or writing the rows of files.
-        files: the files.
+    `failure` is the exception from reading or writing the rows of these files.
     """
     if isinstance(failure, BadFileError):
         return [BadFile(**reported) for reported in failure.files]

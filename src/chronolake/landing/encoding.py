@@ -89,9 +89,7 @@ def _in_order(key: Sequence[Column]) -> list[Column]:
 def texts_of(values: pa.Array, kind: Kind) -> pa.Array:
     """Return a column's values as texts: `spelled`, in Arrow.
 
-    Args:
-        values: the values, in the Arrow type of the kind (`ColumnType.arrow`).
-        kind: the column's kind.
+    The values have the Arrow type of the kind (`ColumnType.arrow`).
     """
     match kind:
         case Kind.BINARY:

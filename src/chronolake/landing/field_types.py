@@ -352,11 +352,7 @@ def _changes(kind: pa.DataType) -> bool:
 
 
 def fields_of(columns: Mapping[str, Physical]) -> Fields:
-    """Return the fields of a file by its columns, including those of the lake itself.
-
-    Args:
-        columns: the file's columns.
-    """
+    """Return the fields of a file by its columns, including those of the lake itself."""
     found: Fields = {}
     # Shorter names first: a typed column belongs to a field that is already known.
     for name in sorted(columns, key=lambda column: (len(column), column)):

@@ -102,11 +102,6 @@ class Footers:
 def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
     """Read the footers of files that have rows or declare columns.
 
-    Args:
-        spark: the session.
-        files: the files.
-        namings: the current names of declared fields.
-
     Raises:
         BadFileError: files cannot be read, lack a guaranteed column, or have a column that cannot
             be read.

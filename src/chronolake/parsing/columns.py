@@ -150,10 +150,6 @@ def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
     """Convert texts of cells to an array of the column's Arrow type, with null if one does not fit.
 
     As in batch files, times outside the years 1 to 9999 are moved to the nearest time in range.
-
-    Args:
-        texts: like in `typed`.
-        kind: the column's type.
     """
     tally: Counter[str] = Counter()
     try:
