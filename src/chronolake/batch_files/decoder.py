@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 #: Maximum number of rows that are sent to the JVM at once.
 ROWS_PER_BATCH: Final = 32_768
-#: Number of items that a stage makes ahead of the next stage,
+#: Maximum number of items that a stage makes ahead of the next stage.
 _AHEAD: Final = 3
-#: and the total of their bytes, including the item in use, above which it makes no more.
+#: A stage also waits while these items and the one in use have more bytes than this.
 _BYTES_AHEAD: Final = 32 << 20
 #: Operations whose rows contain only a record and a time: their other cells are ignored.
 _NAMING: Final = frozenset({Op.EARLIEST, Op.DELETE})
