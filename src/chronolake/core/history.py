@@ -4,17 +4,17 @@ Source: `seeds/history-batch-files.txt`, with three clarifications that its own 
 require (`docs/architecture.md`, "History batches"). In one staged write:
 
 1. The *earliest start* of a key is the least start of its earliest, replace and update rows. Stored
-versions that start at this time or later are removed.
+   versions that start at this time or later are removed.
 2. A remaining version that is active, or ends later than 1 ms before the earliest start, then ends
-at that time and is inactive.
+   at that time and is inactive.
 3. Replace rows are added unchanged. The last of several rows with one key and one start wins:
-update files are first, then replace files, each in the order of the request.
+   update files are first, then replace files, each in the order of the request.
 4. An update row takes its unmodified cells from the version just before it by start, stored or of
-this batch. If no such version exists: from the stored version with its own start, else from the
-earliest later version that the batch removes and does not replace. If that does not exist either,
-the row is ignored.
+   this batch. If no such version exists: from the stored version with its own start, else from the
+   earliest later version that the batch removes and does not replace. If that does not exist
+   either, the row is ignored.
 5. A delete row ends the version that was current at its time. If no version was current, it ends
-the version that was active before the batch and starts later, at that version's start.
+   the version that was active before the batch and starts later, at that version's start.
 
 `chronolake.core.scd2_fold` decides what happens to a key. It is a pure function that Spark's
 executors run over the key's events; this module gathers the events and stages the result.
