@@ -12,8 +12,7 @@ A change set has one row for each row of the batch's files. Its first three colu
 The data columns follow, with their own names and stored Spark types.
 
 Pipelines produce *record versions* instead: one row for each landed state of a record. They have
-the
-data columns and these:
+the data columns and these:
 
 * `MODIFIED` (bigint): when the record changed to this state, in microseconds since 1970. The key
 and
@@ -24,12 +23,10 @@ and
   1970, or null.
 * `PROVIDES_DATA` (boolean): whether the row contains the record's data. A row without data is a
   *tombstone*: the record was purged (`PURGED_AT`), or was deleted at `MODIFIED` (`DELETED_AT` has
-      the
-  same value), and all data columns except the key are null.
+  the same value), and all data columns except the key are null.
 * `OMITTED` (array<string>): null, or the data columns that the row does not provide, which are null
   in it. They keep the values of the previous version. A previous version exists, and was not
-  deleted
-  or purged before the row's own time: the first row after an insert provides all columns.
+  deleted or purged before the row's own time: the first row after an insert provides all columns.
 * `LANDED_FILE` (string), `LANDED_ROW` (bigint): the file and row number where the row is stored.
   Of the rows with one sequence, the later one wins; file names are ordered like sequences.
 

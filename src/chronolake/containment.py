@@ -104,10 +104,8 @@ class Containment:
         """Raise if a table's metadata or data are located outside the opened lake.
 
         The table's folder and its current metadata are checked each time. Properties and the
-        version of
-        its metadata file are checked once in a process. Data files are checked once in a lake's
-        lifetime,
-        before the first write (`LAKE_PROPERTY`), and before each maintenance.
+        version of its metadata file are checked once in a process. Data files are checked once in a
+        lake's lifetime, before the first write (`LAKE_PROPERTY`), and before each maintenance.
 
         Raises:
             LakeLocationError: they are, or the lake was copied or moved.

@@ -49,8 +49,7 @@ class TableDescription:
         name: schema and table.
         columns: the columns in table order, with their declared types.
         history_since: microseconds since 1970 from which a history table has history; None if it
-            was
-            a history table from the beginning, or is not a history table.
+            was a history table from the beginning, or is not a history table.
         epsilon: microseconds between a version's end and the start of the next.
     """
 

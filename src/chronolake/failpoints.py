@@ -3,8 +3,7 @@
 `reach("staged.after-delete")` does nothing unless the environment variable `CHRONOLAKE_FAILPOINT`
 names it: `staged.after-delete=kill` ends the process with SIGKILL there, `=raise` raises, `=pause`
 waits as long as the file named by `CHRONOLAKE_FAILPOINT_FILE` exists. With a number after the
-action
-(`=kill:3`), it applies only the third time that the point is reached.
+action (`=kill:3`), it applies only the third time that the point is reached.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _lock = threading.Lock()
 
 
 class FailpointError(ChronolakeError):
-    """Raised by a failpoint that is set to `raise`."""
+    """A failpoint that is set to `raise` was reached."""
 
 
 def reach(name: str) -> None:

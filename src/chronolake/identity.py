@@ -1,11 +1,9 @@
 """The lake's identity and its recorded location, stored in the catalog's database.
 
 Iceberg metadata contains absolute paths. A copied lake therefore points to the files of its
-original:
-writing to the copy, or maintaining it, changes or deletes the original's files. So the first write
-records the lake's location, and every process compares it with the opened location before it
-writes.
-A lake that is older than this record gets one if all of its tables are inside it.
+original: writing to the copy, or maintaining it, changes or deletes the original's files. So the
+first write records the lake's location, and every process compares it with the opened location
+before it writes. A lake that is older than this record gets one if all of its tables are inside it.
 
 A REST catalog cannot store the record; there, only each table's own location is checked.
 """
@@ -88,8 +86,7 @@ def claim(config: LakeConfig) -> str | None:
 
     Raises:
         LakeLocationError: the lake was copied or moved, the folder does not contain its tables, or
-            its
-            catalog is not the one that its tables were written with.
+            its catalog is not the one that its tables were written with.
         LakeError: the catalog's database is not reachable or not writable.
     """
     if config.catalog.kind is CatalogKind.REST:

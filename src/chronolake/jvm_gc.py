@@ -1,10 +1,9 @@
 """Garbage collection of Java objects that finished statements leave in the JVM.
 
 Python's proxy of a Java object is part of a reference cycle, so only Python's garbage collector
-frees
-it. The collector is triggered by the number of Python objects, which in a large process happens
-rarely. It does not know that a proxy of some hundred bytes keeps a plan with megabytes of broadcast
-rows alive. Without explicit collections, a server's JVM fills up.
+frees it. The collector is triggered by the number of Python objects, which in a large process
+happens rarely. It does not know that a proxy of some hundred bytes keeps a plan with megabytes of
+broadcast rows alive. Without explicit collections, a server's JVM fills up.
 """
 
 from __future__ import annotations

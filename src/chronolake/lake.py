@@ -255,8 +255,8 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
     """Return the Iceberg catalog's settings for Spark, without their prefix.
 
     The default is SQLite in the lake's folder; a `postgresql://` address is a JDBC catalog there,
-    an
-    `http(s)://` address an Iceberg REST catalog. The configuration's own properties override these.
+    an `http(s)://` address an Iceberg REST catalog. The configuration's own properties override
+    these.
     """
     return {**_address_settings(config), **config.catalog.properties}
 

@@ -61,8 +61,7 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
     """A Spark DataFrame whose conversions support all times of a history table.
 
     Active versions end in the year 9999, and versions may start in the year 1. Python's `datetime`
-    and
-    pandas' nanoseconds do not support this range everywhere; Arrow's microseconds do.
+    and pandas' nanoseconds do not support this range everywhere; Arrow's microseconds do.
     """
 
     def to_arrow(self) -> pa.Table:
@@ -74,8 +73,7 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
         """Return all rows as a pandas DataFrame.
 
         Timestamps are `datetime64[us, UTC]`. Integers and booleans have pandas' nullable types, so
-        that
-        nulls do not turn them into floats; decimals are `decimal.Decimal`.
+        that nulls do not turn them into floats; decimals are `decimal.Decimal`.
         """
         return self.to_arrow().to_pandas(types_mapper=_nullable().get)
 
@@ -170,9 +168,8 @@ class LakeTable:
         """Return the records that exist now, without the columns that only describe their state.
 
         For a history table, these are its active versions without `_fivetran_start`,
-        `_fivetran_end` and
-        `_fivetran_active`; for a soft-delete table, the rows that are not deleted, without
-        `_fivetran_deleted`; for a live table, all rows.
+        `_fivetran_end` and `_fivetran_active`; for a soft-delete table, the rows that are not
+        deleted, without `_fivetran_deleted`; for a live table, all rows.
         """
         mode, rows = self.describe().mode, self.df
         if mode is Mode.HISTORY:
@@ -197,14 +194,11 @@ class LakeTable:
         """Return versions, ordered by key and start; of one record, if its key is given.
 
         Versions that were deleted before a table was switched to history begin and end in the year
-        1. Not
-        every such time fits Python's `datetime` (as in `collect()`): use `to_arrow()`,
-        `to_pandas()` or
-        `to_polars()`.
+        1. Not every such time fits Python's `datetime` (as in `collect()`): use `to_arrow()`,
+        `to_pandas()` or `to_polars()`.
 
         If the table was switched to history mode, a `HistoryWarning` reports the time from which it
-        has
-        history.
+        has history.
 
         Args:
             key: values of key columns; None means null. A time of day may have any spelling.
@@ -241,13 +235,11 @@ class LakeTable:
         """Return each record's version at an instant: start <= `at` < end + epsilon.
 
         The result is computed from the table's rows, not from Iceberg's snapshots, which expire. If
-        the
-        table was switched to history mode after `at`, a `HistoryWarning` is issued.
+        the table was switched to history mode after `at`, a `HistoryWarning` is issued.
 
         Args:
             at: an instant; a naive datetime is in UTC, a text is ISO 8601, a date is its first
-                instant
-                in UTC.
+                instant in UTC.
 
         Raises:
             BatchError: the table is not in history mode.
@@ -262,12 +254,9 @@ class LakeTable:
         """Return the records that differ between two instants.
 
         Records are compared by their values, without `_fivetran_synced`, `_chronolake_version` and
-        the
-        history columns: a version that changed nothing is not a difference. If `as_of` returns two
-        versions
-        of a record at an instant, because it was deleted and inserted again within epsilon, the
-        later one
-        is used.
+        the history columns: a version that changed nothing is not a difference. If `as_of` returns
+        two versions of a record at an instant, because it was deleted and inserted again within
+        epsilon, the later one is used.
 
         Args:
             before: an instant, as for `as_of`.
@@ -277,8 +266,7 @@ class LakeTable:
             One row for each record that differs: `key`, a struct of the key columns; `change`, one
                 of
             `inserted`, `changed` and `deleted`; `old` and `new`, structs of all compared columns,
-            which
-            are null if the record did not exist.
+            which are null if the record did not exist.
 
         Raises:
             BatchError: the table is not in history mode.
@@ -315,9 +303,8 @@ class LakeTable:
             )
             .where(F.col(_BEFORE) | F.col(_AFTER))
             # A version that was valid at both times is not a difference, unless another version was
-            # valid at
-            # one of them, too: just before the first time, or if this version ended before the
-            # second.
+            # valid at one of them, too: just before the first time, or if this version ended before
+            # the second.
             .where(
                 ~(F.col(_BEFORE) & F.col(_AFTER))
                 | (F.col(START) > _instant_of(first - description.epsilon))
@@ -406,8 +393,7 @@ def _covers(micros: int, epsilon: int) -> Expression:
     """Return the condition that a version is valid at an instant.
 
     Both comparisons are between a column and a constant, so that files and row groups are skipped
-    by
-    their statistics.
+    by their statistics.
     """
     return (F.col(START) <= _instant_of(micros)) & (F.col(END) > _instant_of(micros - epsilon))
 

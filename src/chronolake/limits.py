@@ -24,8 +24,7 @@ class StreamCapabilities:
     Attributes:
         name: the stream's name.
         reports_changes: whether each change has a time that increases with every change: a
-            timestamp
-            of the row, or the time in the source's log.
+            timestamp of the row, or the time in the source's log.
         is_reimported: whether every sync reads the whole stream.
         is_history_only: whether the source supports only history mode.
     """

@@ -67,8 +67,7 @@ def is_broken_by_password(address: str) -> bool:
     """Return whether a URL's user or password contains a delimiter of another part of it.
 
     In `postgresql://user:p@ss@host/db` or `…:p/ss@host/db`, a part of the password would be parsed
-    as
-    the host or the database, and shown.
+    as the host or the database, and shown.
     """
     rest = address.partition("://")[2]
     before, _, query = rest.partition("?")

@@ -85,8 +85,7 @@ def restrict(config: LakeConfig) -> None:
     """Set the process's umask so that new files are only their owner's, unless the lake is shared.
 
     For Chronolake's own processes, such as a command. An application that opens a lake keeps its
-    umask;
-    its files in the lake are in folders that only their owner may enter.
+    umask; its files in the lake are in folders that only their owner may enter.
     """
     if not config.shared:
         os.umask(os.umask(_UMASK) | _UMASK)

@@ -1,8 +1,8 @@
 """Checks that files written by executors exist in the driver's file system before a commit.
 
 An executor of a cluster writes to its own file system. If the driver has another one, as on
-machines
-or in containers that do not share the lake's folder, a write succeeds, but its files are lost.
+machines or in containers that do not share the lake's folder, a write succeeds, but its files are
+lost.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
     """Raise if an executor does not share a local folder with the driver.
 
     Several tasks on every executor read a file that the driver wrote, and each writes one that the
-    driver
-    then checks. Executors that start later are covered by `expect_stored`.
+    driver then checks. Executors that start later are covered by `expect_stored`.
 
     Args:
         spark: a session.

@@ -1,13 +1,10 @@
 """Sockets between Python and the JVM without delayed acknowledgements.
 
 The JVM sends data in segments. By default, a socket holds a short last segment back until the
-previous
-one is acknowledged (Nagle's algorithm), and Linux delays acknowledgements by 40 ms. So py4j
-responses
-of more than 8 KiB arrive late, such as the columns of a wide table, or the sketch of a table's
-writes
-in this month, which every batch reads. So do the first rows of every Python task. Therefore Python
-acknowledges received data immediately.
+previous one is acknowledged (Nagle's algorithm), and Linux delays acknowledgements by 40 ms. So
+py4j responses of more than 8 KiB arrive late, such as the columns of a wide table, or the sketch of
+a table's writes in this month, which every batch reads. So do the first rows of every Python task.
+Therefore Python acknowledges received data immediately.
 """
 
 from __future__ import annotations

@@ -131,10 +131,8 @@ def ask(lake: Lake, question: str) -> Answer:
     """Run one read-only statement of Spark SQL; tables are `schema.table`.
 
     Column names are case-insensitive unless that would be ambiguous. Only queries, SHOW and
-    DESCRIBE are
-    accepted. This prevents mistakes, but it is not a security boundary against untrusted SQL,
-    because
-    Spark's functions can do more than read.
+    DESCRIBE are accepted. This prevents mistakes, but it is not a security boundary against
+    untrusted SQL, because Spark's functions can do more than read.
 
     Raises:
         QueryError: the text is not such a statement, or Spark rejects it.
@@ -149,9 +147,9 @@ def _check(spark: SparkSession, text: str) -> None:
     """Raise if the text is not a read-only statement by Spark's own grammar.
 
     The session's parser accepts any statement, because Iceberg's extension does not distinguish
-    queries
-    from others. Spark's plain parser does, but it may stop before the end of the text. So the plain
-    parser must accept the text as a query, and the session's plan must not contain commands.
+    queries from others. Spark's plain parser does, but it may stop before the end of the text. So
+    the plain parser must accept the text as a query, and the session's plan must not contain
+    commands.
 
     Raises:
         QueryError: the text is not such a statement.

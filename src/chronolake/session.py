@@ -69,12 +69,10 @@ _STATIC: Final[dict[str, str]] = {
     # batch would compile all of its code again.
     "spark.sql.codegen.cache.maxEntries": "5000",
     # Every sort, aggregate and broadcast allocates at least one page of memory. The default is up
-    # to
-    # 64 MiB, of which a batch of a hundred rows needs some kilobytes.
+    # to 64 MiB, of which a batch of a hundred rows needs some kilobytes.
     "spark.buffer.pageSize": "2m",
     # The JVM compiles the code of every statement. When its code cache is full, it stops compiling
-    # and
-    # can even fail; the size without optimisations is 48 MiB, which fill in half a minute.
+    # and can even fail; the size without optimisations is 48 MiB, which fill in half a minute.
     _JAVA_OPTIONS: "-XX:ReservedCodeCacheSize=512m",
 }
 
@@ -124,8 +122,7 @@ _SESSION: Final[dict[str, str]] = {
 
 #: Settings for statements that pass wide rows through many steps. To infer filters, Spark keeps all
 #: conditions that follow from equal columns: 2^n conditions for an expression over n columns that
-#: are
-#: each renamed.
+#: are each renamed.
 _WIDE: Final[dict[str, str]] = {"spark.sql.constraintPropagation.enabled": "false"}
 
 #: Settings for work of a known moderate size: there is nothing to adapt to, and without adaptive
@@ -173,8 +170,7 @@ def jars() -> list[Path]:
 
     The cache is `$CHRONOLAKE_JARS`, or `chronolake/jars` in the user's cache folder. Spark's own
     resolver downloads missing jars; `$CHRONOLAKE_IVY_SETTINGS` is the path of an Ivy settings file,
-    for
-    example for a mirror.
+    for example for a mirror.
 
     Raises:
         MissingRequirementError: a jar cannot be downloaded, or its hash is not the pinned one.
@@ -383,8 +379,7 @@ def _write_no_checksum_files(session: SparkSession) -> None:
 
     Hadoop starts a process (`chmod`) for every file that it writes, and a batch writes eleven: with
     checksum files, a small batch takes 1.08 times as long. Parquet's pages have their own
-    checksums,
-    also on an object store. Executors with their own JVM still write checksum files.
+    checksums, also on an object store. Executors with their own JVM still write checksum files.
     """
     jvm = session._jvm  # noqa: SLF001
     hadoop = session._jsc.hadoopConfiguration()  # noqa: SLF001
@@ -403,8 +398,7 @@ def active(session: SparkSession) -> Iterator[None]:
     """Make a session this thread's active one.
 
     Spark reads some settings from the active session and not from the session of a DataFrame:
-    without
-    this, a thread's first statement does not distinguish columns that differ only by case.
+    without this, a thread's first statement does not distinguish columns that differ only by case.
     """
     sessions = getattr(session._jvm, "org.apache.spark.sql.classic.SparkSession")  # noqa: SLF001
     before = sessions.getActiveSession()

@@ -66,8 +66,7 @@ METADATA_COLUMNS: Final = frozenset(
 )
 
 #: Table property: the time from which a history table has history, in microseconds since 1970. It
-#: is
-#: set when a table of another mode is switched to history; without it, no history is known to be
+#: is set when a table of another mode is switched to history; without it, no history is known to be
 #: missing.
 HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
 
@@ -336,8 +335,7 @@ def stored_name(sent: str) -> str:
     """Return the name under which a sender's column is stored.
 
     A name that Iceberg reserves gets one more `_`, and so do names that would then be duplicates:
-    `_file`
-    is stored as `_file_`, `_file_` as `_file__`. All other names are stored unchanged.
+    `_file` is stored as `_file_`, `_file_` as `_file__`. All other names are stored unchanged.
     """
     return f"{sent}_" if sent.rstrip("_") in METADATA_COLUMNS else sent
 

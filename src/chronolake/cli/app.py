@@ -278,8 +278,7 @@ def quiet_java() -> Iterator[None]:
     """Start a JVM whose warnings are discarded, except with `--debug`.
 
     A process keeps the standard error that it was started with. So the JVM's is an unread file,
-    while
-    Python's is restored as soon as the JVM runs.
+    while Python's is restored as soon as the JVM runs.
     """
     if _DEBUG in sys.argv:
         yield

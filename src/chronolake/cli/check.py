@@ -1,8 +1,7 @@
 """The commands check, discover and read, which inspect sources without Spark.
 
 `check` reports what a source is missing, `discover` lists its streams, and `read` shows records of
-a
-declarative source and the requests for them, for authors of manifests.
+a declarative source and the requests for them, for authors of manifests.
 """
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
@@ -65,9 +64,8 @@ def check(
     """Check chronolake.yml, the lake's disks, the requirements of sources, and the target tables.
 
     For missing source objects, the statement that creates them is printed. Nothing is written
-    except the
-    lake's folder, tables of the operational store, tokens that change with each use and, with
-    --create, the source objects. Exit code 1 if a check fails.
+    except the lake's folder, tables of the operational store, tokens that change with each use and,
+    with --create, the source objects. Exit code 1 if a check fails.
     """
     wanted = project_of(project, lake, settings)
     storage: StorageError | None = None

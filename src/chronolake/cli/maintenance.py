@@ -228,8 +228,7 @@ def view(
     """Create the view TABLE_current of a history table, with its active versions.
 
     Create it again after a change of the table's columns. It is dropped when the table is dropped
-    or
-    renamed, or leaves history mode.
+    or renamed, or leaves history mode.
     """
     from chronolake.core import views
 

@@ -74,9 +74,8 @@ def mode(
     """Switch a table's mode and keep its data, in one atomic commit.
 
     To history: all records are active from the table's last sync on; rows that are marked as
-    deleted
-    become versions that ended at the earliest time. From history: only the newest versions (to
-    soft-delete) or the active versions (to live) are kept, which needs --yes.
+    deleted become versions that ended at the earliest time. From history: only the newest versions
+    (to soft-delete) or the active versions (to live) are kept, which needs --yes.
     """
     from chronolake import inspect
     from chronolake.core import migration

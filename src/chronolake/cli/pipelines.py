@@ -374,9 +374,8 @@ def resync(
     """Read all data of the source again; the history of the tables is kept.
 
     A Data Lake v2 keeps every version: each table is rebuilt from all current files. Of a database,
-    all
-    rows are read: those that differ from the table get a new version, and missing ones are deleted.
-    Exit codes are those of `sync`.
+    all rows are read: those that differ from the table get a new version, and missing ones are
+    deleted. Exit codes are those of `sync`.
     """
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject

@@ -46,8 +46,7 @@ def load(
     Args:
         path: the lake's folder; it need not exist.
         file: the chronolake.yml to read; by default the one in the lake's folder or else in the
-            working
-            directory, if any.
+            working directory, if any.
         overrides: values of flags by dotted key below `lake`, such as `{"spark.master": "local"}`;
             None means that a flag was not given.
 

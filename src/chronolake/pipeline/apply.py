@@ -95,10 +95,8 @@ def apply(
     """Apply files to a stream's table, in steps that are published one by one.
 
     A table that does not match its configuration is rebuilt before the next step. If a step has
-    values for
-    which a column's type cannot be widened in place, the table is rebuilt from all files at once:
-    so
-    several type changes cost one rebuild, and not one for each step.
+    values for which a column's type cannot be widened in place, the table is rebuilt from all files
+    at once: so several type changes cost one rebuild, and not one for each step.
 
     Args:
         lake: the lake.
@@ -162,8 +160,7 @@ def _apply_step(filling: Filling, step: _Step, namings: Namings) -> Applied | No
 
     Raises:
         BadFileError: files cannot be read and the stream does not quarantine them, or none of the
-            files
-            can be read and there is no table to record them.
+            files can be read and there is no table to record them.
     """
     while True:
         try:
@@ -216,8 +213,8 @@ def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterato
 
     Args:
         files: all files.
-        step_bytes: maximum size of a step that has more than one file.
-        again: number of files at the beginning that are applied again; they are one step, so that
+        step_bytes: target size of a step, in bytes.
+        again: number of files at the beginning that are applied again; they are in one step, so that
             readers see only the state after the last of them.
     """
     step, size = list(files[:again]), sum(file.size for file in files[:again])

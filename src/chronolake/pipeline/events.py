@@ -1,8 +1,8 @@
 """Events of a run, reported to a watcher and recorded in the store for other processes.
 
 The state of a stream is recorded immediately at the beginning and end of its stages. The steps in
-between
-may be short: a thread records them, at most once a second, so that they do not slow the run down.
+between may be short: a thread records them, at most once a second, so that they do not slow the run
+down.
 """
 
 from __future__ import annotations

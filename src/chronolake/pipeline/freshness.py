@@ -69,8 +69,7 @@ class Freshness:
         pipeline: the pipeline that writes it, or None.
         stream: the stream of that pipeline, or None.
         fresh_as_of: when the last successful run began: the table contains all source data as of
-            that
-            time. None if there was no such run or it is unknown.
+            that time. None if there was no such run or it is unknown.
         behind_seconds: age of that time in seconds, or None.
         waiting: landed files that were not applied; None if the folder cannot be read.
         last: the stream's last run, or None.

@@ -1,10 +1,9 @@
 """Key changes in a log: values that the log omits are filled in from the record's previous version.
 
 A log does not repeat large values that an update has not changed (unchanged TOAST). If such an
-update
-changes the record's key, the values are those of the record under the old key: from an earlier row
-of the same batch, or from the table. They are filled in when the batch lands, so that the raw
-lake contains all data of the table.
+update changes the record's key, the values are those of the record under the old key: from an
+earlier row of the same batch, or from the table. They are filled in when the batch lands, so that
+the raw lake contains all data of the table.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def with_carried(
 
     Returns:
         The versions without `FOLLOWS`, and their data columns, which have the table's type where it
-        is
-        wider.
+        is wider.
     """
     rows = to_spark(versions)
     stored = {column.name: column for column in describe_loaded(table).columns}

@@ -1,8 +1,7 @@
 """Landing: new data of a source is written to the raw lake, before it is applied to a table.
 
 A stream's offset is stored after its files have landed, and only then acknowledged to the source,
-which
-may then discard the changes. If a run crashes in between, the next one reads the same changes
+which may then discard the changes. If a run crashes in between, the next one reads the same changes
 again, and the duplicates are ignored.
 """
 
@@ -163,7 +162,7 @@ def _shown(position: Offset) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Landing:
-    """The landing of a stream, under a lease."""
+    """The landing of a stream's data, under a lease."""
 
     lake: Lake
     stream: Stream

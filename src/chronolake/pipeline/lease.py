@@ -113,8 +113,7 @@ def leased(
         pipeline: the pipeline.
         seconds: duration of the lease without renewal.
         above: the greatest token of the pipeline's tables; the lease's token is greater, even if
-            the
-            store was lost or restored.
+            the store was lost or restored.
 
     Raises:
         PipelineBusyError: another process holds the lease.
@@ -185,7 +184,7 @@ def _raise_unless_free(row: sql.Row[Any] | None, pipeline: str, *, is_held_here:
 
 def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:
     """Return whether a stored lease is free."""
-    # A lease of this process that is not in `_held` was lost in a failed request, and is free.
+    # A lease of this process that is not in `_held` is left over from a failed request.
     is_left = row.holder == holder() and not is_held_here
     return is_left or row.expires <= time.time() or is_dead(row.holder)
 

@@ -93,8 +93,7 @@ def rebuild(
 
     Raises:
         SourceError: a file cannot be read, there is none, or files that the table was built from
-            are
-            missing.
+            are missing.
         LakeError: the table is in a REST catalog.
         LeaseLostError: another process runs the pipeline.
         CommitConflictError: another writer published meanwhile; the table is unchanged.
@@ -252,8 +251,7 @@ def _made_of_lake(
         table: its table.
         last: the last file.
         tries_all: whether to read files again that the table's build left out, and to leave out
-            other
-            bad ones if the stream quarantines them; by default, use the files of the table.
+            other bad ones if the stream quarantines them; by default, use the files of the table.
     """
     lake, stream = filling.lake, filling.stream
     every = stream.folder.files()

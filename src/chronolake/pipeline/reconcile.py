@@ -1,8 +1,7 @@
 """Reconciliation of a complete read of a stream with its table: missed versions and deletions.
 
 Versions that were captured when the source changed stay unchanged. Deletions and returned records
-get
-the time at which the complete read began, because the actual time is unknown.
+get the time at which the complete read began, because the actual time is unknown.
 """
 
 from __future__ import annotations

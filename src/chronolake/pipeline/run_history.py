@@ -3,8 +3,7 @@
 The store is opened read-only: nothing is created or written, and no writer is blocked.
 
 A process that crashes cannot record the end of its run. Such a run is reported as dead, which
-follows
-from its lease, whatever the store contains.
+follows from its lease, whatever the store contains.
 
 A lake without a store, because nothing ever ran or because its catalog is a REST service, has no
 runs.
@@ -284,8 +283,7 @@ class ObservedStream:
         told: the stream's record; a running stream of a crashed process is dead.
         fraction: the part of the files to apply that were applied, from 0 to 1; None if unknown.
         changes: changes of the stream's source state and table offset by the run; empty if there
-            are
-            none or they are unknown.
+            are none or they are unknown.
     """
 
     told: StreamRun
@@ -397,8 +395,7 @@ class LastRuns:
     Attributes:
         last: the stream's last run.
         fresh_as_of: when its last successful run began: the table contains all source data as of
-            that
-            time. None if no known run succeeded.
+            that time. None if no known run succeeded.
     """
 
     last: StreamRun

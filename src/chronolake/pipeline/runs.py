@@ -211,8 +211,7 @@ def kept(
 
     Returns:
         Both as JSON, with masked secrets. If one is large, both contain only the differences, by
-        path
-        (see `CUT`).
+        path (see `CUT`).
     """
     if after is not None:
         after = masked(dict(after), dict(before or {}))

@@ -144,8 +144,7 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
     """Move the watermark of a stream's table to another file of its lake.
 
     Moving it back is harmless: applying files again changes nothing. Skipped files are missing in
-    the
-    table until it is rebuilt.
+    the table until it is rebuilt.
 
     Args:
         lake: the lake.

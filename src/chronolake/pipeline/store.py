@@ -5,8 +5,7 @@ tables: their offsets are published with their rows. It records who runs a pipel
 runs, and the checkpoints of streams whose changes land in Chronolake's own raw lake.
 
 Migrations only add columns, which have a default or are nullable: so a process of an earlier
-version
-can still write to a store that a later version has opened.
+version can still write to a store that a later version has opened.
 """
 
 from __future__ import annotations

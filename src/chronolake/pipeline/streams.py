@@ -178,8 +178,7 @@ def streams_of(
 
     Raises:
         ConfigurationError: the pipeline does not exist, or a configured stream does not exist in
-            the
-            source, does not support its mode, or has the same table as another one.
+            the source, does not support its mode, or has the same table as another one.
         SourceError: the source cannot be read.
     """
     found = listed(project, pipeline, source, any_mode=any_mode)

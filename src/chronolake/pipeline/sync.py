@@ -117,8 +117,7 @@ def sync(
         step_bytes: target size of the files that are applied and published together.
         source: the pipeline's source; None for the configured one (`source_of`).
         full_refresh: whether to read all data of the source again. Data that lands in Chronolake's
-            raw
-            lake is compared with the tables; for files of another system, each table is rebuilt
+            raw lake is compared with the tables; for files of another system, each table is rebuilt
             atomically.
 
     Raises:

@@ -1,13 +1,11 @@
 """Stored tokens of a pipeline's source, which change with each use.
 
 Every command that connects to a source may have to refresh a token, even a read-only one, and
-several
-may run at the same time. A used refresh token is rejected. So only one process at a time refreshes
-tokens, under a separate lease that lasts as long as the refresh and does not wait for runs of the
-pipeline. A process that waited gets the token that the other one has stored, and need not refresh
-it
-again. A process that was paused for longer than the lease stores its token only if no other process
-has stored one meanwhile.
+several may run at the same time. A used refresh token is rejected. So only one process at a time
+refreshes tokens, under a separate lease that lasts as long as the refresh and does not wait for
+runs of the pipeline. A process that waited gets the token that the other one has stored, and need
+not refresh it again. A process that was paused for longer than the lease stores its token only if
+no other process has stored one meanwhile.
 """
 
 from __future__ import annotations

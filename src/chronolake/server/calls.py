@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 
 
 #: A status text is sent in an HTTP/2 header, percent-encoded. Callers reject headers of 8 to 10 KB
-#: in
-#: total, and the call then fails without any text, so the text stays well below that.
+#: in total, and the call then fails without any text, so the text stays well below that.
 STATUS_BYTES: Final = 6_000
 
 _ACTIONABLE: Final = (
@@ -75,8 +74,7 @@ def is_actionable(error: ChronolakeError) -> bool:
     """Return whether a customer can fix the error, so that the response is a task.
 
     A batch file that cannot be read is written again when the caller retries. A value that does not
-    fit
-    its column, a row that is too long, or a forbidden folder do not change by themselves.
+    fit its column, a row that is too long, or a forbidden folder do not change by themselves.
     """
     if isinstance(error, BatchFileError):
         return isinstance(error, ValueRefusedError | OversizeError | RefusedPathError)
@@ -198,8 +196,7 @@ def answered(
 
     Returns:
         A decorator from `(self, request, call) -> response` to gRPC's own signature. The method
-        sets
-        `call.table` as soon as it knows the table.
+        sets `call.table` as soon as it knows the table.
     """
 
     def decorate(

@@ -65,8 +65,8 @@ class ServeOptions:
 
         Raises:
             ConfigurationError: a number is out of range, a certificate or key is missing, there is
-                no host,
-                or an address is open to other machines without TLS and without `allow_plaintext`.
+                no host, or an address is open to other machines without TLS and without
+                `allow_plaintext`.
         """
         _in_range("--port", self.port, 0, 65_535)
         _in_range("--metrics-port", self.metrics_port or 0, 0, 65_535)
@@ -158,8 +158,7 @@ class Health(health.HealthServicer):
         super().__init__(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="health")
         # gRPC runs a handler on the pool that is an attribute of its function. The functions of a
-        # class
-        # are shared by every server of the process, so each server gets its own functions.
+        # class are shared by every server of the process, so each server gets its own functions.
         own: Any = self
         own.Check = self._on_own_thread(super().Check)
         own.Watch = self._on_own_thread(super().Watch)
@@ -195,7 +194,7 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
     """Bind every address of the options to one port.
 
     Returns:
-        the port.
+        The port.
 
     Raises:
         ConfigurationError: an address cannot be bound, or the TLS files are invalid.

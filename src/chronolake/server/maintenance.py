@@ -35,12 +35,10 @@ class Upkeep:
     """A thread that maintains tables that batches have changed, if they need it.
 
     The need is read from a table's metadata, with the thresholds of the lake's configuration.
-    Batches
-    have priority: a table that is being written is maintained after the batch, and a batch that
-    arrives
-    during maintenance ends it. Only a table that is far beyond the thresholds, because its batches
-    leave
-    no gap, is maintained at the same time as them; a batch that conflicts with it is staged again.
+    Batches have priority: a table that is being written is maintained after the batch, and a batch
+    that arrives during maintenance ends it. Only a table that is far beyond the thresholds, because
+    its batches leave no gap, is maintained at the same time as them; a batch that conflicts with it
+    is staged again.
 
     Another thread cancels the maintenance. Spark cancels only the jobs that run at that time, and
     maintenance has pauses between its jobs, so the cancellation is repeated until it has ended.

@@ -1,9 +1,8 @@
 """Conversion between the protocol's messages and the values of the packages below.
 
 Only this module and the servicer use protobuf. A request is converted to a frozen dataclass, or
-rejected
-with a typed error that describes the problem. Columns whose names Iceberg reserves have other
-names in the lake (`chronolake.types.stored_name`).
+rejected with a typed error that describes the problem. Columns whose names Iceberg reserves have
+other names in the lake (`chronolake.types.stored_name`).
 """
 
 from __future__ import annotations
@@ -116,8 +115,7 @@ def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:
     """Return the columns of a request's table, in its order; they are not validated as a schema.
 
     The key of a history table includes `_fivetran_start`, even if the request does not: callers
-    differ,
-    and the key must identify versions.
+    differ, and the key must identify versions.
 
     Raises:
         UnsupportedTypeError: a type is unspecified, unknown or invalid.

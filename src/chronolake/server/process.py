@@ -108,13 +108,11 @@ class Server:
         """Reject new calls, let running ones finish, and cancel those that take too long.
 
         The response to a cancelled batch is UNAVAILABLE, and its table is unchanged, because a
-        batch is
-        published atomically. The same applies to a call that waited for a worker until then. Only a
-        call
-        that ignores the cancellation ends without a response.
+        batch is published atomically. The same applies to a call that waited for a worker until
+        then. Only a call that ignores the cancellation ends without a response.
 
         Returns:
-            whether every call ended; False if one ignored even the cancellation.
+            True if every call ended; False if one ignored even the cancellation.
         """
         grace = self._options.grace
         self._health.enter_graceful_shutdown()
@@ -199,7 +197,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         options: the server's options.
 
     Returns:
-        the exit code of the process: 0, or 1 if the server cannot start or the JVM has ended.
+        The exit code of the process: 0, or 1 if the server cannot start or the JVM has ended.
     """
     logs.configure(logs.own_standard_output())
     is_provided = False
@@ -231,8 +229,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     _say_hello(config, options, server)
     while not is_provided and is_java_running():
         # A signal may arrive in any thread, but its handler runs in this one, even while this
-        # thread holds
-        # a lock that the handler would wait for. So no lock is used.
+        # thread holds a lock that the handler would wait for. So no lock is used.
         time.sleep(_LOOK_SECONDS)
     code = 0
     if not is_provided:
@@ -249,8 +246,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     _log.info("stopped")
     if not done:
         # A thread hangs in a call to the JVM that does not return. Its changes are not published,
-        # and the
-        # interpreter would wait for it forever.
+        # and the interpreter would wait for it forever.
         sys.stdout.flush()
         os._exit(code)
     return code

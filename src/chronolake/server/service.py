@@ -48,8 +48,7 @@ class Configuration:
         """Read the values that are sent with every request.
 
         A missing or empty value means the default. Keys that are not in the form are ignored,
-        because a
-        saved form may be older or newer than this server.
+        because a saved form may be older or newer than this server.
         """
         # A protobuf map inserts a missing key on access with [], so its presence is checked first.
         prefix = values[SCHEMA_PREFIX] if SCHEMA_PREFIX in values else ""  # noqa: SIM401

@@ -81,8 +81,7 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
     Raises:
         UnknownColumnError: a column does not exist in the table.
         BatchError: the table is not in history mode, the request lacks one of the history columns
-            or
-            lists a column twice, or its key is not the table's.
+            or lists a column twice, or its key is not the table's.
     """
     if description.mode is not Mode.HISTORY:
         raise BatchError(
