@@ -150,7 +150,7 @@ def _moved(folder: ObjectFolder, staged: Path, batch: str, name: str) -> Path:
 
 
 def _after(number: int) -> int:
-    """Return the number of the next file: later than the last, whatever the clock says."""
+    """Return the number of the next file: later than the last, independent of the clock."""
     return max(number + 1, time.time_ns() // 1_000_000)
 
 

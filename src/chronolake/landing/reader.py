@@ -408,7 +408,7 @@ def _one_seen(
     is_there: bool | None,  # noqa: FBT001
     bounds: tuple[int, int] | None,
 ) -> Seen | None:
-    """Return the kind of the values of a form, or None if there are none."""
+    """Return the kind of the values of a form, or None without values."""
     if form is Form.INTEGER:
         return None if bounds is None else of_integers(*bounds)
     return _SIMPLE[form] if is_there else None
