@@ -214,8 +214,8 @@ def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterato
     Args:
         files: all files.
         step_bytes: target size of a step, in bytes.
-        again: number of files at the beginning that are applied again; they are in one step, so that
-            readers see only the state after the last of them.
+        again: number of files at the beginning that are applied again, in one step: so readers see
+            only the state after the last of them.
     """
     step, size = list(files[:again]), sum(file.size for file in files[:again])
     for file in files[again:]:
