@@ -71,7 +71,7 @@ def mode(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Switch a table's mode and keep its data, in one atomic commit.
+    """Switch a table's mode atomically, and keep its data.
 
     To history: all records are active from the table's last sync on; rows that are marked as
     deleted become versions that ended at the earliest time. From history: only the newest versions

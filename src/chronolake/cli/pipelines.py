@@ -343,7 +343,7 @@ def rebuild(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Rebuild a table from all files in its raw lake, and replace it in one atomic commit.
+    """Rebuild a table from all files in its raw lake, and replace it atomically.
 
     Readers see the old table until then. The new table has the same offset.
     """

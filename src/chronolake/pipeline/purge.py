@@ -42,7 +42,7 @@ def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) 
         purges = purges_in(landed.spark, landed.files)
         changed += erase(purges, files, stream.folder, guard=filling.lease.expect_held)
     if table is not None:
-        # A crash may have left the table without its tombstones.
+        # A crash may have left an empty table without its branch of tombstones.
         ensure_hidden(table)
         purges = _identified(purges_of(landed.spark, table), landed)
         changed += erase(purges, landed.files, stream.folder, guard=filling.lease.expect_held)

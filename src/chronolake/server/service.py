@@ -197,7 +197,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     def AlterTable(  # noqa: N802
         self, request: destination_sdk_pb2.AlterTableRequest, call: Call
     ) -> destination_sdk_pb2.AlterTableResponse:
-        """Alter a table to the request's columns, in one commit or not at all."""
+        """Alter a table to the request's columns, atomically."""
         name = call.table = messages.table_name(
             request.schema_name, request.table.name, prefix=_prefix(request)
         )
