@@ -6,10 +6,13 @@ import importlib.resources
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import chronolake
+from chronolake import inspect
+from chronolake.source import protocol
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +35,60 @@ def test_the_exported_names_are_these() -> None:
     ]
 
 
-def test_every_exported_name_can_be_imported() -> None:
-    for name in chronolake.__all__:
-        assert getattr(chronolake, name) is not None
+def test_the_names_for_reading_without_spark_are_these() -> None:
+    assert sorted(inspect.__all__) == [
+        "Change",
+        "Ending",
+        "MonthlyUsage",
+        "TableSummary",
+        "Timeline",
+        "Version",
+        "check",
+        "history",
+        "look_up",
+        "missing",
+        "names",
+        "tables",
+        "usage",
+    ]
+
+
+def test_the_names_for_authors_of_sources_are_these() -> None:
+    assert sorted(protocol.__all__) == [
+        "COMPARED",
+        "CaptureMethod",
+        "CaughtUp",
+        "ChangeBatch",
+        "ChangeSource",
+        "CheckResult",
+        "CheckedSource",
+        "DescribedSource",
+        "DescribedStream",
+        "Lag",
+        "LaggingSource",
+        "Level",
+        "Offset",
+        "ReadProgress",
+        "Reconciliation",
+        "Snapshot",
+        "Source",
+        "StreamCapabilities",
+        "StreamDescriptor",
+        "StreamFailure",
+        "TokenHoldingSource",
+        "TokenStore",
+        "fingerprint_folder",
+        "raw_folder",
+        "spool_folder",
+    ]
+    assert callable(protocol.ChangeSource.read)
+    assert callable(protocol.ChangeSource.acknowledge)
+
+
+@pytest.mark.parametrize("module", [chronolake, inspect, protocol], ids=lambda one: one.__name__)
+def test_every_exported_name_can_be_imported(module: ModuleType) -> None:
+    for name in module.__all__:
+        assert getattr(module, name) is not None
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

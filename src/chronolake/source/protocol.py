@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from chronolake.landing import ObjectFolder
+from chronolake.limits import StreamCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,8 +19,35 @@ if TYPE_CHECKING:
     from chronolake.arrow_tasks import ArrowRows
     from chronolake.config import Project
     from chronolake.lake import Lake
-    from chronolake.limits import StreamCapabilities
     from chronolake.types import Column
+
+__all__ = [
+    "COMPARED",
+    "CaptureMethod",
+    "CaughtUp",
+    "ChangeBatch",
+    "ChangeSource",
+    "CheckResult",
+    "CheckedSource",
+    "DescribedSource",
+    "DescribedStream",
+    "Lag",
+    "LaggingSource",
+    "Level",
+    "Offset",
+    "ReadProgress",
+    "Reconciliation",
+    "Snapshot",
+    "Source",
+    "StreamCapabilities",
+    "StreamDescriptor",
+    "StreamFailure",
+    "TokenHoldingSource",
+    "TokenStore",
+    "fingerprint_folder",
+    "raw_folder",
+    "spool_folder",
+]
 
 #: A stream's offset in its source, in the source's own terms. JSON can represent it.
 Offset = Mapping[str, Any]
