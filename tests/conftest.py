@@ -12,7 +12,7 @@ from chronolake.lake import Lake
 from lakes import lake_config
 from seeds import SEED
 
-# How long an example takes says more about the machine than about the code.
+# The duration of an example depends more on the machine than on the code.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples every time; `make test-all` looks for others.
 settings.register_profile("seeded", settings.get_profile("random"), derandomize=True)

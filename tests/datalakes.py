@@ -76,7 +76,7 @@ def _by_ending(column: str, columns: dict[str, None]) -> pa.DataType:
 
 
 def file_row(row: LandedRow, **fields: Any) -> dict[str, Any]:
-    """A row of a file: what the model's row says."""
+    """Return a row of a file, with the values of the model's row."""
     found = {
         "Id": row.key,
         "source__modified": row.modified,

@@ -24,9 +24,9 @@ class LandedRow:
     deleted: int | None = None
     purged: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
-    #: False: the row only says that the record was deleted, or purged.
+    #: False: the row only reports that the record was deleted, or purged.
     tells: bool = True
-    #: Fields of which the row says nothing: they are as they were told last.
+    #: Fields that the row omits: they keep their last reported values.
     omitted: frozenset[str] = frozenset()
 
 
@@ -40,12 +40,12 @@ class Version:
     active: bool
     modified: int
     fields: dict[str, Any]
-    #: False: only purges say that there was such a version; nothing is known of its fields.
+    #: False: only purges show that there was such a version; its fields are unknown.
     has_data: bool = True
 
 
 def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -> list[Version]:
-    """All versions of all records, by key and start; a purge may erase what they say."""
+    """Return all versions of all records, by key and start; a purge may erase their fields."""
     records: dict[Any, dict[int, list[LandedRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         records[row.key][row.modified].append(row)
@@ -108,7 +108,7 @@ def _rank(row: LandedRow) -> tuple[int, str]:
 def _with_untold(
     row: LandedRow, by_time: dict[int, list[LandedRow]], *, purged: int
 ) -> dict[str, Any]:
-    """All fields of a row: what it does not tell is what was told last before it, if that stays."""
+    """Return all fields of a row; omitted ones have the last value before it that is not purged."""
     fields = dict(row.fields)
     for name in row.omitted:
         earlier = [

@@ -125,7 +125,7 @@ class Life:
     # ------------------------------------------------------------------ re-syncs
 
     def resync(self, brought: Sequence[Mapping[str, Any]], at: int, gone: str) -> None:
-        """The source's present rows; without a start, values tell what changed."""
+        """Apply the source's present rows; for rows without a start, values decide what changed."""
         for row in brought:
             found = [each for each in self.rows if each["id"] == row["id"]]
             active = next((each for each in found if each[ACTIVE]), None)

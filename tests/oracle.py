@@ -187,9 +187,9 @@ class HistoryTable:
 
 
 def is_close(rows: Rows, key: Sequence[str]) -> bool:
-    """Whether some version was deleted less than a millisecond before its key came back.
+    """Return whether a version was deleted less than a millisecond before its key came back.
 
-    Then a version ends at its delete, as the file says, and not a millisecond before the next.
+    Such a version ends at its delete, as in the file, and not a millisecond before the next one.
     """
     versions = sorted(
         (tuple(repr(row[name]) for name in key), row[START], row[END]) for row in rows

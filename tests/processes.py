@@ -13,12 +13,12 @@ COMMAND: Final = "from chronolake.cli import main; main()"
 
 
 def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
-    """Run a Python program; gives its exit code and what it told.
+    """Run a Python program; return its exit code and its output.
 
     Args:
         program: its text.
         words: its arguments.
-        failpoint: such as `staged.appended=kill`; none if it is empty.
+        failpoint: such as `staged.appended=kill`; no failpoint if it is empty.
     """
     done = subprocess.run(
         [sys.executable, "-c", program, *words],

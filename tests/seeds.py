@@ -1,7 +1,7 @@
 """Seeds of the tests that draw a world of their own with `random.Random`.
 
-Those that CI runs are written beside their tests. The long ones are drawn: every `make test-all`
-looks at other worlds, and tells the number that draws the same ones again.
+Tests that CI runs have fixed seeds. The long ones draw theirs: every `make test-all` tests other
+worlds, and prints the number that draws the same ones again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SEED: Final = os.environ.get("CHRONOLAKE_SEED", "0")
 
 
 def drawn(test: str, number: int) -> list[int]:
-    """So many seeds for a test, the same in all processes that share the tests."""
+    """Return `number` seeds for a test, equal in all processes that share the tests."""
     return random.Random(f"{test} {SEED}").sample(range(100, 1_000_000), number)
 
 

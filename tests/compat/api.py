@@ -1,9 +1,9 @@
-"""A web API for tests: on loopback, told what to hold, what to refuse and where to break.
+"""A web API for tests, on loopback: its routes configure its data, refusals and faults.
 
 An API is a list of routes. A route has a path (`/parents/{parent}/children`), `rows` or a fixed
-`answer`, and may filter, page, ask for a login and fail. What was asked is written down, so that
-two readers can be compared by it. Nothing it does depends on the time of day, or on the order in
-which two different requests arrive: a fault counts each distinct request by itself.
+`answer`, and may filter, page, ask for a login and fail. Requests are recorded, so that two readers
+can be compared by them. Nothing depends on the time of day, or on the order in which two different
+requests arrive: a fault counts each distinct request by itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Request:
         return f"{self.method} {self.path}{'?' + query if query else ''}"
 
     def value(self, name: str) -> Any:
-        """A parameter, wherever it stands: query, header, form or (nested, by dots) JSON."""
+        """Return a parameter from the query, header, form or (nested, by dots) JSON body."""
         for key, value in (*self.query, *self.headers):
             if key == name:
                 return value
@@ -309,7 +309,7 @@ def chosen(
 def paged(
     pages: dict[str, Any] | None, rows: list[dict[str, Any]], request: Request, address: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, str]]:
-    """One page of the rows, what the body says beside it, and the headers."""
+    """Return one page of the rows, the body's other keys, and the headers."""
     if pages is None:
         return rows, {}, {}
     by = pages["by"]

@@ -1,6 +1,6 @@
 """A case: a manifest, an API to read with it, and what that shows about the reference.
 
-Cases stand in `cases/*.yaml`, a list under `cases:` in each file. A case has
+Cases are stored in `cases/*.yaml`, a list under `cases:` in each file. A case has
 
 - `name`, `shows` (the behaviour, in a sentence) and `uses` (the components and features it covers),
 - `manifest`, `stream` (the one that is read; else the first) and `config` (which gets `api`, the
@@ -16,7 +16,7 @@ Cases stand in `cases/*.yaml`, a list under `cases:` in each file. A case has
 - `differs` in a sync: the `difference` between the two readers that it shows, by the name that
   `docs/sources/declarative.md` lists it under, the `reason` for it, and what to `expect` of ours.
 
-What each manifest must say and no case is about (version, check, empty schemas) is put in here.
+Keys that each manifest needs and no case is about (version, check, empty schemas) are added here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Case:
 
 
 def whole(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with what each one must have, where it does not say it itself."""
+    """Return a manifest with the required keys that it leaves out."""
     filled: dict[str, Any] = _whole_streams(deepcopy(dict(manifest)))
     names = [stream["name"] for stream in filled.get("streams", []) if "name" in stream]
     filled.setdefault("version", "7.39.1")

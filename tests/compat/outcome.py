@@ -65,9 +65,9 @@ def _same_waits(there: list[float], here: list[float]) -> bool:
 def differences(
     reference: Outcome, ours: Outcome, compare: Mapping[str, Any], apart: Iterable[str] = ()
 ) -> list[str]:
-    """In words, what ours has otherwise than the reference; nothing when they are equal.
+    """Describe how our outcome differs from the reference's; empty if they are equal.
 
-    `compare` says what is compared loosely or not at all, `apart` what differs on purpose.
+    `compare` lists what is compared loosely or not at all, `apart` what differs on purpose.
     """
     left_out = {*apart, *(part for part, how in compare.items() if how is False)}
     found: list[str] = []
@@ -90,9 +90,9 @@ def differences(
 
 
 def unmet(outcome: Outcome, expect: Mapping[str, Any], *, words: bool = True) -> list[str]:
-    """In words, what an outcome has otherwise than a case expects.
+    """Describe how an outcome differs from what a case expects.
 
-    With `words`, a failure's message is looked at too; two readers need not say it alike.
+    With `words`, a failure's message is compared, too; two readers may word it differently.
     """
     found: list[str] = []
     for part, wanted in expect.items():

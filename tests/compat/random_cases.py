@@ -16,7 +16,7 @@ from api import Request
 from case import whole
 from hypothesis import strategies as st
 
-UTC = dt.timezone.utc  # noqa: UP017 - shorter where it stands
+UTC = dt.timezone.utc  # noqa: UP017 - shorter where it is used
 BASE = dt.datetime(2024, 1, 1, tzinfo=UTC)
 PARTITIONS = ("a", "b", "c")
 SIZE = 2
@@ -180,7 +180,7 @@ def paginators() -> st.SearchStrategy[tuple[dict[str, Any] | None, dict[str, Any
 
 
 def router(kind: str, requester: dict[str, Any], cursor: dict[str, Any]) -> dict[str, Any]:
-    """What tells the partitions: a list, parents, or parents that are read incrementally."""
+    """Return a partition router: a list, parents, or parents that are read incrementally."""
     if kind == "list":
         return {
             "type": "ListPartitionRouter",

@@ -175,7 +175,7 @@ def answered(line: bytes) -> bytes:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        # The reference prints messages as it goes; they are no part of the answer.
+        # The reference prints messages while it reads; they do not belong to the result.
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 1)
         try:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import jwt
 from api import Api, Request
 
-#: Headers that say how a client talks, not what it asks for.
+#: Headers that describe the client, not the request.
 TRANSPORT = {"host", "connection", "user-agent", "accept-encoding", "content-length", "accept"}
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
@@ -102,7 +102,7 @@ class _Server(ThreadingHTTPServer):
     api: Api
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no error of the API's."""
+        """Ignore a client that closed the connection: that is not an error of the API."""
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def serving() -> Iterator[Server]:
 
 
 class Server:
-    """The running server, programmed anew for each reading."""
+    """The running server, programmed again for each read."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server

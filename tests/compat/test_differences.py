@@ -27,7 +27,7 @@ def listed() -> dict[str, list[str]]:
 
 @cache
 def shown() -> dict[str, set[str]]:
-    """The differences that cases and tests show, with the files that they stand in."""
+    """Return the differences that cases and tests show, with the files that contain them."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in FOLDER.glob("*.yaml"):
         for case in cases_in(path):

@@ -1,4 +1,4 @@
-"""An API of our own on a real port: it answers as it is told to and keeps what it was asked."""
+"""A test API on a real port: it returns the configured replies and records the requests."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the API says: bytes as they are, anything else as JSON.
+    """A reply of the API: bytes are sent unchanged, anything else as JSON.
 
-    `slow` waits before the answer; `cut` closes the connection after so many bytes of the body.
+    `slow` waits before the reply; `cut` closes the connection after that many bytes of the body.
     """
 
     body: Any = field(default_factory=dict)

@@ -45,7 +45,7 @@ def _peak() -> int:
 def measured(case: Case) -> dict[str, Any]:
     run = case()
     gc.collect()
-    # The kernel forgets the peak, and counts anew from what is in use.
+    # This resets the kernel's peak to the memory that is in use.
     Path("/proc/self/clear_refs").write_text("5")
     before = _peak()
     try:
@@ -95,7 +95,7 @@ def _members(count: int) -> bytes:
     start = body.index(b"PK\x01\x02")
     end = body.index(b"PK\x05\x06")
     entries = body[start:end] * count
-    # The 64-bit form of the archive's end, which may tell more than 65,535 members.
+    # The 64-bit end of the archive, whose count of members may exceed 65,535.
     reported = struct.pack(
         "<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, len(entries), start
     )

@@ -158,7 +158,7 @@ def test_a_report_that_failed_rests_as_long_as_the_manifest_wants(desk: Desk) ->
 
     wait = "{{ config['minutes'] * 60 }}"
     assert _ids(desk.read(failed_retry_wait_time_in_seconds=wait)) == [1]
-    # An order that was refused is no report that failed.
+    # A refused order does not count as a failed report.
     assert desk.clock.waits == [5, 60]
 
 

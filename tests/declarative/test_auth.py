@@ -220,7 +220,7 @@ def session(api: Api, **fields: Any) -> dict[str, Any]:
 
 
 def counting(form: str = "token-{}", **more: Any) -> Any:
-    """Gives a new token each time, and says how often."""
+    """Return a reply that contains a new token for each request."""
     numbers = iter(range(1, 1000))
 
     def answer(asked: Asked) -> Reply:

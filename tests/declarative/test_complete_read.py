@@ -1,4 +1,4 @@
-"""Whether a stream is read up to the present: only then a complete read tells what was deleted."""
+"""Only a complete read finds deletes: a stream has to be read up to the present."""
 
 from __future__ import annotations
 

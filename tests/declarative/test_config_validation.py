@@ -1,4 +1,4 @@
-"""A configuration is made ready by the manifest's rules, and told what it lacks; secrets hide."""
+"""A configuration is completed by the manifest's rules; errors name missing keys, never secrets."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _zip(decoder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _packed(content: bytes) -> bytes:
-    # Without the time: examples are told apart by their bytes, in every process the same ones.
+    # No time: examples are identified by their bytes, which must be equal in every process.
     return gzip.compress(content, mtime=0)
 
 

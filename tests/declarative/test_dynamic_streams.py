@@ -134,7 +134,7 @@ def test_streams_of_the_api(server: Server) -> None:
                 "Http",
                 _NAMED,
                 _sets(_PATH, "/tables/{{ components_values['id'] }}"),
-                # What the API tells is no YAML, and makes nothing that was not there.
+                # Values from the API are not parsed as YAML, and add no structure.
                 _sets(["primary_key"], "{{ 'a: b' }}", create_or_update=True),
                 retriever=_retriever("/tables"),
             )

@@ -1,4 +1,4 @@
-"""What an API answers, or a manifest says, does not fill the machine: limits come before values."""
+"""Responses and manifests cannot exhaust the memory: limits are checked before values are made."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ _PARTS = ["1", "'a'", '"b"', ",", ":", "[", "]", "(", ")", "{", "}", " ", "\n", 
 
 
 def _both(text: str) -> tuple[Any, Any]:
-    """What Python's parser makes of a text, and what ours does; "nothing" if it is no literal."""
+    """Parse a text with Python and with our parser; "nothing" means that it is not a literal."""
     found = []
     for read in (templates.ast.literal_eval, lambda one: templates.LongText(one).value()):
         try:

@@ -1,4 +1,4 @@
-"""Requests get there, or tell why not, and what must not leave stays."""
+"""Requests reach the API or fail with the reason, and no secret leaves in them."""
 
 from __future__ import annotations
 

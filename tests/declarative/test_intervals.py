@@ -138,14 +138,14 @@ def test_what_is_missing_and_what_is_read_are_all_there_is(
     left = cutting.missing([wanted], intervals)
 
     def moments(begin: datetime, end: datetime) -> set[datetime]:
-        # Half seconds tell open bounds from closed ones.
+        # Half seconds distinguish open bounds from closed ones.
         steps = int((end - begin) / (_SECOND / 2))
         return {begin + number * _SECOND / 2 for number in range(steps + 1)}
 
     covered = set().union(
         *(moments(interval.start, interval.end) for interval in (*left, *intervals))
     )
-    # Between neighbours lies less than the API can tell apart.
+    # The gap between neighbors is smaller than the API's granularity.
     joined = cutting.merged([*intervals, *(Interval(one.start, one.end) for one in left)])
     covered |= set().union(*(moments(one.start, one.end) for one in joined))
     if wanted.start < wanted.end or grain:

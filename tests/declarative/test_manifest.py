@@ -204,7 +204,7 @@ def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> No
         (13, "streams[1].incremental_sync.$ref"): ("two", nothing.format("nil")),
         (15, "streams[2]"): (None, nothing.format("nobody")),
         (24, "check.stream_names"): (None, nothing.format("names")),
-        # What does not follow from them is told as well.
+        # Problems that do not follow from them are reported, too.
         (10, "streams[0].retriever.record_selector.extractor.field_path"): (
             "one",
             "it is missing",
@@ -376,7 +376,7 @@ def test_of_real_manifests_python_code_and_contradictions_cannot_be_read() -> No
     }
     reported = "the page token and the page size are put in one place (request_parameter offset)"
     assert others == {("postmarkapp", reported)}
-    # What these manifests look up in vain, or say without effect, keeps no stream from being read.
+    # References that are not found, and keys without effect, do not prevent reading.
     warned = {one.file.stem for one in found for problem in one.problems if problem.is_warning}
     assert warned == {"opsgenie", "ding-connect", "finnworlds", "simplecast"}
     assert sum(len(one.streams) for one in found) >= 845

@@ -142,7 +142,7 @@ _VALUES = st.recursive(
 
 
 def _pruned(value: Any) -> Any:
-    """A value without what says nothing: nulls in objects, and objects of nothing else."""
+    """Remove what has no information: nulls in objects, and objects that contain nothing else."""
     if not isinstance(value, dict):
         return value
     found = {name: _pruned(one) for name, one in value.items()}
@@ -164,7 +164,7 @@ def _joined(column: str, schema: Any, cells: dict[str, Any]) -> Any:
 
 @given(st.dictionaries(st.sampled_from("pq"), _SCHEMAS), st.data())
 def test_no_value_is_lost(properties: dict[str, Any], data: st.DataObject) -> None:
-    """A record can be told from its columns, but for empty objects."""
+    """A record can be restored from its columns, except for empty objects."""
     record = {name: data.draw(_VALUES) for name in properties}
     nesting = Nesting("orders", {"properties": properties}, ())
     (cells,) = nesting.spread([record])

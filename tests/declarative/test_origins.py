@@ -333,7 +333,7 @@ def test_a_stream_whose_server_the_api_names_gets_no_credentials() -> None:
         with http_client() as client:
             found = api_of(manifest, {"secret": SECRET}, Network(client))
             result = read(found.manifest.stream("items"), found, None)
-            # Nor does what the API tells become a template, which could put a secret anywhere.
+            # A value from the API must not become a template either: it could send secrets.
             api.on("/streams", Reply({"data": [{"name": "x", "url": f"{other.url}/{TOKEN}/"}]}))
             with pytest.raises(SourceError, match="template"):
                 api_of(manifest, {"secret": SECRET}, Network(client))

@@ -113,7 +113,7 @@ def test_the_first_request_has_a_token_only_if_the_manifest_says_so(
         (_pagenumbers(), 1, None, 1),
         (_pagenumbers(), 0, None, None),
         (_pagenumbers(page_size=0), 1, None, 1),
-        # A token that is false is none.
+        # A token that is false ends the pagination.
         (_pagenumbers(start_from_page=-1), 6, None, None),
         (_pagenumbers(start_from_page=-2), 6, None, -1),
         (_offsets(page_size=3), 3, None, 3),

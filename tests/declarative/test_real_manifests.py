@@ -1,8 +1,8 @@
 """Real manifests are read from APIs that are made of their own words.
 
-The API of a manifest (`mockapi`) knows its YAML and nothing of our reader: where records lie, how
-pages follow each other, which credentials and parameters a request has. What the reader makes of it
-is compared with what was sent.
+The API of a manifest (`mockapi`) knows its YAML and nothing of our reader: where the records are,
+how pages follow each other, which credentials and parameters a request has. The reader's result is
+compared with what was sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ are_here = pytest.mark.skipif(
 
 
 def _all() -> list[Any]:
-    """All of them; those that are no sample belong to the long tests."""
+    """Return the names of all manifests; those outside the sample belong to the long tests."""
     return [
         name if name in _SAMPLE else pytest.param(name, marks=pytest.mark.long) for name in names()
     ]

@@ -138,7 +138,7 @@ _JSON = st.recursive(
 
 @given(st.lists(_JSON, min_size=1, max_size=6))
 def test_no_value_is_lost(values: list[Any]) -> None:
-    """Whatever a column becomes, each value can be told from it."""
+    """Each value can be restored from its column, whatever the column's type is."""
     kind = type_of(values)
     if kind is None:
         assert all(value is None for value in values)

@@ -28,14 +28,14 @@ _NONE, _FAILS = "no records", "fails"
 
 #: What the API answers a slice with, and what that is where records are at a path.
 _BODIES: list[tuple[bytes, str]] = [
-    # It says that there is nothing.
+    # It reports that there are no records.
     (b"", _NONE),
     (b" \n", _NONE),
     (b"null", _NONE),
     (b"{}", _NONE),
     (b"[]", _NONE),
     (b'""', _NONE),
-    # It says something else.
+    # It reports something else.
     (b'{"error": {"code": "busy"}}', _FAILS),
     (b'{"message": "try again"}', _FAILS),
     (b'{"DATA": []}', _FAILS),
@@ -51,7 +51,7 @@ _BODIES: list[tuple[bytes, str]] = [
     (b'{"data": [{"id": 1}', _FAILS),
     (b"\xff\xfe", _FAILS),
 ]
-#: What stands at the path.
+#: Values at the path.
 _VALUES: list[tuple[bytes, str]] = [
     (b"null", _NONE),
     (b"[]", _NONE),
@@ -244,7 +244,7 @@ _BUSY = "{{ 'error' in response }}"
         ([{"predicate": _BUSY, "action": "SUCCESS"}], _NONE),
         ([{"error_message_contains": "busy", "action": "IGNORE"}], _NONE),
         ([{"http_codes": [200], "action": "IGNORE"}], _NONE),
-        # That 200 is a success says nothing of what is in it.
+        # A 200 that counts as a success does not describe the body.
         ([{"http_codes": [200], "action": "SUCCESS"}], _FAILS),
         ([{"predicate": _BUSY, "action": "FAIL"}], _FAILS),
         (
@@ -253,7 +253,7 @@ _BUSY = "{{ 'error' in response }}"
         ),
         ([{}, {"predicate": _BUSY, "action": "RETRY"}], _FAILS),
         ([{}, {}, {"predicate": _BUSY, "action": "IGNORE"}], _NONE),
-        # A later handler that has nothing to say does not undo what an earlier one says.
+        # A later handler without a matching filter does not undo an earlier one's decision.
         ([{"predicate": _BUSY, "action": "FAIL"}, {}], _FAILS),
         ([{"predicate": _BUSY, "action": "RATE_LIMITED"}, {"http_codes": [403]}], _FAILS),
     ],

@@ -1,4 +1,4 @@
-"""Schemas that the API tells: which fields there are, and what their types are."""
+"""Schemas that are loaded from the API: which fields there are, and their types."""
 
 from __future__ import annotations
 

@@ -392,8 +392,8 @@ def test_the_log_says_once_that_records_are_beyond_their_slice() -> None:
     ]
 
 
-#: Formats, the least unit that each tells, and how an API understands what is written in it. The
-#: last is independent of the code under test.
+#: Formats, the smallest unit of each, and how an API parses a time in it. The last is independent
+#: of the code under test.
 def _iso(text: str) -> datetime:
     at = datetime.fromisoformat(text)
     return at if at.tzinfo else at.replace(tzinfo=UTC)
@@ -441,7 +441,7 @@ _RECORD_AT = datetime(2024, 3, 5, 20, 10, 30, 123456, UTC)
 
 
 def written(at: datetime, code: str, offset: timezone) -> str | None:
-    """Write a record's time as an API does that understands a format as `FORMATS` says."""
+    """Format a record's time as an API does that reads the format as `FORMATS` describes."""
     if (digits := re.search(r"[+-]\d\d:?\d\d$", code)) is not None:
         offset = datetime.strptime(digits[0], "%z").tzinfo  # type: ignore[assignment]
     elif "%z" not in code:

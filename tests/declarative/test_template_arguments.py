@@ -91,7 +91,7 @@ def test_templates_print_what_they_are_given_and_change_what_is_their_own() -> N
 
 
 def _line_of(ask: Any) -> str:
-    """What a request says in its first line, as a server reads it."""
+    """Return the first line of a request as a server receives it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         lines: list[str] = []
 

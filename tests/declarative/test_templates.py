@@ -1,4 +1,4 @@
-"""Templates: expectations stand in `reference_templates`, taken from airbyte-cdk 7.39.1."""
+"""Templates: the expectations in `reference_templates` are taken from airbyte-cdk 7.39.1."""
 
 from __future__ import annotations
 
@@ -436,7 +436,7 @@ LOOKUPS = [
 def test_a_text_that_is_looked_up_is_sent_as_it_is(text, template):
     made = evaluated(template, {"record": {"a": text}})
 
-    # Null is printed as None, and nothing tells the two apart.
+    # Null is printed as None: the two cannot be distinguished.
     assert str(made) in {text, text.strip()} or not text
 
 

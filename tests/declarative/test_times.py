@@ -26,7 +26,7 @@ IN_INDIA = MOMENT.replace(tzinfo=INDIA)
 BEFORE_1970 = datetime(1969, 12, 31, 23, 59, 59, 500000, UTC)
 MIDNIGHT = datetime(2024, 1, 1, tzinfo=UTC)
 
-#: What says the whole moment, to the microsecond.
+#: Formats that contain the whole time, to the microsecond.
 EXACT = [
     "%epoch_microseconds",
     "%Y-%m-%dT%H:%M:%S.%fZ",

@@ -230,7 +230,7 @@ def ignoring(*codes: int) -> dict[str, Any]:
 def test_what_answers_say_never_gives_calls_back_within_a_window(
     api: Api, client: httpx.Client
 ) -> None:
-    """A slow answer tells how many were left long ago."""
+    """A slow response's remaining quota may be out of date, and does not raise the count."""
     heard = quota(remaining_header="X-Left")
     api.on("/quotas", told(2))
     api.on("/items", Reply([], headers={"X-Left": "80"}))
@@ -328,7 +328,7 @@ def test_status_that_tells_nothing_ends_the_reading(
 
 
 def test_no_message_shows_any_of_the_tokens(api: Api, client: httpx.Client) -> None:
-    """Each is hidden in what the API says, whichever the request went by."""
+    """Each token is hidden in the API's messages, whichever of them the request used."""
     other = "another-that-nobody-may-see"
     api.on("/quotas", told(50))
     api.on("/items", Reply({"said": f"neither {HIDDEN} nor {other}"}, status=400))

@@ -1,4 +1,4 @@
-"""Usage that tables tell, and what is no usage: without Spark."""
+"""Usage that is stored in tables, and records that are not valid usage: without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How stored rows are read: what statistics exclude is not touched, what is damaged is told."""
+"""Scans of stored rows: files that statistics exclude are not read, damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health and inside of tables: what their metadata tells."""
+"""Health and structure of tables, from their metadata."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_snapshot_tells_what_it_published(lake: Lake, written: TableName) -
         for snapshot in found.snapshots
     ]
     assert reported[0] == ("delete", True, "b4", None, 0, 1)
-    # A compaction is no batch's, and changes no rows.
+    # A compaction does not belong to a batch, and changes no rows.
     assert ("replace", True, None, None, 0, 0) in reported
     assert reported[2:5] == [
         ("append", True, "b2", "w2", 4, 0),

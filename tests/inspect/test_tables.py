@@ -1,4 +1,4 @@
-"""`chronolake tables`: what a lake's metadata tells."""
+"""`chronolake tables`: the output, from a lake's metadata."""
 
 from __future__ import annotations
 

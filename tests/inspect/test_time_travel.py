@@ -208,7 +208,7 @@ def test_rows_at_a_time_are_those_that_spark_reads(pasts: dict[str, Made], table
 
 
 def _sorted(rows: list[dict[str, Cell]]) -> list[str]:
-    # As text: NaN and both zeros are told apart, and nothing is compared with null.
+    # As text: that distinguishes NaN and both zeros, and compares nothing with null.
     return sorted(repr(sorted(row.items())) for row in rows)
 
 

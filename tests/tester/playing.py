@@ -50,7 +50,7 @@ def played(scenarios, tmp_path, destination=None, **options):
 
 
 def assert_contents_agree(outcome):
-    """The DuckDB tables hold the rows that the model says, but for what the guides leave open."""
+    """Assert that the DuckDB tables hold the model's rows, but for what the guides leave open."""
     for schema, tables in outcome.model.items():
         for name, table in tables.items():
             kinds = {c: Kind(text.partition("(")[0]) for c, text in table["columns"].items()}

@@ -24,7 +24,7 @@ _CELL = re.compile(r'("(?:[^"]|"")*"|[^,\n]*)([,\n])')
 
 
 def cells(text):
-    """The rows of a CSV as dicts of cells just as they stand there, quotes included."""
+    """Return the rows of a CSV as dicts of unparsed cells, quotes included."""
     lines, line = [], []
     for match in _CELL.finditer(text):
         line.append(match[1])

@@ -1,4 +1,4 @@
-"""What is too long, too wide, damaged or without a key is told, and takes no more than it may."""
+"""Values that are too long, too wide, damaged or without a key: reported, in bounded memory."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_memory_is_bounded_by_what_versions_hold(
     _wide(make, 120, 99)
     path = "s.t&key.id=1"
     page = asked.get(f"/record?table={path}").text
-    # Of so many columns, fewer versions stand on a page.
+    # With this many columns, a page shows fewer versions.
     assert len(re.findall(r"data-version=", page)) == 20
     assert "Page 1 of 6" in page
     drawn = asked.get(f"/part/timeline?table={path}").json()

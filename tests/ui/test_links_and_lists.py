@@ -1,4 +1,4 @@
-"""What URLs say, how lists are sorted and paged, and how values are shown."""
+"""URLs of the web UI, sorting and paging of lists, and the display of values."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> Non
 def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
     now = time.monotonic()
     name = TableName("s", "t")
-    # A REST catalog says where a table's metadata is when the table is loaded, and not before.
+    # A REST catalog returns a table's metadata location only when the table is loaded.
     assert Seen(name, None, read_at=now - 5).is_still_true(None)
     assert not Seen(name, None, read_at=now - 15).is_still_true(None)
     assert Seen(name, "a", read_at=now - 15).is_still_true("a")
@@ -175,7 +175,7 @@ def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> 
     assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == (
         "files in order never verified"
     )
-    # A store that cannot be read does not tell that nothing was verified.
+    # A store that cannot be read does not mean that nothing was verified.
     assert health_of(Health(1, 1, 0.0, None, 1), None) == (
         "files in order 1 small file verification not known"
     )
@@ -196,7 +196,7 @@ def test_badges_can_be_read_in_light_and_dark(badge: str) -> None:
     for one, other in zip(soft, strong, strict=True):
         dark, light = sorted([luminance(one), luminance(other)])
         assert (light + 0.05) / (dark + 0.05) >= 4.5
-    # Amber says one thing: it needs care.
+    # Amber has one meaning: it needs care.
     assert (rule[2] == "--warn") == (badge == "warn")
 
 

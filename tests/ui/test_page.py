@@ -61,7 +61,7 @@ def visit(browser: Browser, usual: BrowserContext, served: Served) -> Iterator[O
         page.set_default_timeout(20_000)
 
         def told(text: str) -> None:
-            # The browser itself says that a page with an error came with its status.
+            # The browser itself logs the status of a page that failed.
             if not (fails and text.startswith("Failed to load resource")):
                 wrong.append(text)
 
@@ -145,7 +145,7 @@ def test_tables_are_sorted_filtered_and_searched_without_a_reload(visit: Open) -
     expect(heading.get_by_role("link")).to_be_focused()
     page.keyboard.press("Enter")
     expect(heading).to_have_attribute("aria-sort", "ascending")
-    # What cannot be told comes last, whatever the order.
+    # Unknown values are last, whatever the order.
     expect(rows.first).to_contain_text("brand_new")
     assert "sort=versions" in page.url
     assert page.evaluate("window.stayed")
@@ -195,7 +195,7 @@ def told_by_the_program(shop: Shop, capsys: pytest.CaptureFixture[str]) -> Told:
 
 
 def listed(page: Page) -> list[dict[str, Any]]:
-    """The versions that stand in the list."""
+    """Return the versions that the list shows."""
     return page.locator("tr[data-version]").evaluate_all(
         """rows => rows.map(row => {
           const parts = (of, within, told) => Object.fromEntries(
@@ -418,7 +418,7 @@ def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
         for name, (old, new) in columns.items():
             assert old == ("not there" if record.old is None else text_of(record.old[name]))
             assert new == ("not there" if record.new is None else text_of(record.new[name]))
-    # The order of the times does not matter, and the address says both.
+    # The order of the times does not matter, and the URL contains both.
     assert (
         visit(links.past(ORDERS, at=AFTER, than=BEFORE)).locator("[data-past]").inner_text()
         == page.locator("[data-past]").inner_text()

@@ -54,7 +54,7 @@ def test_the_source_s_own_instants_are_times_on_every_page(make: Make, get: Get)
     ended = "2026-01-01T23:59:59.999Z"
     make(ORDERS, texts, [(1, TMAX, FIRST, FIRST, ended, False),
                          (1, SECOND, SECOND, SECOND, TMAX, True)])  # fmt: skip
-    # As a value, the end of time is no open end.
+    # As a value, the end of time is not an open end.
     old = f'<time datetime="{TMAX}">9999-12-31 23:59:59.999</time>'
     new = f'<time datetime="{SECOND}">2026-01-02 00:00:00</time>'
 
@@ -64,7 +64,7 @@ def test_the_source_s_own_instants_are_times_on_every_page(make: Make, get: Get)
     ):
         assert old in piece
         assert new in piece
-        # A text that looks like a time is none.
+        # A text that looks like a time is not shown as one.
         assert f'<time datetime="{FIRST}">' not in piece
     row = get(f"/part/past?table=shop.orders&at={FIRST}").text
     assert f'data-column="seen">{old}</td>' in row

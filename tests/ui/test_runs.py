@@ -57,7 +57,7 @@ def api() -> Iterator[SlowApi]:
 
 @pytest.fixture(scope="module")
 def folder(api: SlowApi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose pipelines have run a few times, in a process that is gone by now."""
+    """Return a project whose pipelines have run a few times, in a process that has ended."""
     made = tmp_path_factory.mktemp("runs")
     program = [sys.executable, str(Path(__file__).with_name("uiruns.py")), str(made), api.api.url]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -21,7 +21,7 @@ from chronolake.config import load
 from chronolake.ui.server import Address, UiOptions, serve
 from processes import COMMAND
 
-#: Tells, when it ends, whether it ever knew Spark.
+#: Prints at its end whether it has imported Spark.
 WITNESS = (
     "import atexit, sys\n"
     "atexit.register(lambda: print('pyspark' in sys.modules, file=sys.stderr))\n" + COMMAND
@@ -207,7 +207,7 @@ def test_the_link_with_the_token_becomes_a_cookie_that_scripts_cannot_read(guard
     kept = answer.headers["set-cookie"]
     assert "HttpOnly" in kept
     assert "SameSite=strict" in kept
-    # What the cookie holds is no link for others.
+    # The cookie's value does not help others: it does not contain the token of links.
     assert str(guarded.token) not in kept
     name, _, value = kept.partition(";")[0].partition("=")
     assert name == cookie(guarded)
@@ -361,7 +361,7 @@ def test_a_name_is_loopback_only_if_its_address_is(
 ) -> None:
     monkeypatch.delenv("CHRONOLAKE_UI_TOKEN", raising=False)
 
-    class Told(Exception):  # noqa: N818 - it is no error
+    class Told(Exception):  # noqa: N818 - it is not an error
         pass
 
     def tell(address: Address) -> None:

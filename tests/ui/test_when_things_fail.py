@@ -1,4 +1,4 @@
-"""What the page tells when the lake, the store or a person's URL is not as it should be."""
+"""What the web UI shows when the lake, the store or a URL is not as it should be."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_stays_in_sight_while_the_store_cannot_be_read(tmp_path: Path, bro
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake with a table that nobody has written usage of, and one with what is no usage."""
+    """Return a lake with a table without recorded usage, and one with invalid usage records."""
     folder = tmp_path_factory.mktemp("lake")
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db")
     catalog.create_namespace("s")
@@ -231,7 +231,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         for one in many:
             one.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deadline = time.monotonic() + 60
-        # Those for whom there is no place to wait are told so at once.
+        # Requests beyond the waiting queue are refused at once.
         while len(reported := select.select(many, [], [], 1)[0]) < 20:
             assert time.monotonic() < deadline
             time.sleep(0.1)

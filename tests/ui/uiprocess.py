@@ -16,7 +16,7 @@ from processes import COMMAND
 
 @dataclass(frozen=True)
 class Shop:
-    """The lake, and what Spark says of its past."""
+    """The lake, and its past as Spark reports it."""
 
     folder: Path
     expected: dict[str, Any]

@@ -119,7 +119,7 @@ def build(folder: Path, url: str) -> None:
         away.with_name("away").rename(away)
         note_verified(lake.config, [verify(lake, TableName("crm", "Account"))])
         with Store.open(lake.config).transaction() as store:
-            # Of a process that is gone, and could say nothing more.
+            # A run of a process that ended without reporting.
             store.exec_driver_sql(
                 "INSERT INTO chronolake_runs (id, pipeline, began, status, holder) VALUES "
                 "('gone', 'crm', '2026-01-05T00:00:00.000Z', 'running', 'elsewhere:1:')"

@@ -94,7 +94,7 @@ def send(
 
 
 def versions(rows: Iterable[Version]) -> list[tuple[Op, dict[str, Any]]]:
-    """Versions of a batch, with the rows that say from when on each record is told."""
+    """Return versions of a batch, with the rows for the earliest start of each record."""
     sent, first = [], {}
     for reported, start, end in rows:
         active = str(end == TMAX_TEXT).lower()
@@ -209,7 +209,7 @@ def build(lake: Lake) -> None:
 
 
 def expected(lake: Lake) -> dict[str, Any]:
-    """What Spark says about the past, as the cells that the page shows."""
+    """Return the past as Spark reports it, as the cells that the page shows."""
 
     def rows(frame: DataFrame) -> list[dict[str, Any]]:
         found = frame.orderBy("id").toArrow()

@@ -14,7 +14,7 @@ FILES = [
     DataFile(f"{number // 3:x}", f"{number:04x}", Path(f"{number}.parquet"), 1)
     for number in range(12)
 ]
-#: What a run applies (so many files after the watermark), and where somebody moves the watermark.
+#: How many files after the watermark a run applies, and where somebody moves the watermark.
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("apply"), st.integers(1, 5)),

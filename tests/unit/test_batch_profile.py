@@ -1,4 +1,4 @@
-"""Bounds of a batch's keys, as they stand in its statements."""
+"""Bounds of a batch's keys, as its statements contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: how it ends, and what it says when something is wrong."""
+"""The command line: exit codes, and messages when something is wrong."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_variables_that_others_read_are_let_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {
-        # The file's own; also where what stands there is not for this lake.
+        # The file's own variables, even if the file's lake does not use them.
         "CHRONOLAKE_MINE": "p", "CHRONOLAKE_CATALOG_SECRET": "p",
         # Those of a service called chronolake.
         "CHRONOLAKE_SERVICE_HOST": "10.0.0.1", "CHRONOLAKE_SERVICE_PORT_GRPC": "50052",

@@ -61,7 +61,7 @@ def test_older_batches_are_not_looked_into(tmp_path: Path) -> None:
         _write(tmp_path, batch, f"data-{name}.parquet")
     old = tmp_path / "parquet/v2/org=X/object=Account/batch=01"
     old.rename(tmp_path / "moved")
-    # What is no folder cannot be listed.
+    # A path that is not a folder cannot be listed.
     old.write_bytes(b"no folder")
     folder = ObjectFolder(tmp_path, "X", "Account")
 

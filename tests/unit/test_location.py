@@ -1,4 +1,4 @@
-"""Locations: one folder under many spellings, and what lies in it."""
+"""Locations: one folder under many spellings, and the folders inside it."""
 
 from __future__ import annotations
 

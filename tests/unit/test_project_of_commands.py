@@ -58,7 +58,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CHRONOLAKE_LAKE", "CHRONOLAKE_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    # Without Java, a command that starts Spark fails and says so.
+    # Without Java, a command that starts Spark fails with a message about it.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
     monkeypatch.setenv("PATH", str(tmp_path / "no-java"))
 

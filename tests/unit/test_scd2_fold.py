@@ -172,7 +172,7 @@ def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
 
 
 def says(model: HistoryTable) -> dict[tuple[Any, int], tuple[Any, Any]]:
-    """What each version says, by key and start."""
+    """Return the values of each version, by key and start."""
     return {(row["k"], row[START]): (row["a"], row["b"]) for row in model.rows()}
 
 

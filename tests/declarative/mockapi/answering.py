@@ -21,7 +21,7 @@ from mockapi.recognizing import (
     chosen,
 )
 
-#: The parameter that tells the pages of links apart.
+#: The parameter that identifies a page in links.
 _LINK = "page_of_the_test"
 
 #: Parents may be read by several streams, each page once by each.
@@ -33,11 +33,11 @@ class Served:
     """A page that was served.
 
     Attributes:
-        offer: whose.
-        paged: what it is a page of.
-        page: which one, the first being 0.
-        records: those in it.
-        bounds: the times that were asked for, where the request says it.
+        offer: the stream's offer that the page belongs to.
+        paged: the sequence of pages that it belongs to.
+        page: the page's number, from 0.
+        records: the page's records.
+        bounds: the requested times, if the request contains them.
     """
 
     offer: Offer
@@ -68,11 +68,11 @@ class _Known:
 
 
 class MockApi(Api):
-    """What a manifest describes: one stream of it at a time.
+    """The API that a manifest describes: one stream of it at a time.
 
     Attributes:
-        served: the pages that were served, in their order.
-        complaints: what requests were not as the manifest says.
+        served: the served pages, in order.
+        complaints: how requests differed from the manifest.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -245,7 +245,7 @@ class MockApi(Api):
             *map(str, bounds),
         )
         if key not in self._known.paged:
-            # What tells partitions only is short, so that there are few of them.
+            # Requests that only select a partition get short pages, so that there are few records.
             number = sum(1 for one in self._known.paged if one[0] == id(offer))
             window = offer.between(bounds)
             (sample,) = offer.records(1, window)

@@ -8,7 +8,7 @@ from typing import Any
 
 #: Everything in a test happens at one time.
 NOW = datetime.now(UTC).replace(microsecond=0)
-#: Since when sources are read, where the configuration says it.
+#: The start date of sources whose configuration has one.
 BEGIN = NOW - timedelta(days=40)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: How many of these are a second.

@@ -44,7 +44,7 @@ def differences(offer: Offer, work: Work, came: list[Any], sent: list[Any]) -> l
 
 
 def _unlike_told(change: Change, offer: Offer, work: Work, one: Any, other: Any) -> list[str]:
-    """Where an added value is not what its template gives, if that tells of the record only."""
+    """Return how added values differ from their templates; templates with the time are skipped."""
     part = dict(work.slice)
     reported = dict.fromkeys(("stream_slice", "stream_partition", "stream_interval"), part)
     variables = {**reported, "record": other, "config": offer.config}

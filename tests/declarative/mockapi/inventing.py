@@ -82,7 +82,7 @@ def _scalar(name: str, kind: str, form: str, number: int) -> Any:
 
 
 def schema_at(schema: Any, path: Sequence[str]) -> Mapping[str, Any]:
-    """What a schema says of a place; empty if it says nothing."""
+    """Return the part of a schema for a place; empty if the schema has none."""
     for key in path:
         properties = schema.get("properties") if isinstance(schema, dict) else None
         schema = (properties or {}).get(key)
@@ -106,7 +106,7 @@ def key_value(name: str, schema: Mapping[str, Any], number: int) -> Any:
 
 
 def put(holder: Any, path: Sequence[Any], value: Any) -> None:
-    """Put a value at a place; what is on its way becomes an object if it is none."""
+    """Put a value at a place; a value on the way to it that is not an object becomes one."""
     for key in path[:-1]:
         if isinstance(holder, list):
             if not holder:
@@ -121,7 +121,7 @@ def put(holder: Any, path: Sequence[Any], value: Any) -> None:
 
 
 def at(holder: Any, path: Sequence[Any]) -> Any:
-    """What stands at a place, or None."""
+    """Return the value at a place, or None."""
     for key in path:
         holder = holder.get(key) if isinstance(holder, dict) else None
     return holder

@@ -36,7 +36,7 @@ class Paged:
     asked: Counter[int] = field(default_factory=Counter)
 
     def page_from(self, offset: int) -> int | None:
-        """The page that begins after so many records."""
+        """Return the number of the page that begins after `offset` records, or None."""
         starts = [sum(self.sizes[:number]) for number in range(len(self.sizes) + 1)]
         return starts.index(offset) if offset in starts else None
 
@@ -86,7 +86,7 @@ class Offer:
         self.full = [*self._keys, *self._read, *self._wanted, *self._dated, *self.turning.fields]
 
     def again(self) -> None:
-        """Begin anew: the first record is the first one again."""
+        """Start again: the first record is the first one again."""
         self._made = 0
 
     # ------------------------------------------------------------------ records
@@ -124,7 +124,7 @@ class Offer:
         return text
 
     def _key_places(self, children: list[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-        """Where values stand that tell records apart."""
+        """Return the places of the values that identify records."""
         keys = [
             [one] if isinstance(one, str) else one
             for one in written.listed(self.stream.get("primary_key"))
@@ -138,7 +138,7 @@ class Offer:
         return list(dict.fromkeys(found))
 
     def _date_places(self) -> dict[tuple[str, ...], str]:
-        """Where the cursor's time stands, and in which format."""
+        """Return the place of the cursor's time, with its format."""
         cursor = self.cursor
         if not cursor or cursor.get("type") != "DatetimeBasedCursor":
             return {}
@@ -165,11 +165,11 @@ class Offer:
     # ------------------------------------------------------------------ windows
 
     def window(self, told: Mapping[str, tuple[str, str]], sent: Mapping[str, Any]) -> Any:
-        """The times that a request asks for; None where it does not say it.
+        """Return the times that a request asks for; None for a bound that it does not contain.
 
         Args:
-            told: what stands in the holes of its templates.
-            sent: what stands in its parameters, headers and body, by the names.
+            told: the values that the request's templates were filled with, by their paths.
+            sent: the request's parameters, headers and body, by their names.
         """
         cursor = self.cursor or {}
         bounds = []
@@ -192,7 +192,7 @@ class Offer:
 
 
 def name_of(option: Mapping[str, Any]) -> str:
-    """Where an option puts its value; empty if there is none."""
+    """Return the name under which an option puts its value; empty if it has none."""
     path = option.get("field_path")
     name = ".".join(path) if path else str(option.get("field_name") or "")
     return name.lower() if option.get("inject_into") == "header" else name

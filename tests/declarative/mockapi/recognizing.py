@@ -34,7 +34,7 @@ class Expected:
         return not self.holes
 
     def told(self, text: str) -> dict[str, tuple[str, str]] | None:
-        """What stands in the holes, with the formats it has; None: the text is another one."""
+        """Return the values in the holes, with their formats; None if the text does not match."""
         found = self.pattern.fullmatch(text)
         if found is None:
             return None
@@ -47,12 +47,12 @@ class Expected:
 
 @dataclass
 class Recognized:
-    """A request that is one of a requester's.
+    """A request that matches a requester.
 
     Attributes:
-        score: how much of it the requester's own words are.
-        told: what the reader filled into the holes, by their paths, with the formats.
-        missing: what the manifest says, and the request has not.
+        score: how much of it consists of the requester's own words.
+        told: the values that the reader filled into the holes, by their paths, with the formats.
+        missing: what the manifest requires and the request lacks.
     """
 
     score: int
@@ -82,7 +82,7 @@ class Request:
         self.proof = _proof(requester.get("authenticator"), config)
 
     def recognized(self, asked: Asked, sent: Mapping[tuple[str, ...], str]) -> Recognized | None:
-        """What a request tells if it is one of these; `sent` are the texts of its body."""
+        """Return the values of a request if it is one of these; `sent` are its body's texts."""
         place = _normal(f"https://{asked.headers['host']}{unquote(asked.path)}")
         reported = self.place.told(place) if asked.method == self.method else None
         if reported is None:
@@ -125,7 +125,7 @@ def _same(wanted: str, sent: str | None) -> bool:
     if sent is None:
         return False
     if wanted.strip().startswith(("{", "[")):
-        return True  # What that becomes is compared where a manifest says it key by key.
+        return True  # Its result is compared where a manifest configures it key by key.
     return templating.value_of(wanted, {}) == templating.value_of(sent, {})
 
 
@@ -148,7 +148,7 @@ def _named(told: Any, variables: Mapping[str, Any]) -> dict[str, Expected]:
 
 
 def _leaves(told: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The texts of a body that is told key by key."""
+    """Yield the texts of a body that is configured key by key."""
     if isinstance(told, dict):
         for name, one in told.items():
             if "{" not in name and name != "$parameters":
@@ -170,7 +170,7 @@ def body_of(asked: Asked) -> dict[tuple[str, ...], str]:
 def _proof(
     authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]
 ) -> tuple[str, str, set[str]] | None:
-    """Where credentials stand in requests, how the place is called, and what may stand there."""
+    """Return where requests have credentials, the name of the place, and the allowed values."""
     one = chosen(authenticator, config)
     if not one:
         return None
@@ -207,7 +207,7 @@ def _proof(
 def chosen(
     authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """An authenticator; of several the one that the configuration says."""
+    """Return an authenticator; of a selective one, the one that the configuration selects."""
     if not authenticator or authenticator.get("type") != "SelectiveAuthenticator":
         return authenticator
     reported: Any = config

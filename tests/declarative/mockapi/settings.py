@@ -40,7 +40,7 @@ def configuration(manifest: Mapping[str, Any], branch: int = 0) -> dict[str, Any
 
 
 def _read_by(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification of what templates read of the configuration, where there is none."""
+    """Make a specification of the keys that templates read, for a manifest that has none."""
     words = re.findall(r"config\[['\"](\w+)['\"]\]", repr(manifest).replace("\\'", "'"))
     return {"properties": {name: {"type": "string"} for name in words}}
 
@@ -133,8 +133,8 @@ def _has(example: Any, form: str) -> bool:
     return True
 
 
-#: What no specification tells, by manifest.
+#: Values that are missing in the specifications, by manifest.
 HINTS: dict[str, dict[str, Any]] = {
-    # As many pages are read as the user says, and one is too few for a test.
+    # The user sets the number of pages to read, and one is too few for a test.
     "serpstat": {"pages_to_fetch": 3},
 }

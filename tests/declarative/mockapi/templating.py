@@ -157,7 +157,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def text_of(template: Any, variables: Mapping[str, Any]) -> str:
-    """What a template's text is; holes stand in it as they are."""
+    """Return a template's text; its holes remain in it as they are."""
     return _template(template).render(variables) if isinstance(template, str) else str(template)
 
 
@@ -257,7 +257,7 @@ def _path(node: nodes.Node, root: str) -> tuple[str, ...]:
 
 
 def wanted_values(condition: Any, config: Any) -> dict[tuple[str, ...], Any]:
-    """What a condition wants to stand in a record, by `==` and by `in` a list of the config."""
+    """Return values that a condition requires in a record (`==`, or `in` a list in the config)."""
     found: dict[tuple[str, ...], Any] = {}
     if not isinstance(condition, str):
         return found
@@ -275,5 +275,5 @@ def wanted_values(condition: Any, config: Any) -> dict[tuple[str, ...], Any]:
 
 
 def as_text(value: Any) -> str:
-    """A value as it stands in a request."""
+    """Return a value as requests contain it."""
     return value.isoformat() if isinstance(value, date) else str(value)

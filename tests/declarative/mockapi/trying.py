@@ -26,9 +26,9 @@ from chronolake.source.declarative.parent_streams import chosen
 from chronolake.source.declarative.stream_reader import StreamReader, Work
 
 MANIFESTS = Path(__file__).parents[4] / "shared" / "data" / "manifests"
-#: So many slices are read of a stream that has more.
+#: How many slices of a stream are read at most.
 MOST_SLICES = 24
-#: How problems are told that name what is not supported, and what each of them is called.
+#: Messages of problems that name what is not supported, with the name of each of them.
 UNSUPPORTED = {
     r"an? (Custom\w+) is Python code, which runs only with `allow_components: true`": (
         "Python component"
@@ -56,16 +56,16 @@ class ToTheTest(httpx.BaseTransport):
 
 @dataclass
 class Outcome:
-    """What became of a stream.
+    """The result of reading a stream.
 
     Attributes:
-        faults: what is wrong: nothing, if the stream runs or says what is not supported.
-        unsupported: why it is not read, or nothing.
+        faults: what is wrong; empty if the stream runs or reports what is not supported.
+        unsupported: why it is not read; empty if it is.
         is_incremental: whether it has a cursor.
-        pages: how many pages the first reading got.
+        pages: how many pages the first read got.
         records: how many records it got.
-        is_several: whether something had more than one page.
-        is_rising: whether the state went up, and a second reading began there.
+        is_several: whether some request had more than one page.
+        is_rising: whether the state advanced, and a second read began there.
     """
 
     manifest: str
@@ -160,7 +160,7 @@ class Trial:
         return api_of(self.real.understood, self.config, self.network, wanted=[name])
 
     def _misplaced(self, problem: Problem) -> list[str]:
-        """What is wrong with what is told of a stream that is not supported."""
+        """Return what is wrong with the problem that is reported for an unsupported stream."""
         if not _reason(problem.message) or problem.line is None:
             return [f"the problem at {problem.path}, line {problem.line}: {problem.message}"]
         # Whoever looks at that line finds the key that the path ends with, or what it is about.

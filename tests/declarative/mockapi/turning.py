@@ -1,7 +1,7 @@
-"""How pages follow each other: bodies that a manifest's paginator turns, and ends, by itself.
+"""Pagination of the mock API: bodies that make a manifest's paginator continue or end.
 
-What has to stand in an answer so that the paginator goes on, or ends, is found by trying: the
-manifest's own templates are evaluated on answers with this and that in the places that they read.
+The values that a response needs for that are found by trying: the manifest's own templates are
+evaluated on responses with different values in the places that they read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mockapi import templating
 from mockapi.inventing import at, put
 
 _KEPT, _ABSENT = object(), object()
-#: Going on, as answers say it; a token or a link comes before them.
+#: Values with which responses report that there are more pages; preceded by a token or a link.
 _ON = (_KEPT, None, True, 1_000_000, "more", False, 0)
-#: Ending, as answers say it.
+#: Values with which responses report the last page.
 _END = (_KEPT, None, _ABSENT, False, "", 0, True, 1_000_000)
 _MOST_TRIED = 3_000
 _ROOTS = ("response", "last_record", "headers")
@@ -57,7 +57,7 @@ class Turning:
         self.is_path = self.token_option.get("type") == "RequestPath"
         words = repr([retriever.get("requester"), retriever.get("download_requester")])
         is_asked = bool(self.token_option) or "next_page_token" in words
-        # A number is no path: such a manifest has to do with its first pages.
+        # A number is not a path: such a manifest is tested with its first pages only.
         self._is_turned = is_asked and (self.kind == "CursorPagination" or not self.is_path)
         variables = templating.known(config, strategy)
         size = templating.value_of(strategy.get("page_size"), variables)
@@ -110,7 +110,7 @@ class Turning:
     # ------------------------------------------------------------------ a page
 
     def page(self, records: list[Any], number: int, url: str, *, is_last: bool) -> Sheet:
-        """A page: its number, and where it stands; `url` is of the next one."""
+        """Return a page: its number is `page`; `url` is that of the next one."""
         if self.kind != "CursorPagination":
             return Sheet(self.body(records), records)
         found = self._signed(records, number, url, is_last=is_last)

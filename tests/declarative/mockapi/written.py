@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-#: What stands below these keys is data, and gets no parameters.
+#: Values below these keys are data, and get no parameters.
 _DATA = frozenset(
     {
         "schema",

@@ -225,7 +225,7 @@ def test_an_empty_text_may_be_a_key(decode: Decode, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.UTC_DATETIME, Kind.NAIVE_DATETIME])
 def test_a_file_that_is_cut_within_a_time_gives_no_other_time(decode: Decode, kind: Kind) -> None:
-    """Where nothing is compressed or encrypted, only the cell itself tells that it was cut."""
+    """Without compression and encryption, only the cell itself shows that the file was cut."""
     whole = "id,at\n1,2024-06-15T13:45:07Z\n2,2024-06-15T13:45:07"
     assert values(decode(whole, {"id": Kind.INT, "at": kind}), "at")[1] == 1_718_459_107_000_000
     begin = whole.rindex("2024")

@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 _LIMIT_MIB: Final = 512
 _MIB: Final = 1 << 20
 
-#: Decodes a file as a Spark task does and says the most memory that the process had, in MiB.
+#: Decodes a file as a Spark task does, and prints the process's peak memory in MiB.
 _DECODED: Final = """
 import sys
 from pathlib import Path

@@ -159,7 +159,7 @@ def test_any_table_comes_back(
     ]
     names = [f"c{place}" for place in order]
     if end == "\r\n" and not last_end and rows and len(names) == 1 and rows[-1] == [""]:
-        last_end = True  # an empty line without an end is no line
+        last_end = True  # an empty last line without a line end does not count
     elif not last_end and rows and len(names) == 1 and rows[-1] == [""]:
         last_end = True
     content = batch_writer.csv_bytes(names, rows, end=end, last_end=last_end)
