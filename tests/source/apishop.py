@@ -1,4 +1,4 @@
-"""An API whose streams have a cursor over time, and the pipeline that reads it."""
+"""An API whose streams have a time cursor, and the pipeline that reads it."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ class ApiShop:
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
     def configure(self, *streams: str, end: str = "", more: str = "") -> None:
-        """The streams that are brought, each with its settings.
+        """Write the configuration of the streams to read, each with its settings.
 
-        What is to be compared in every sync has a millisecond between: a second may not have gone
-        by.
+        Streams that are compared in every sync have an interval of a millisecond, because less than
+        a second may pass between two syncs.
         """
         (self.folder / "shop.yaml").write_text(json.dumps(_manifest()))
         names = ", ".join(stream.partition(":")[0] for stream in streams)
@@ -164,24 +164,24 @@ class ApiShop:
         )
 
     def put(self, number: int, at: str = "02-01", **values: Any) -> None:
-        """An order as it is since a day."""
+        """Store an order that was last updated on a day."""
         self.orders[number] = {"id": number, "updated_at": f"2026-{at}T12:00:00Z", **values}
 
     def dated(self, asked: Asked, records: list[dict[str, Any]]) -> Reply:
-        """Those records that are of the time that is asked for."""
+        """Return the records within the requested time range."""
         if self.is_closed(asked):
             return Reply({"error": "closed"}, status=403)
         since, until = asked.params.get("since", ""), asked.params.get("until", "9")
         found = [
             record
             for record in records
-            # What has no time comes with what is the oldest.
+            # A record without a time is returned with the oldest ones.
             if since <= record.get("updated_at", _START if since else "") <= until
         ]
         return Reply({"data": found})
 
     def note(self, team: int, *notes: dict[str, Any]) -> None:
-        """The notes of a team."""
+        """Store the notes of a team."""
         self.notes[team] = list(notes)
         self.api.on(f"/teams/{team}/notes", lambda asked: self.dated(asked, self.notes[team]))
 
@@ -199,7 +199,7 @@ class ApiShop:
         return [tuple(row[name] for name in columns) for row in rows]
 
     def agrees(self) -> bool:
-        """Whether every table holds what its raw lake holds."""
+        """Return whether every table matches its raw lake."""
         with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
@@ -207,6 +207,6 @@ class ApiShop:
         return all(one.count == 0 for one in found)
 
     def compared(self, stream: str = "orders") -> dict[str, int]:
-        """What the last comparison found."""
+        """Return the result of the last comparison."""
         reported = Store.open(self.project.lake).checkpoints("shop")[stream]["compared"]
         return {name: reported[name] for name in ("missed", "deleted", "returned")}

@@ -12,14 +12,14 @@ from postgresql import server
 
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server's address, once for each version that is supported."""
+    """Return the address of a server, once for each supported version."""
     with server(version=request.param, wal_level="logical", max_prepared_transactions="5") as found:
         yield found
 
 
 @pytest.fixture
 def shop(address: str, tmp_path: Path) -> Iterator[Shop]:
-    """A database without tables, and the project that syncs it."""
+    """Yield a database without tables, and the project that syncs it."""
     there = Shop(tmp_path, address)
     there.run("DROP SCHEMA IF EXISTS public, oracle CASCADE", "CREATE SCHEMA public")
     yield there

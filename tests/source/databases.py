@@ -30,7 +30,7 @@ _PIPELINE: Final = """  shop:
 
 
 class Shop:
-    """The pipeline `shop` of a database, which is changed through `run`."""
+    """The pipeline `shop` of a database. `run` changes the database."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self.dsn = dsn
@@ -52,8 +52,8 @@ class Shop:
         Args:
             mode: of all streams.
             method: of the source.
-            streams: what is different for single ones.
-            rename: what has other names in the lake.
+            streams: settings that differ for single streams.
+            rename: names in the lake that differ from the source's.
             more: further settings of the source, after a comma.
         """
         reported = _PIPELINE.format(
@@ -67,7 +67,7 @@ class Shop:
         self.project: Project = project(self.folder, reported)
 
     def run(self, *statements: str) -> None:
-        """Run statements, each in a transaction of its own."""
+        """Run statements, each in its own transaction."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for statement in statements:
                 connection.execute(statement.encode())
@@ -77,7 +77,7 @@ class Shop:
             return connection.execute(query.encode()).fetchall()
 
     def prepare(self) -> None:
-        """Make publication and slot."""
+        """Create the publication and the slot."""
         self.run(
             "CREATE PUBLICATION chronolake_shop FOR ALL TABLES "
             "WITH (publish_via_partition_root = true)",
@@ -92,7 +92,7 @@ class Shop:
         assert result.status is Status.SUCCEEDED, result.streams
 
     def sees(self) -> dict[str, CaptureMethod]:
-        """What each stream can see."""
+        """Return the capture method of each stream."""
         source = source_of(self.project, "shop")
         return {one.capabilities.name: one.capture_method for one in source.discover()}
 
@@ -105,7 +105,7 @@ class Shop:
         return found
 
     def versions(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        """Of every version the columns, and whether it is active; by key and start."""
+        """Return the columns of every version, and whether it is active, by key and start."""
         found = self.table(name)
         names = (*columns, ACTIVE)
         rows = sorted(found.to_pylist(), key=lambda row: (repr(row[columns[0]]), row[START]))
@@ -114,7 +114,7 @@ class Shop:
     def told(
         self, name: str, key: Sequence[str], columns: Sequence[str]
     ) -> dict[tuple[Any, ...], list[Any]]:
-        """By key what a history table says that a record was; None where it was not there."""
+        """Return the states of each record in a history table by key; None while it was deleted."""
         found: dict[tuple[Any, ...], list[Any]] = {}
         ends: dict[tuple[Any, ...], int] = {}
         active: Counter[tuple[Any, ...]] = Counter()
@@ -134,12 +134,12 @@ class Shop:
         return found
 
     def present(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        """The columns of every active version of a history table."""
+        """Return the columns of every active version of a history table."""
         rows = [row for row in self.table(name).to_pylist() if row[ACTIVE]]
         return sorted([tuple(row[column] for column in columns) for row in rows], key=repr)
 
     def agrees(self) -> bool:
-        """Whether every table holds what its raw lake holds."""
+        """Return whether every table matches its raw lake."""
         with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")

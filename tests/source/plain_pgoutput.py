@@ -1,4 +1,4 @@
-"""pgoutput read message by message in plain Python, without any Chronolake.
+"""A pgoutput decoder that reads message by message in plain Python, without Chronolake.
 
 Written from PostgreSQL's documentation, "Logical Replication Message Formats".
 """
@@ -16,7 +16,7 @@ UNCHANGED = "(unchanged)"
 
 @dataclass
 class Change:
-    """One change of a row: the table's name, what was done, and the rows by column names."""
+    """A change of a row: the table's name, the operation, and the rows by column name."""
 
     table: str
     kind: str
@@ -90,7 +90,7 @@ def _tuple(message: bytes, place: int, columns: list[str]) -> tuple[dict[str, An
 
 
 def _text(sent: bytes) -> str:
-    """A value; `INVALID` if it is not UTF-8."""
+    """Return a value as text; `INVALID` if it is not UTF-8."""
     try:
         return sent.decode()
     except UnicodeDecodeError:

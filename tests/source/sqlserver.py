@@ -1,6 +1,7 @@
-"""What SQL Server answers, as the vendor documents its functions: no server runs here.
+"""Simulated answers of SQL Server, as the vendor documents its functions: no server runs here.
 
-Statements are read with patterns of their own, so that one that is not as documented is refused.
+Each kind of statement has its own pattern, so that a statement that is not as documented is
+refused.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _NOW = "DATEDIFF_BIG(MICROSECOND, '1970-01-01', SYSUTCDATETIME()) AS at_micros"
 
 
 def lsn(number: int) -> str:
-    """A log sequence number, as `CONVERT(varchar(22), …, 1)` writes it."""
+    """Return a log sequence number as `CONVERT(varchar(22), …, 1)` writes it."""
     return f"0x{number:020X}"
 
 
 def _pattern(statement: str, **parts: str) -> re.Pattern[str]:
-    """A statement in which `<name>` stands for a part of its own."""
+    """Return the pattern of a statement in which each `<name>` is a named group."""
     text = re.escape(statement)
     for name, part in parts.items():
         text = text.replace(f"<{name}>", f"(?P<{name}>{part})", 1)
@@ -40,10 +41,10 @@ class Change:
     Attributes:
         commit: the transaction's place in the log.
         seqval: the change's place.
-        operation: delete (1), insert (2), update: as it was (3), as it is (4).
+        operation: delete (1), insert (2), update: the row before (3), the row after (4).
         row: the captured columns.
         changed: for updates, the columns that have changed.
-        command: the statement's place in its transaction, where the change table tells it.
+        command: the statement's place in its transaction, if the change table has that column.
     """
 
     commit: int
@@ -58,7 +59,7 @@ class Change:
 class Instance:
     """A capture instance: its columns, the oldest place that it keeps, and its change table.
 
-    Of computed columns all changes say null.
+    Computed columns are null in all changes.
     """
 
     name: str
@@ -74,19 +75,20 @@ class Server:
     """A database with one table, `dbo.items`.
 
     Attributes:
-        ddl: the table's columns with Spark's types, as its JDBC reader gives them.
+        ddl: the table's columns with Spark's types, as its JDBC reader returns them.
         key: the names of its primary key.
-        rows: what it holds.
+        rows: the table's rows.
         at_micros: the server's clock.
         version: of change tracking; None: it is off.
-        oldest: the version from which on it knows of the table; None: it does not track it.
+        oldest: the first version for which the table's changes are known; None: the table is not
+            tracked.
         tracked: for each key the version of its last change.
-        instances: what captures the table.
-        commits: of each transaction that was captured its end by the server's own clock.
+        instances: the capture instances of the table.
+        commits: the end of each captured transaction, by the server's own clock.
         offset_minutes: how much later than UTC that clock is.
         is_capturing: whether the database captures changes.
-        is_cleaned_while_read: whether tracking forgets all changes just before they are read.
-        queries: the statements that were asked.
+        is_cleaned_while_read: whether change tracking loses all changes just before they are read.
+        queries: the statements that were run.
     """
 
     ddl: Mapping[str, str]

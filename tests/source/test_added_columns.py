@@ -1,4 +1,4 @@
-"""What happens to a table's columns lets it be read once more only where its log is not enough."""
+"""A changed column makes the table be copied again only where its log is not enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import structlog
 from databases import Shop
 
-#: Statements, and whether they leave values that the log does not have.
+#: Statements, and whether they leave values that are not in the log.
 _ALTERED = [
     (["ALTER TABLE {0} ADD COLUMN note text"], False),
     (["ALTER TABLE {0} RENAME COLUMN state TO status"], False),

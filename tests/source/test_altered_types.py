@@ -1,4 +1,4 @@
-"""What `ALTER TYPE` changes of the rows that are there is in the lake after the next run."""
+"""Changes that `ALTER TYPE` makes to existing rows are in the lake after the next run."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _COLUMNS: Final = {
     "regtype[]": "ARRAY['mood'::regtype]",
     "money": "12.5",
 }
-#: The same for types that no key can have.
+#: The same for types that cannot be in a key.
 _NO_KEY: Final = {"aclitem": "makeaclitem('clerk'::regrole, 10, 'SELECT', false)"}
 _LABELS: Final = ("sad", "so so", "happy")
 
 
 def _made(shop: Shop, rows: int = 0) -> None:
-    """Make the types, and two tables: one has them in its key, the other does not."""
+    """Create the types and two tables: one has them in its key, the other does not."""
     shop.run(
         "DROP ROLE IF EXISTS clerk",
         "DROP ROLE IF EXISTS servant",
@@ -71,7 +71,7 @@ def _made(shop: Shop, rows: int = 0) -> None:
 
 
 def _texts(shop: Shop, table: str) -> list[tuple[str | None, ...]]:
-    """The rows as COPY writes them."""
+    """Return the rows as COPY writes them."""
     every = range(len(_COLUMNS) + len(_NO_KEY))
     names = sql.SQL(", ").join(sql.Identifier(f"c{number}") for number in every)
     query = sql.SQL("COPY (SELECT id, state, {} FROM public.{}) TO STDOUT").format(
@@ -87,7 +87,7 @@ def _lake(shop: Shop, table: str) -> list[tuple[Any, ...]]:
     return sorted([(str(row[0]), str(row[1]), *row[2:]) for row in rows], key=repr)
 
 
-#: Each changes texts of rows, or only looks like it; one after the other.
+#: Each entry changes texts of rows, or only appears to; they run one after the other.
 _ALTERED: Final = (
     ["ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'"],
     ["ALTER TYPE pair ADD ATTRIBUTE c text"],
@@ -150,7 +150,7 @@ def test_rows_read_as_the_server_writes_them_after_every_alter_type(
 
 @pytest.fixture
 def feelings(shop: Shop) -> Iterator[tuple[Shop, list[Any]]]:
-    """A table with an enum, which has been copied, and what is logged from then on."""
+    """Return a copied table with an enum, and a list that collects the log events from then on."""
     shop.run(
         *_TYPES,
         "CREATE TABLE feelings (id int PRIMARY KEY, feels mood, felt mood[])",
@@ -173,7 +173,7 @@ def test_a_label_that_is_added_lets_no_table_be_read(feelings: tuple[Shop, list[
     shop.run("ALTER TYPE mood ADD VALUE 'great'", "INSERT INTO feelings VALUES (3, 'great')")
     shop.synced()
     assert _read_again(logged) == []
-    # What the log has said of new labels may not be so any more.
+    # New labels in the log may have been renamed since.
     shop.run(
         "ALTER TYPE mood ADD VALUE 'meh'",
         "INSERT INTO feelings VALUES (4, 'meh')",
@@ -188,7 +188,7 @@ def test_a_label_that_is_added_lets_no_table_be_read(feelings: tuple[Shop, list[
     )
     shop.synced()
     assert _read_again(logged) == ["there may be values that the log does not have"]
-    # Renamed, and renamed back: rows of between have a text that is none of now.
+    # Renamed, and renamed back: rows written in between have a text that is not a current label.
     shop.run(
         "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
         "INSERT INTO feelings VALUES (6, 'blue')",

@@ -1,4 +1,4 @@
-"""Streams of an API that are read incrementally, and now and then compared with all that it has."""
+"""Incremental streams of an API are compared with all of its records from time to time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: A
     assert start == datetime(2026, 1, 20, 12, tzinfo=UTC)
     assert begun < end < datetime.now(UTC)
 
-    # It is there again, as it was: then its cursor tells nothing.
+    # The record is back unchanged, so its cursor shows no change.
     shop.put(2, "01-20", state="new")
     shop.synced()
     assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 1}
@@ -90,7 +90,7 @@ def test_what_the_api_has_no_more_is_deleted_without_history_too(shop: ApiShop) 
     ]
     assert shop.rows("live", "id", "state") == [(1, "new"), (3, "paid"), (4, "undated")]
 
-    # It is there again, as it was: then its cursor tells nothing.
+    # The record is back unchanged, so its cursor shows no change.
     shop.put(2, "01-20", state="new")
     shop.synced()
     assert (2, "new", False) in shop.rows("soft", "id", "state", DELETED)
@@ -106,7 +106,7 @@ def test_a_comparison_that_is_not_complete_deletes_nothing(
     shop.put(4, "08-01")
     shop.synced()
     del shop.orders[2], shop.orders[4]
-    # Nobody asks for so much but who compares: the stream has been read until August.
+    # Only a comparison requests all of this: the stream has been read until August.
     shop.is_closed = lambda asked: asked.params["since"].startswith("2026-01-01")
     run = shop.sync()["orders"]
     assert run.status is Status.FAILED
@@ -122,14 +122,14 @@ def test_a_comparison_that_is_not_complete_deletes_nothing(
     assert "2 deleted" in reported
     assert not list(shop.folder.rglob("*.arrow"))
 
-    # A week has not gone by.
+    # A week has not passed.
     shop.configure("orders: {detect_deletes: weekly}")
     del shop.orders[3]
     shop.api.asked.clear()
     shop.synced()
     assert {one.params["since"] for one in shop.api.asked} == {"2026-08-01T12:00:00Z"}
     assert (3, True) in shop.rows("orders", "id", ACTIVE)
-    # Who reads all of it anew need not wait.
+    # A full refresh need not wait.
     shop.synced(full_refresh=True)
     assert (3, False) in shop.rows("orders", "id", ACTIVE)
 
@@ -141,7 +141,7 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
 
     def changes(asked: Asked) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
-            # It leaves the slice before that is read, for a time after all that is asked for.
+            # The record leaves its slice before that is read, for a time after all requested ones.
             time.sleep(1.2)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             shop.orders[2] = {"id": 2, "updated_at": now, "state": "paid"}
@@ -179,7 +179,7 @@ def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
         begin = int(asked.params.get("offset", 0))
         whole = shop.dated(asked, list(shop.orders.values())).body["data"]
         if begin == 0 and len(whole) > 3 and asked.params["since"].startswith("2026-01-01"):
-            # Between this page and the next: record 3 moves to where nobody looks any more.
+            # Between this page and the next, record 3 moves to a page that has already been read.
             for number in list(goes):
                 shop.orders.pop(number)
             goes.clear()
@@ -191,7 +191,7 @@ def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
     shop.synced()
     assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == []
     assert shop.compared() == {"missed": 0, "deleted": 0, "returned": 0}
-    # It is gone for good when nothing moves any more.
+    # The record is really deleted, which the next sync sees because nothing moves.
     shop.synced()
     assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == [(1, False)]
     assert shop.compared() == {"missed": 0, "deleted": 1, "returned": 0}
@@ -241,7 +241,7 @@ def test_a_cursor_that_counts_is_compared_too(shop: ApiShop) -> None:
     shop.put(1, state="new")
     shop.put(2, state="new")
     shop.synced()
-    # A cursor that counts shows no time: what is as it was stays.
+    # A cursor that counts has no time: unchanged records stay.
     del shop.orders[2]
     shop.synced()
     assert shop.compared("counted") == {"missed": 0, "deleted": 1, "returned": 0}
@@ -273,8 +273,8 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     del shop.notes[2], shop.orders[1]
     shop.api.asked.clear()
     shop.synced()
-    # Of two streams that take turns one brings all, and the other what is new: twice, for something
-    # has gone.
+    # The two streams read in turns; one reads all records, the other only new ones. They do so
+    # twice, because records have been deleted.
     asked = [one.path for one in shop.api.asked if one.path in {"/all", "/orders"}]
     assert [path for path, _ in groupby(asked)] == ["/orders", *("/all", "/orders") * 2]
     assert shop.rows("turns", "id") == [(2,)]
@@ -325,7 +325,7 @@ def test_a_comparison_may_be_killed_at_every_step(shop: ApiShop) -> None:
     assert not killed(COMMAND, *words, failpoint="")
     for number, failpoint in enumerate(_STEPS, 1):
         del shop.orders[number]
-        # The cursor does not show it.
+        # The cursor does not show this change.
         shop.put(number + 10, state=f"state {number}")
         assert killed(COMMAND, *words, failpoint=failpoint), failpoint
         there = {row[0] for row in shop.rows("orders", "id", ACTIVE) if row[1]}
@@ -341,7 +341,7 @@ def test_a_comparison_may_be_killed_at_every_step(shop: ApiShop) -> None:
 
 
 class Model:
-    """What a table of records by their numbers has, as far as runs can have seen it."""
+    """A model of a table of records by their numbers, as far as runs can have seen it."""
 
     def __init__(self) -> None:
         self.known: dict[int, dict[str, Any]] = {}
@@ -349,14 +349,14 @@ class Model:
         self.since = ""
 
     def read(self, world: dict[int, dict[str, Any]]) -> None:
-        """An incremental run: what has changed since the latest record that was seen by one."""
+        """Model an incremental run: read changes since the latest record that such a run saw."""
         found = [one for one in world.values() if one["updated_at"] >= self.since]
         self.since = max([self.since, *(one["updated_at"] for one in found)])
-        # One that changed before it was deleted does not show that it is there again.
+        # A record that changed before it was deleted does not show that it is back.
         self.known |= {one["id"]: dict(one) for one in found if one["id"] not in self.deleted}
 
     def compare(self, world: dict[int, dict[str, Any]]) -> None:
-        """A run that looks at everything."""
+        """Model a run that compares all records."""
         self.deleted |= self.known.keys() - world.keys()
         self.deleted -= world.keys()
         self.known = {number: dict(one) for number, one in world.items()}
@@ -365,7 +365,7 @@ class Model:
 _NUMBERS = st.integers(1, 5)
 _CHANGES = st.lists(
     st.one_of(
-        # A change, or a record that comes, also one that was deleted; its cursor may stay behind.
+        # A change or a new record, possibly one that was deleted; its cursor may stay behind.
         st.tuples(st.just("put"), _NUMBERS, st.integers(1, 28), st.sampled_from("abc")),
         st.tuples(st.just("gone"), _NUMBERS, st.just(0), st.just("")),
     ),
@@ -392,7 +392,7 @@ def test_whatever_comes_and_goes_a_comparison_makes_the_table_right(
                 if what == "gone":
                     shop.orders.pop(record, None)
                     continue
-                # As long as a record is there, its cursor does not go back.
+                # The cursor of a record does not decrease while the record exists.
                 times = [
                     one[record]["updated_at"] for one in (shop.orders, model.known) if record in one
                 ]
@@ -409,7 +409,7 @@ def test_whatever_comes_and_goes_a_comparison_makes_the_table_right(
 
 
 def _present(shop: ApiShop, mode: str) -> list[tuple[Any, ...]]:
-    """The records that a table has now: their numbers and states."""
+    """Return the records that a table has now: their numbers and states."""
     if mode == "live":
         return shop.rows("orders", "id", "state")
     rows = shop.rows("orders", "id", "state", ACTIVE if mode == "history" else DELETED)

@@ -1,4 +1,4 @@
-"""`check` says what a database lacks, with the statement that mends it, and makes what is ours."""
+"""`check` reports what a database lacks, with a repairing statement, and creates our objects."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:
         ("ALTER ROLE reader REPLICATION", None),
         ("ALTER ROLE reader SUPERUSER", None),
         ("SELECT 1", 'ALTER ROLE "reader" REPLICATION;'),
-        # Membership alone grants nothing: that is a managed service's own way.
+        # Membership alone grants nothing: managed services do that in their own way.
         ("GRANT boss TO reader", 'ALTER ROLE "reader" REPLICATION;'),
-        # The flag is that of the role that statements run as, and of the one that connects.
+        # The flag is checked for the role that runs the statements, and for the one that connects.
         (
             "ALTER ROLE reader REPLICATION; ALTER ROLE reader SET role = 'plain'",
             'ALTER ROLE "plain" REPLICATION;',

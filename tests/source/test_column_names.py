@@ -1,4 +1,4 @@
-"""Names of tables and columns in the lake: the source's, or those that the configuration has."""
+"""Tables and columns in the lake have the source's names, or those in the configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commands import ran_words
 
 
 def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
-    """What `check` says is wrong, and what mends it."""
+    """Return the errors that `check` reports, with their hints."""
     _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder))
     found: list[dict[str, Any]] = json.loads(reported)
     return {one["what"]: (one["message"], one["hint"]) for one in found if not one["ok"]}
@@ -76,7 +76,7 @@ def test_columns_get_names_that_tables_can_have(
     assert shop.present("items", ["item_id"]) == [(1,)]
     assert shop.agrees()
 
-    # Another name for a name: in the lake, too.
+    # A name may be exchanged for another one in the lake, too.
     names = "{_fivetran_start: began, id: order_id, state: status}"
     shop.configure(
         method=method,
@@ -95,7 +95,7 @@ def test_columns_get_names_that_tables_can_have(
 
 
 def failed_words(failed: dict[str, tuple[str, str]]) -> str:
-    """All that is wrong, as one text."""
+    """Return all errors as one text."""
     return " ".join(message for message, _ in failed.values())
 
 

@@ -1,4 +1,4 @@
-"""What the columns and the keys of an API's streams are, where the user wants it."""
+"""The user can configure the columns and the keys of an API's streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
     names = ("id", "owner_name", "owner_place_city", "owner_place")
     assert shop.rows("live", *names) == [(1, "Ann", "Bonn", '{"zip":1}'), (2, None, None, None)]
 
-    # What has come so far stays as it is, in its own column.
+    # Existing values stay unchanged in their own column.
     shop.configure("orders: {}", "live: {mode: live}", more="nested: columns")
     shop.put(3, "02-03", owner={"name": "Ben"})
     shop.put(2, "02-02", owner={"name": "Bob"})
@@ -72,7 +72,7 @@ def test_a_cursor_in_the_key_tells_changes_apart(
     keys = {load["stream"]: load["key"] for load in json.loads(reported)}
     assert keys == {"orders": ["id", "updated_at"], "live": ["id"]}
 
-    # Another key makes another table; and a key has no nulls.
+    # Another key needs another table, and a key has no nulls.
     shop.configure("orders: {}", "live: {mode: live, cursor_in_key: true}")
     shop.put(3, "02-04")
     runs = shop.sync()

@@ -1,4 +1,4 @@
-"""A PostgreSQL database, synced: every committed change is a version."""
+"""A PostgreSQL database is synced: every committed change is a version."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_record_that_gets_another_key_keeps_large_values(
     seen = set(shop.rows(f"SELECT {names} FROM notes"))
     statements = [
         "UPDATE notes SET id = 11 WHERE id = 1",
-        # Others have the key by then.
+        # Another record has this key now.
         f"INSERT INTO notes VALUES ('a', 1, 0, {_LARGE}, NULL)",
         "UPDATE notes SET id = 12, shop = 'b' WHERE id = 11",
         "UPDATE notes SET size = 5 WHERE id = 12",
@@ -142,7 +142,7 @@ def test_a_record_that_gets_another_key_keeps_large_values(
     now = [row for row, is_so in zip(reported, is_there, strict=True) if is_so]
     assert sorted(now, key=repr) == sorted(shop.rows(f"SELECT {names} FROM notes"), key=repr)
     if mode == "history":
-        # And the one that was there within a transaction only.
+        # One version existed only within a transaction.
         within = [row for row in reported if row[1] == -3]
         assert len(within) == 1
         assert {row for row in reported if row[1] != -3} == seen
@@ -276,7 +276,7 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
         (2, "s", True),
         (3, "n", True),
     ]
-    # Of these, the log does not tell.
+    # The log does not contain these changes.
     shop.run(
         "TRUNCATE parts_s",
         "CREATE TABLE parts_w (id int, region text, PRIMARY KEY (id, region))",
@@ -299,7 +299,7 @@ def test_what_the_log_cannot_tell_is_read_from_the_table(shop: Shop) -> None:
     )
     shop.prepare()
     shop.synced()
-    # No change follows that the log would describe the table with.
+    # No change follows with which the log would describe the table.
     shop.run(
         "ALTER TABLE orders RENAME state TO status",
         "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
@@ -320,7 +320,7 @@ def test_what_the_log_cannot_tell_is_read_from_the_table(shop: Shop) -> None:
     shop.run("UPDATE orders SET status = 'e' WHERE id = 3")
     shop.synced()
     found = shop.versions("orders", ("id", "status", "amount", "shop"))
-    # Of a record that is the same otherwise, a column that has gone says what it said.
+    # In a record that is otherwise unchanged, a dropped column keeps its value.
     assert [row[:4] for row in found if row[-1]] == [(2, "b", 2, "main"), (3, "e", 3, None)]
     assert (1, "a", 1, "main", False) in found
     assert shop.agrees()
@@ -373,7 +373,7 @@ def test_a_slot_that_was_made_anew_is_noticed(shop: Shop) -> None:
     ]
 
 
-#: Columns and values: what is there before the first copy, and comes through the log as well.
+#: Columns and values: they are there before the first copy, and come through the log as well.
 TYPES: dict[str, list[str]] = {
     "bool": ["true", "false"],
     "int2": ["-32768", "32767"],
@@ -473,7 +473,8 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
             assert repr(copied) == repr(logged), (kind, row)
             text = texts[str(row)][number]
             if kind == "timestamptz_beyond" and text is not None and "BC" not in text:
-                # As all were written before one came that makes them texts.
+                # All were written like this before a value arrived that makes the column a text
+                # column.
                 text = text.replace(" ", "T").replace("+00", "Z")
             if str(schema.field(name).type) in {"string", "large_string"}:
                 assert copied == text, (kind, row)
@@ -493,7 +494,7 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
 
 
 def _copied(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
-    """What COPY writes."""
+    """Return the rows that COPY writes."""
     with connected(shop.dsn) as connection, connection.cursor() as cursor:
         found = []
         statement = sql.SQL("COPY ({}) TO STDOUT").format(
@@ -518,7 +519,7 @@ def test_a_table_without_a_primary_key_is_followed_by_a_unique_index(shop: Shop)
     shop.synced()
     whole = set(shop.present("codes", ("_fivetran_id", "code")))
     shop.run("ALTER TABLE codes REPLICA IDENTITY FULL")
-    # Of a partition the log would not tell old rows: the table is still read as a whole.
+    # The log would not contain the old rows of a partition: the table is still read as a whole.
     assert shop.sees() == {
         "public.codes": CaptureMethod.EVERY_CHANGE,
         "public.parts": CaptureMethod.SNAPSHOT_DIFF,
@@ -551,7 +552,7 @@ def test_a_table_without_a_primary_key_is_followed_by_a_unique_index(shop: Shop)
     shop.synced()
     assert shop.present("codes", ("_fivetran_id", "name")) == [(ids["b"], "new")]
 
-    # Without the log it goes on, with the same rows.
+    # Without the log, the sync continues with the same rows.
     shop.run("ALTER TABLE codes REPLICA IDENTITY DEFAULT", "INSERT INTO codes VALUES ('n', 'd')")
     shop.synced()
     assert dict(shop.present("codes", ("sign", "_fivetran_id"))) == {
@@ -581,12 +582,12 @@ def test_a_key_that_changes_wants_another_table(
         assert "identifies a record by code now, and the table by id" in (stream.error or "")
         assert shop.versions("orders", ("id", "code")) == before
 
-    # `check` says so before any run does.
+    # `check` reports it before any run does.
     code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
     assert code == 1
     assert "identifies a record by code now, and the table by id" in reported
     assert "rename.tables: {public.orders: " in reported
-    # As the hint says.
+    # Do what the hint recommends.
     (folder,) = shop.project.lake.path.glob("raw/**/object=public.orders")
     assert str(folder) in (stream.hint or "")
     folder.rename(shop.folder / "away")
@@ -613,7 +614,7 @@ def test_a_copy_reads_each_row_once(shop: Shop) -> None:
     query = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'items'"
     assert shop.rows(query) == [(100,)]
     assert "decimal" in str(shop.table("items").schema.field("n").type)
-    # A table that is read once more, with values that no column of its type can hold.
+    # The table is copied again, with values that a column of its type cannot hold.
     shop.run(
         "ALTER TABLE items ADD b numeric(4,2) DEFAULT 'NaN', ADD c date DEFAULT 'infinity', "
         "ADD d timestamptz DEFAULT '2024-01-01', ADD e date DEFAULT '2024-01-01'",

@@ -1,4 +1,4 @@
-"""HTTP APIs that a manifest describes, synced: their records become versions."""
+"""HTTP APIs that a manifest describes are synced: their records become versions."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ TOKEN = "very-secret-token"
 
 
 class Shop:
-    """A shop's API, and the pipeline `shop` that reads it."""
+    """The API of a shop, and the pipeline `shop` that reads it."""
 
     def __init__(self, folder: Path, api: Api) -> None:
         self.api = api
@@ -147,7 +147,7 @@ class Shop:
         )
 
     def put(self, number: int, day: str, **values: Any) -> None:
-        """An order as it is since a day's noon."""
+        """Store an order that was last updated at noon of a day."""
         known = self.orders.get(number, {"id": number, "lines": []})
         self.orders[number] = {**known, "updated_at": f"2026-01-{day}T12:00:00Z", **values}
         self.api.on(
@@ -183,7 +183,7 @@ class Shop:
         return [tuple(row[name] for name in (*columns, ACTIVE)) for row in rows]
 
     def days_asked(self) -> list[str]:
-        """The days that were asked for since the last look, of orders themselves."""
+        """Return the days that were requested for orders since the last call."""
         found = sorted(
             {one.params["since"][8:10] for one in self.api.asked if one.path == "/orders"}
         )
@@ -214,7 +214,7 @@ def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -
 
     shop.configure(end="2026-01-08")
     shop.put(1, "06", state="paid")
-    # The same time, and other content: it replaces what was there.
+    # The same time with other content: it replaces the version.
     shop.put(3, "03", state="late")
     shop.synced()
     assert shop.versions("id", "state") == [
@@ -295,7 +295,7 @@ def test_what_has_no_cursor_cannot_be_history(
     code, _, reported = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert code
     assert "The stream customers cannot be in history mode" in reported
-    # What it can be is what one looks for then.
+    # The user now looks up the supported modes.
     code, reported, _ = ran_words(
         capsys, "discover", "shop", "--project", str(shop.folder), "--json"
     )
@@ -331,7 +331,7 @@ def test_auto_keeps_history_where_the_stream_supports_it(
         ("soft-delete", True),
     }
 
-    # A source that no longer supports history takes none away.
+    # A source that no longer supports history keeps the existing history.
     manifest = shop.folder / "shop.yaml"
     cursor = '    incremental_sync: {$ref: "#/definitions/days"}\n'
     assert cursor in manifest.read_text()
@@ -388,9 +388,9 @@ def test_a_stream_that_cannot_land_asks_for_no_more(
     runs = shop.sync()
     assert runs["orders"].status is Status.FAILED
     assert "identifies a record by" in str(runs["orders"].error)
-    # A few are asked for ahead.
+    # A few are requested ahead.
     assert len(shop.days_asked()) < 8
-    # The other streams go on.
+    # The other streams continue.
     assert runs["customers"].status is Status.SUCCEEDED
     assert shop.table("customers").num_rows == 1
     assert not list(shop.folder.rglob("*.arrow"))
@@ -451,7 +451,7 @@ def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
     now = {row[0]: row[1] for row in shop.versions("id", "state") if row[2]}
     assert now == {number: order["state"] for number, order in shop.orders.items()}
     assert sorted(shop.table("customers")["id"].to_pylist()) == list(range(len(_STEPS)))
-    # No version is there twice, and none that the API never told.
+    # No version appears twice, and every version was returned by the API.
     seen = shop.versions("id", "state")
     assert len(seen) == len(set(seen))
     assert not list(shop.folder.rglob("*.arrow"))

@@ -25,18 +25,18 @@ from chronolake.source.postgres.encoding import (
 )
 from chronolake.source.protocol import Level
 
-#: By the database's encoding bytes that cannot be converted to UTF-8, as SQL.
+#: SQL for bytes that cannot be converted to UTF-8, by database encoding.
 _BAD = {
     "SQL_ASCII": r"convert_from('\x636166e9', 'SQL_ASCII')",
     "WIN1252": r"convert_from('\x81', 'WIN1252')",
-    # Rows of the character sets in which nothing is.
+    # Unassigned rows of the character sets.
     "EUC_JP": r"convert_from('\x63a9a1', 'EUC_JP')",
     "EUC_CN": r"convert_from('\x63aaa1', 'EUC_CN')",
     "EUC_KR": r"convert_from('\x63c9a1', 'EUC_KR')",
     "EUC_TW": r"convert_from('\x63a9a1', 'EUC_TW')",
     "EUC_JIS_2004": r"convert_from('\x638fa2a1', 'EUC_JIS_2004')",
 }
-#: A text that the encoding has.
+#: A text that the encoding can represent.
 _GOOD = {"SQL_ASCII": "café", "WIN1252": "café"}
 
 
@@ -53,7 +53,7 @@ def encoding(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def shop(address: str, encoding: str, tmp_path: Path) -> Iterator[Shop]:
-    """A database of an encoding that is not UTF-8, and the project that syncs it."""
+    """Yield a database whose encoding is not UTF-8, and the project that syncs it."""
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS stored")
         connection.execute(
@@ -61,7 +61,7 @@ def shop(address: str, encoding: str, tmp_path: Path) -> Iterator[Shop]:
         )
     there = Shop(tmp_path, address.replace("/lake", "/stored"))
     yield there
-    # The driver reads no result in an encoding that Python does not know.
+    # The driver cannot read results in an encoding that Python does not support.
     there.run(
         "DO $$ BEGIN PERFORM pg_drop_replication_slot(slot_name) FROM pg_replication_slots; END $$"
     )

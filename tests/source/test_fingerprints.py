@@ -1,4 +1,4 @@
-"""Fingerprints tell which rows of a table have changed since it was read."""
+"""Fingerprints show which rows of a table have changed since it was read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from chronolake.source.postgres.snapshot_diff.fingerprints import (
     Fingerprints,
 )
 
-#: Rows of this text fill a page by two: tables become large enough for fingerprints soon.
+#: Two rows of this text fill a page: tables soon become large enough for fingerprints.
 _WIDE: Final = "x" * 3_800
 _NUMBERS: Final = "generate_series(1, 9000) n"
 _BULK: Final = (
@@ -45,14 +45,14 @@ _BULK: Final = (
     f"INSERT INTO bulk SELECT 'é,\"\n' || n % 3, n, 'new', '{_WIDE}' FROM {_NUMBERS}",
 )
 
-#: Rows of some pages by their places, and of a table by their keys: hashes.
+#: Row hashes: by their places on some pages, and by the keys of a table.
 _Rows = dict[int, int]
 _KEYS: Final = ("key0", "key1")
 
 
 @pytest.fixture
 def bulk(shop: Shop) -> Shop:
-    """A shop with a table that is large enough for fingerprints, and has been read."""
+    """Yield a shop with a copied table that is large enough for fingerprints."""
     shop.configure(method="snapshot_diff")
     shop.run(*_BULK)
     shop.synced()
@@ -60,7 +60,7 @@ def bulk(shop: Shop) -> Shop:
 
 
 def _placed(rows: _Rows) -> pa.Table:
-    """Fingerprints of rows, by their places."""
+    """Return the fingerprints of rows, by their places."""
     places = sorted(rows)
     columns = {PLACE: places, ROW: [rows[place] for place in places], "key0": places}
     return pa.table({name: pa.array(cells, pa.int64()) for name, cells in columns.items()})
@@ -82,7 +82,7 @@ def test_what_is_not_where_it_was_is_what_a_plain_look_finds(now: _Rows, before:
 
 
 def _moved(now: Mapping[tuple[int, str], int], before: Mapping[tuple[int, str], int]) -> pa.Table:
-    """Rows that differ by their places: their keys and hashes."""
+    """Return the rows that differ by place: their keys and hashes."""
     sides = [*((*key, row, 0) for key, row in now.items())]
     sides += [(*key, row, None) for key, row in before.items()]
     numbers, texts, hashes, parts = zip(*sides, strict=True) if sides else ((),) * 4
@@ -240,7 +240,7 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
         "UPDATE bulk SET state = 'paid' WHERE n % 1000 = 1",
         "DELETE FROM bulk WHERE n = 5000",
         "INSERT INTO bulk VALUES ('late', 1, 'new', NULL)",
-        # As they were.
+        # These rows get the values that they already have.
         "UPDATE bulk SET state = 'new' WHERE n % 1000 = 2",
     )
     result = bulk.sync()
@@ -259,7 +259,7 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     }
     assert states["late", 1] == [("new",)]
     assert bulk.agrees()
-    # Nothing differs by now.
+    # Nothing differs any more.
     (run,) = bulk.sync().streams
     assert (run.landed_rows, run.rows_read) == (0, 9_000)
 
@@ -276,7 +276,7 @@ def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
 
 @pytest.fixture
 def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """A shop whose tables are compared by fingerprints of a few pages each."""
+    """Yield a shop whose tables are compared by fingerprints of a few pages each."""
     monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
     monkeypatch.setattr("chronolake.source.postgres.initial_copy._RANGE_PAGES", 3)
     shop.configure(method="snapshot_diff")
@@ -284,7 +284,7 @@ def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
 
 
 def _landed(shop: Shop) -> int | None:
-    """How many rows of the table a run lands."""
+    """Run a sync and return the number of rows of the table that it lands."""
     (run,) = (stream for stream in shop.sync().streams if stream.stream == "public.bulk")
     assert run.error is None
     return run.landed_rows
@@ -296,12 +296,12 @@ def test_rows_that_have_moved_are_as_they_were(ranges: Shop) -> None:
         "INSERT INTO bulk SELECT -n, date '2024-01-01' + n, 'new' FROM generate_series(1, 3000) n",
     )
     ranges.synced()
-    # Half of the pages go, the others are written anew, and in another order.
+    # Half of the pages are removed; the others are rewritten in another order.
     ranges.run("DELETE FROM bulk WHERE n % 2 = 0", "CLUSTER bulk USING bulk_pkey")
     assert _landed(ranges) == 1_500
     ranges.run("UPDATE bulk SET state = 'paid' WHERE n = -7", "VACUUM FULL bulk")
     assert _landed(ranges) == 1
-    # It grows by ranges that were not there, and what is free is used again.
+    # The table grows by new ranges, and free space is used again.
     ranges.run(
         "DELETE FROM bulk WHERE n < -2900",
         "VACUUM bulk",
@@ -333,7 +333,7 @@ def test_partitions_may_come_and_go(ranges: Shop) -> None:
     assert _landed(ranges) == 1_000
     ranges.run("ALTER TABLE low RENAME TO lowest", "UPDATE bulk SET state = 'paid' WHERE n = 5")
     assert _landed(ranges) == 1
-    # One moves from the one partition to the other, and is as another one was.
+    # One row moves from one partition to the other, and becomes equal to an earlier row there.
     ranges.run("DELETE FROM bulk WHERE n IN (5, 1500)", "UPDATE bulk SET n = 1500 WHERE n = 6")
     assert _landed(ranges) == 2
     ranges.run("ALTER TABLE bulk DETACH PARTITION lowest")
@@ -374,7 +374,8 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
     bulk: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = bulk.project.lake.path / "raw" / "_fingerprints"
-    # What landed before a run died is undone in the source: nothing tells of it any more.
+    # The change that landed before the run died is undone in the source, where nothing shows it any
+    # more.
     for full_refresh, change, undone in (
         (False, "UPDATE bulk SET state = 'paid' WHERE n = 1", "UPDATE bulk SET state = 'new'"),
         (True, "UPDATE bulk SET state = 'paid' WHERE n = 2", "UPDATE bulk SET state = 'new'"),
@@ -387,7 +388,7 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
         bulk.run(undone)
         bulk.synced()
         _expect_right(bulk)
-    # They are gone, or damaged.
+    # The fingerprints are missing, or damaged.
     (reported,) = folder.rglob("fingerprints.json")
     reported.unlink()
     bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 7")
@@ -397,19 +398,19 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
     bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 7")
     bulk.synced()
     assert bulk.told("bulk", ("n",), ("state",))[7,][-2:] == [("paid",), ("sent",)]
-    # What they are of has another name.
+    # Their column has another name.
     bulk.synced()
     bulk.run("ALTER TABLE bulk RENAME state TO condition")
     bulk.synced()
     bulk.run("ALTER TABLE bulk RENAME condition TO state")
     bulk.synced()
     _expect_right(bulk)
-    # What had landed is not there any more.
+    # The landed rows are no longer there.
     shutil.rmtree(bulk.project.lake.path / "raw" / "parquet")
     bulk.configure(method="snapshot_diff", streams="{public.bulk: {table: fresh}}")
     bulk.synced()
     assert len(bulk.present("fresh", ("n",))) == 9_000
-    # Whatever cannot be kept is told.
+    # A failure to store fingerprints is reported.
     shutil.rmtree(folder)
     folder.write_text("", encoding="utf-8")
     (failed,) = bulk.sync().streams
@@ -432,7 +433,7 @@ def test_fingerprints_do_not_outlive_a_while_with_the_log(
     bulk.configure(method="snapshot_diff")
     bulk.synced()
     _expect_right(bulk)
-    # Now the log has told of changes.
+    # Changes have now been read from the log.
     bulk.configure(method="logical_replication")
     bulk.synced()
     bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 2")

@@ -1,4 +1,4 @@
-"""Slices that Spark's tasks read: the same tables, the same requests, one budget and one token."""
+"""Slices read by Spark's tasks make the same tables and requests, with one budget and token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _only_orders(shop: Shop, more: str) -> None:
 
 
 def _spread(shop: Shop) -> list[int]:
-    """How many slices each job read, of a sync."""
+    """Return the number of slices that each job of a sync read."""
     with capture_logs() as reported:
         shop.sync()
     return [one["slices"] for one in reported if one["event"] == "slices_spread"]
@@ -51,7 +51,7 @@ def _spread(shop: Shop) -> list[int]:
 def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     for number in range(1, 3 * _DAYS):
         shop.put(number, f"{1 + number % _DAYS:02d}", state="new", total=number)
-    # What no schema knows has other types in other slices.
+    # Fields that no schema declares have different types in different slices.
     shop.put(50, "02", extra=1)
     shop.put(51, "09", extra="one")
     assert _spread(shop) == [_DAYS + 1]
@@ -104,7 +104,7 @@ api_budget:
     times = _times_of_calls(shop)
     assert _spread(shop)
     assert len(times) == _DAYS + 1
-    # The fifth call is made a second after the first at the earliest; it may take a while to come.
+    # The fifth call is made at least a second after the first; it may take a while to arrive.
     assert all(later - earlier > 0.9 for earlier, later in zip(times, times[4:], strict=False))
 
 
@@ -141,7 +141,7 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
     lock = threading.Lock()
 
     def token(asked: Asked) -> Reply:
-        # Each refresh token is good for once, and the first access token for six requests.
+        # Each refresh token is good for one use, and the first access token for six requests.
         with lock:
             number = len(given)
             assert asked.form["refresh_token"] == (f"refresh-{number}" if number else TOKEN)
@@ -169,7 +169,7 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
 def test_a_task_that_is_killed_leaves_what_is_finished(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where a disk is slow notes are left out, and no slice follows here that would make up for it.
+    # On a slow disk, notes are skipped, and no later slice would write them here.
     monkeypatch.setattr(landing_run, "_NOTING_SHARE", float("inf"))
     for number in range(1, _DAYS + 1):
         shop.put(number, f"{number:02d}", state="new")
@@ -191,18 +191,18 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
     first = set(shop.days_asked())
     shop.synced()
     assert len(shop.versions("id")) == _DAYS
-    # Not all over again: what was told before the task died is not asked for once more.
+    # The slices that were noted before the task died are not requested again.
     assert len(first & set(shop.days_asked())) < _DAYS
 
 
 def _slices_noted(shop: Shop) -> int:
-    """How many slices of orders are known to be finished, with a record each."""
+    """Return the number of slices of orders that are noted as finished, with a record each."""
     journals = list(shop.project.lake.path.glob("raw/_spool/**/journal.json"))
     return sum(len(json.loads(journal.read_text())["parts"]) for journal in journals)
 
 
 def _waits(is_so: Callable[[], bool]) -> bool:
-    """Whether something comes true within half a minute."""
+    """Return whether a condition becomes true within half a minute."""
     until = time.monotonic() + 30
     while not is_so() and time.monotonic() < until:
         time.sleep(0.02)
@@ -210,7 +210,7 @@ def _waits(is_so: Callable[[], bool]) -> bool:
 
 
 def _clients_of(port: int) -> set[int]:
-    """The processes that are connected to a port of this machine, but for this one."""
+    """Return the processes that are connected to a port of this machine, except this one."""
     connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     sockets = {
         f"socket:[{connection[9]}]"
@@ -219,7 +219,7 @@ def _clients_of(port: int) -> set[int]:
     }
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
-        # Processes and files come and go meanwhile.
+        # Processes and files may start and end in the meantime.
         with suppress(OSError):
             if str(link.readlink()) in sockets:
                 found.add(int(link.parts[2]))

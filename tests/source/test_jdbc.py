@@ -1,4 +1,4 @@
-"""Databases that Spark reads over JDBC: what differs between two runs is brought."""
+"""Databases that Spark reads over JDBC: the differences between two runs are read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Office:
 
 
 def versions(of: Project, name: str, *columns: str) -> list[tuple[Any, ...]]:
-    """The columns of every version of a table, and whether it is active, by its key and start."""
+    """Return the columns of every version, and whether it is active, by key and start."""
     rows = iceberg(of, "office", name).scan().to_arrow().to_pylist()
     rows.sort(key=lambda row: (repr(row[columns[0]]), row[START]))
     return [tuple(row[column] for column in (*columns, ACTIVE)) for row in rows]
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_says_why_and_lands_nothing(
     assert "Two rows of pairs have the same id" in pairs
     assert "lack their key" in empty
     assert not list(tmp_path.glob("lake/raw/**/data-*")), "nothing has landed"
-    # What needs no Spark does not need the database either.
+    # Commands that need no Spark do not need the database either.
     code, reported, _ = ran_words(
         capsys, "discover", "office", "--json", "--project", str(tmp_path)
     )

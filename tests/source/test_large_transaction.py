@@ -1,4 +1,4 @@
-"""A transaction that is larger than what the server may keep in temporary files."""
+"""A transaction that is larger than what the server may keep in temporary files is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = 300_000
 
 @pytest.fixture
 def shop(shop: Shop) -> Iterator[Shop]:
-    """A shop whose server allows no temporary files."""
+    """Yield a shop whose server allows no temporary files."""
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)",
         "INSERT INTO orders VALUES (0, 'a')",
@@ -45,7 +45,7 @@ def test_it_is_read_in_parts_and_again_after_a_kill(shop: Shop) -> None:
     active = found.filter(found[ACTIVE])
     assert sorted(active["id"].to_pylist()) == list(range(_ROWS + 1))
     assert pc.sum(pc.equal(active["state"], "b")).as_py() == 11
-    # Nothing of it waits any more, here or on the server.
+    # Nothing of it is left, here or on the server.
     assert list(shop.folder.rglob("*.messages")) == []
     assert shop.rows(
         f"SELECT '{end}'::pg_lsn - confirmed_flush_lsn < 10000, active FROM pg_replication_slots"

@@ -1,4 +1,4 @@
-"""The times of transactions increase with every one of them, in the order of the log."""
+"""The times of transactions strictly increase in the order of the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _COMMITS = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()),
 
 @given(_COMMITS, st.integers(0, 20))
 def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], last: int) -> None:
-    """Each commit: its time, whether it touches the stream, whether a batch ends within it."""
+    """Transaction times equal those of a plain loop.
+
+    A commit has its time, whether it touches the stream, and whether a batch ends within it.
+    """
     expected, before = {}, last
     for number, (at, touches, _) in enumerate(commits):
         if touches:
@@ -34,7 +37,7 @@ def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], 
             for one, at in zip(batch, times.tolist(), strict=True):
                 if commits[one][1]:
                     assert found.setdefault(one, at) == at, "a transaction has one time"
-            # It goes on in the next batch.
+            # The transaction continues in the next batch.
             batch = [number] if is_cut else []
 
     assert found == expected
@@ -56,7 +59,7 @@ def test_a_position_is_stored_as_it_is() -> None:
         # Renamed, before and after.
         ("id a b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
         ("id x b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
-        # Renamed twice: the name between is in neither.
+        # Renamed twice: the name in between is in neither.
         ("id y b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
         ("id a y", "id:1 a:2 b:3", "id:1 a:2 x:3", [1, 2, 3]),
         # The last column: perhaps it was dropped, and another one added.
@@ -64,7 +67,7 @@ def test_a_position_is_stored_as_it_is() -> None:
         # Added since the log was last read, and renamed.
         ("id a b", "id:1", "id:1 x:2 y:3 z:4", [1, 2, 3]),
         ("id a b", "id:1", "id:1 x:2 y:4", [1, None, None]),
-        # Two have changed their names with each other.
+        # Two columns have exchanged their names.
         ("id a b", "id:1 a:2 b:3", "id:1 b:2 a:3", [1, 2, 3]),
         ("id b a", "id:1 a:2 b:3", "id:1 b:2 a:3", [1, 2, 3]),
         ("id b a", "id:1 a:2 b:3", "id:1 x:2 y:3", [None, None, None]),
@@ -88,7 +91,7 @@ _CHANGES = st.lists(st.tuples(st.sampled_from("aadrr"), st.integers(0, 9)), max_
 def test_a_column_is_never_taken_for_another(
     changes: list[tuple[str, int]], first: int, second: int
 ) -> None:
-    """Columns are added, dropped and renamed; the log is read somewhere between."""
+    """No column is mistaken for another, whatever is altered between two reads of the log."""
     table = {1: "id"}
     states = [dict(table)]
     last = 1
@@ -116,7 +119,7 @@ def test_a_column_is_never_taken_for_another(
     gone = set(range(1, last + 1)) - table.keys()
     for column, number in zip(found, sorted(states[reported]), strict=True):
         assert column.number in {number, None}
-        # Nothing was dropped since the log was last read: nothing is uncertain.
+        # Nothing was dropped since the log was last read, so nothing is uncertain.
         assert column.number == number or gone != gone_before
 
 

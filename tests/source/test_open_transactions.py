@@ -1,4 +1,4 @@
-"""A transaction that stays open keeps only the tables waiting that cannot do without its end."""
+"""An open transaction delays only the tables that cannot do without its end."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> 
                     "WITH (publish_via_partition_root = true)".encode()
                 )
             except psycopg.Error:
-                # The server allows no column lists beside schemas, and no table twice.
+                # The server allows no column lists together with schemas, and no table twice.
                 continue
             tried += 1
             reported = connection.execute(
@@ -238,7 +238,8 @@ def test_what_has_to_be_read_again_waits_and_the_others_go_on(shop: Shop) -> Non
             for stream in result.streams
             if stream.error
         }
-        # A key that changes takes the values that the log leaves out from the old key's record.
+        # When a key changes, the values that the log leaves out are taken from the old key's
+        # record.
         waiting = [name for name in ("new", *again) if name != "moved"]
         assert failed.keys() == {f"public.{name}" for name in waiting}
         for words in failed.values():

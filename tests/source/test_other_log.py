@@ -1,4 +1,4 @@
-"""A server that was restored, or a promoted standby, is not taken for the one that was read."""
+"""A server that was restored, or a promoted standby, is not mistaken for the one that was read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _statement(chance: random.Random) -> str:
 
 
 def _log_is_written(shop: Shop, upto: int = _MANY_BYTES) -> None:
-    """Write so much log that the server is beyond every place that it had before."""
+    """Write enough log that the server is beyond every position that it had before."""
     shop.run(f"SELECT pg_logical_emit_message(false, 'test', repeat('x', {upto}))", "CHECKPOINT")
 
 
@@ -109,7 +109,7 @@ def test_a_database_restored_from_its_files_is_noticed(
     shop.run("UPDATE orders SET state = 'gone' WHERE id = 1", "INSERT INTO orders VALUES (4, 'x')")
     shop.synced()
     _restored(place, saved, "immediate")
-    # Of these, the second has the size of what was read, and stands at its place or near it.
+    # The second of these has the size of the row that was read, and is at or near its position.
     shop.run("UPDATE orders SET state = 'seen' WHERE id = 2", "INSERT INTO orders VALUES (5, 'x')")
     _log_is_written(shop)
 
@@ -169,7 +169,7 @@ def test_log_of_other_tables_is_not_kept_for_ever(shop: Shop, place: Cluster) ->
         "SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots"
     )[0]
     assert behind < _MANY_BYTES // 2
-    # A server without work is left alone.
+    # An idle server is not written to.
     place.stop()
     place.start()
     before = shop.rows("SELECT pg_current_wal_lsn()")
@@ -263,7 +263,7 @@ def test_bytes_of_the_log_are_evidence_where_no_message_can_be_written(
     assert _is_same(shop)
 
     _restored(place, saved)
-    # Only the log is another one from here on.
+    # From here on, only the log differs.
     _log_is_written(shop, 3 * _MANY_BYTES)
     shop.run("UPDATE orders SET state = 'seen' WHERE id = 2")
     _fails_and_resync_repairs(shop)
@@ -302,7 +302,7 @@ def test_bytes_of_the_log_are_those_of_standbys_as_far_as_they_have_come(
 def test_a_sync_that_succeeds_has_what_the_server_has(
     shop: Shop, place: Cluster, seed: int
 ) -> None:
-    """Whatever is saved and restored between: a run brings all of it, or it fails."""
+    """A run reads everything or fails, whatever is saved and restored in between."""
     chance = random.Random(seed)
     if chance.choice([True, False]):
         _reads_without_messages(shop)

@@ -1,4 +1,4 @@
-"""The fast decoder of pgoutput reads what a plain one reads; other bytes are an error."""
+"""The fast decoder of pgoutput reads the same as a plain one; invalid bytes raise an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _rows_of(changes: Changes, cells: str, place: int) -> dict[str, Any]:
 
 
 def _in_order(decoded: Decoded) -> list[Change]:
-    """What a batch says, in the order of the log."""
+    """Return the changes of a batch, in the order of the log."""
     found: list[tuple[int, int, Change]] = []
     names = {one.relation.oid: one.relation.name for one in decoded.changes}
     for changes in decoded.changes:
@@ -100,7 +100,7 @@ def _decoded(messages: Sequence[bytes], cuts: Sequence[int]) -> list[Change]:
 
 
 def _happen(database: psycopg.Connection, chance: random.Random) -> None:
-    """Things that happen to three tables of different replica identities."""
+    """Run random statements on three tables with different replica identities."""
     database.execute("DROP PUBLICATION IF EXISTS p")
     for name in ("plain", "whole", "two"):
         database.execute(f'DROP TABLE IF EXISTS "{name}"')
@@ -141,7 +141,7 @@ def _change(database: psycopg.Connection, chance: random.Random, number: int) ->
                 (key, text, big),
             )
         case 2 | 3:
-            # A large value that is left alone is not sent.
+            # A large value that did not change is not sent.
             database.execute(f"UPDATE {table} SET {note} = %s WHERE id <= %s", (text, key))
         case 4:
             database.execute(f"UPDATE {table} SET id = id + 100 WHERE id = %s", (key,))
@@ -190,7 +190,7 @@ def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
     assert inside.ended is None
     assert not decoder.is_between_transactions
 
-    # What was read is skipped by the server from there on.
+    # From this position on, the server skips what was read.
     lsn = lsn_text(first.ended.end_lsn)
     database.execute("SELECT pg_replication_slot_advance('s', %s)", (lsn,))
     left = [message for message in _messages(database) if message[0] != Kind.RELATION]
@@ -199,7 +199,7 @@ def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
     ]
 
 
-# ------------------------------------------------------------------ bytes that are wrong
+# ------------------------------------------------------------------ invalid bytes
 
 
 def _tuple(*cells: str | None) -> bytes:
@@ -211,7 +211,7 @@ def _tuple(*cells: str | None) -> bytes:
 
 
 def _log() -> list[bytes]:
-    """A log of one transaction, as a server sends it."""
+    """Return the log of one transaction, as a server sends it."""
     columns = b"".join(b"\1" + name + b"\0" + pack(">Ii", 25, -1) for name in (b"id", b"note"))
     return [
         b"B" + pack(">qqI", 100, 5, 7),
@@ -253,7 +253,7 @@ def test_other_bytes_are_an_error_and_never_a_hang(data: st.DataObject) -> None:
         decoded = Decoder().decode(messages)
     except ReplicationProtocolError:
         return
-    # What is accepted is read as a plain decoder reads it.
+    # Accepted bytes are decoded as by the plain decoder.
     assert sum(change.number for change in decoded.changes) == sum(
         message[0] in b"IUD" for message in messages
     )

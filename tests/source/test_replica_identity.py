@@ -1,4 +1,4 @@
-"""What tells rows apart: on the server, in its log, and in each partition."""
+"""The identity of a row on the server, in its log and in each partition."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_published_can_still_be_updated(shop: Shop) -> None:
     assert all(
         found[f"public.{table}"][0].level is Level.OK for table in ("whole", "parted", "mute")
     )
-    # Its key has a column that is not brought: its rows are told apart by all that they say.
+    # A column of its key is not read: the whole row identifies it.
     assert "no primary key" in found["public.keyed"][0].message
     shop.synced()
     for table in tables:
@@ -94,7 +94,7 @@ def test_a_partition_that_the_log_tells_otherwise_of_is_refused(shop: Shop) -> N
     assert "the replica identity of public.first is u" in str(failed.error)
     assert failed.hint == mend
     shop.run(mend)
-    # What changed meanwhile was not in the log: the table is copied once more.
+    # Changes in between were not in the log: the table is copied again.
     shop.synced()
     shop.run("UPDATE orders SET u = 0 WHERE id = 60")
     shop.synced()
@@ -113,7 +113,7 @@ def test_rows_are_told_apart_by_all_of_a_key(shop: Shop, method: str) -> None:
         "INSERT INTO pairs VALUES (1, 1), (1, 2), (2, 1)",
         "CREATE TABLE loose (id int NOT NULL) PARTITION BY RANGE (id)",
         "CREATE TABLE loose_part PARTITION OF loose FOR VALUES FROM (0) TO (9)",
-        # It is no key of the partition's rows yet.
+        # It is not a key of the partition's rows yet.
         "ALTER TABLE ONLY loose ADD PRIMARY KEY (id)",
         "INSERT INTO loose VALUES (1), (1), (2)",
     )
@@ -233,7 +233,7 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
     assert shop.told("orders", ("id",), ("state",)) == {
         (1,): [("a",), ("b",), ("c",)],
         (2,): [("a",), None],
-        # It was gone for the microsecond between the two times.
+        # The record was deleted for the microsecond between the two times.
         (3,): [("a",), ("d",)],
     }
     assert shop.agrees()
@@ -271,7 +271,7 @@ def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: s
     shop.run(
         "CREATE TABLE bulk (id int PRIMARY KEY, filler text)",
         "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
-        # Large enough to be looked at by fingerprints.
+        # Large enough for fingerprints.
         "INSERT INTO bulk SELECT n, repeat('x', 3800) FROM generate_series(1, 9000) n",
     )
     shop.prepare()
@@ -293,7 +293,7 @@ def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: s
     result = shop.sync()
     changing.join(timeout=60)
     assert not changing.is_alive()
-    # It may have come so late that all tasks had begun.
+    # The change may have come after all tasks had begun.
     for failed in (stream for stream in result.streams if stream.error):
         assert "Another statement came to change the table" in str(failed.error)
         assert "Run it again" in str(failed.error)

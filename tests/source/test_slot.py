@@ -1,4 +1,4 @@
-"""Slots are read in bounds, let go of what has landed, and never skip anything in silence."""
+"""Slots are read in bounds, release what has landed, and never skip anything silently."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_read_stays_until_the_slot_is_advanced(
     advance(database, _SLOT, upto=first)
     assert reader.ids(second) == ["4"]
     advance(database, _SLOT, upto=second)
-    # Back, and once more, are nothing.
+    # Advancing backwards, or again to the same position, does nothing.
     advance(database, _SLOT, upto=first)
     advance(database, _SLOT, upto=second)
     assert reader.ids(written_upto(database)) == []

@@ -1,4 +1,4 @@
-"""Whatever state a publication or slot is in, `check` and a run report it with the same way out."""
+"""In any state of a publication or slot, `check` and a run report the same recovery."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CHANGE = "INSERT INTO items SELECT coalesce(max(id), 0) + 1 FROM items"
 
 @dataclass(frozen=True)
 class _State:
-    """What was done to a publication and a slot, and what both have to say then; None: nothing."""
+    """Statements on a publication and a slot, and the expected error's words; None: no error."""
 
     statements: tuple[str, ...]
     words: str | None = None
@@ -107,14 +107,14 @@ _STATES = {
 
 @pytest.fixture
 def ready(shop: Shop) -> Iterator[Shop]:
-    """A database with a table that is published, and a slot."""
+    """Yield a database with a published table and a slot."""
     shop.run("CREATE TABLE items (id int PRIMARY KEY, note text)", _CHANGE, _PUBLICATION, _CREATE)
     yield shop
     shop.run("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
 
 
 def _position(shop: Shop, source: PostgresDatabase) -> LogOffset:
-    """Where the stream is that has been copied when the slot was made."""
+    """Return the offset of a stream that was copied when the slot was created."""
     with connected(shop.dsn) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
         return LogOffset.before_all_of(
@@ -132,7 +132,7 @@ def _source(shop: Shop) -> PostgresDatabase:
 
 
 def _run(shop: Shop, position: LogOffset) -> str | None:
-    """What a run fails with, if it does before it needs Spark."""
+    """Return the error of a run that fails before it needs Spark."""
     try:
         for brought in _source(shop).read(
             shop.lake, {"public.items": position.as_json()}, full_refresh=False
@@ -194,7 +194,7 @@ def test_a_slot_of_another_database_is_left_alone(ready: Shop, address: str) -> 
 
 @contextmanager
 def _reading(dsn: str) -> Iterator[int]:
-    """Another process that reads the slot; gives its number."""
+    """Start another process that reads the slot; return its process ID."""
     with connected(dsn, replication="database") as connection:
         started = connection.pgconn.exec_(
             b"START_REPLICATION SLOT chronolake_shop LOGICAL 0/0 (proto_version '1', "

@@ -1,4 +1,4 @@
-"""A PostgreSQL database whose log is not read: what differs between two runs is brought."""
+"""Without its log, a PostgreSQL database is synced by the differences between two runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POINTS = [
     name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))
 ]
 
-#: A control record lands only where something besides the rows is new.
+#: A control record lands only if there are changes other than rows.
 _NOT_REACHED: Final = {"land.file-replaced"}
 
 Seen = dict[tuple[Any, ...], list["State"]]
@@ -36,7 +36,7 @@ Seen = dict[tuple[Any, ...], list["State"]]
 
 @dataclass(frozen=True)
 class State:
-    """A record as it was: its plain columns, and all that it said; None where it was not there."""
+    """The state of a record: its plain columns, and the row as text; None if it did not exist."""
 
     plain: tuple[Any, ...] | None
     text: str | None
@@ -47,14 +47,14 @@ _GONE = State(None, None)
 
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that keeps no log for others."""
+    """Return the address of a server whose log cannot be replicated."""
     with server(version=request.param, wal_level="minimal", max_wal_senders="0") as found:
         yield found
 
 
 @pytest.fixture(params=["rows", pytest.param("fingerprints", marks=pytest.mark.long)])
 def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """A shop whose tables are compared: all of their rows, or what fingerprints say of them."""
+    """Yield a shop whose tables are compared: by all of their rows, or by fingerprints."""
     if request.param == "fingerprints":
         # However small they are.
         monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
@@ -64,7 +64,7 @@ def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.Mon
 
 
 def _look(shop: Shop, seen: dict[str, Seen]) -> None:
-    """Note what the records of all tables are now, where that is something else than before."""
+    """Note the current state of each record of all tables if it differs from the last one."""
     for table, key in workload.TABLES.items():
         names = workload.plain_columns(shop.dsn, table)
         rows = shop.rows(f"SELECT {', '.join([*key, *names])}, {table}::text FROM {table}")
@@ -147,7 +147,7 @@ def test_a_look_by_fingerprints_may_be_killed_at_every_step(shop: Shop) -> None:
     points = [name for name in _POINTS if name not in _NOT_REACHED]
     for point in points:
         for number in chance.sample(range(1, 100), 20):
-            # What changes back to what it was is not to be taken for what never changed.
+            # A value that changes back must not be mistaken for one that never changed.
             state = chance.choice([None, 0, 1])
             shop.run(
                 f"DELETE FROM bulk WHERE id = {number}"
@@ -203,7 +203,7 @@ def test_columns_and_tables_come_and_go(compared: Shop) -> None:
 
 
 def _rows(shop: Shop, table: str, column: str) -> list[tuple[Any, int]]:
-    """What the active rows of a table say, and how many of them say so."""
+    """Return the values of a column in the active rows of a table, with their counts."""
     return sorted(Counter(row[0] for row in shop.present(table, (column,))).items())
 
 
@@ -214,7 +214,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
         "INSERT INTO log VALUES ('a', 1), ('a', 1), ('a', 1), ('b', NULL)",
         "CREATE TABLE codes (code text NOT NULL, name text)",
         "CREATE UNIQUE INDEX ON codes (code)",
-        # Neither of them tells all rows apart.
+        # Neither index identifies every row.
         "CREATE UNIQUE INDEX ON log (n) WHERE n > 1",
         "CREATE UNIQUE INDEX ON log (lower(line || n)) WHERE false",
         "INSERT INTO codes VALUES ('x', 'one'), ('y', 'two')",
@@ -259,11 +259,11 @@ def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) 
     hashes = compared.table("orders")["_chronolake_hash"].to_pylist()
     assert len(set(hashes)) == 4
     assert None not in hashes
-    # A column that comes changes nothing where it is null.
+    # A new column changes nothing where it is null.
     compared.run("ALTER TABLE orders ADD note text", "UPDATE orders SET note = 'x' WHERE id = 1")
     compared.synced()
     assert _states(compared) == {1: 2, 2: 1, 3: 1, 4: 1}
-    # The hashes decide: one that is wrong makes its row another one.
+    # The hashes decide: a wrong hash makes its row a changed one.
     name = iceberg(compared.project, "shop", "orders").name()
     compared.lake.spark.sql(
         f"UPDATE chronolake.{'.'.join(name)} SET _chronolake_hash = 7 WHERE id = 2"
@@ -273,7 +273,7 @@ def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) 
     compared.synced()
     assert compared.agrees()
     assert _states(compared) == {1: 2, 2: 2, 3: 1, 4: 1}
-    # What they were made of is not there any more: values are compared.
+    # The columns from which the hashes were made no longer exist, so values are compared.
     compared.run("ALTER TABLE orders DROP size", "UPDATE orders SET state = 'b' WHERE id = 3")
     compared.synced()
     compared.run("ALTER TABLE orders ALTER note TYPE varchar(9)")
@@ -285,7 +285,7 @@ def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) 
 
 
 def _states(shop: Shop) -> Counter[int]:
-    """How many versions every order has."""
+    """Return the number of versions of every order."""
     return Counter(row[0] for row in shop.versions("orders", ("id",)))
 
 
@@ -385,10 +385,10 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
         shop.synced()
 
         states = [row[1] for row in shop.versions("orders", ("id", "state"))]
-        # Between, what has been there for a moment was not seen.
+        # States that existed only between two runs were not seen.
         assert states == ["a", "b", "d", "f", "g", "h"]
         assert _rows(shop, "log", "line") == [("same", 1)]
-        # What is not in the log does not hold it back.
+        # Tables that are not in the log do not hold the slot back.
         assert shop.rows(
             "SELECT pg_current_wal_lsn() - confirmed_flush_lsn < 10000 FROM pg_replication_slots"
         ) == [(True,)]
@@ -427,5 +427,5 @@ def test_a_standby_is_read(
             shop.configure()
             code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(shop.folder))
             assert code == 1
-            # The log of a standby can be read, but a publication is made on its primary.
+            # The log of a standby can be read, but a publication is created on its primary.
             assert "On the primary: CREATE PUBLICATION" in reported

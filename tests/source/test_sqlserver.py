@@ -1,4 +1,4 @@
-"""SQL Server: what its functions tell, as they are documented, becomes history."""
+"""SQL Server: the documented results of its functions become history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from datalakes import iceberg, project
 T = 1_767_225_600_000_000
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
-#: A copy counts as made so long before it began.
+#: A copy is dated this long before it began.
 MARGIN = 60 * SECOND
 FOREVER = 253_402_300_799_999_000
 ITEMS = {"id": "INT", "name": "STRING", "price": "DECIMAL(10,2)"}
@@ -51,7 +51,7 @@ class Office:
         assert self.sync(full_refresh=full_refresh).error is None
 
     def versions(self, *columns: str) -> list[tuple[Any, ...]]:
-        """Columns, start, end and whether it is active of every version, times in µs after T."""
+        """Return columns, start, end and activity of every version, times in µs after T."""
         rows = iceberg(self.project, "office", "items").scan().to_arrow()
         found = []
         for row in rows.to_pylist():
@@ -113,7 +113,7 @@ def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
     server.put(id=1, name="a1", price=None)
     server.put(id=2, name="b1", price=None)
     assert server.version is not None
-    # Between the question for the version and the rows, both were changed once more.
+    # Between the queries for the version and for the rows, both were changed again.
     server.version -= 1
     server.delete(2)
     server.version -= 1
@@ -211,7 +211,7 @@ def test_a_pipeline_may_change_how_it_reads(tmp_path: Path) -> None:
     office.done()
     server.delete(1)
     server.instances = [Instance("dbo_items", list(ITEMS), oldest=30)]
-    # The capture job has not come to where the instance begins.
+    # The capture job has not reached the start of the instance.
     server.commits = {10: T}
     server.at_micros = T + HOUR + MARGIN
     captured = Office(tmp_path, server, "cdc")
@@ -297,10 +297,10 @@ def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
         Change(13, 6, 3, _row(1, "a3"), renamed),
         Change(13, 6, 4, _row(1, "a4"), renamed),
         Change(13, 7, 1, _row(2, "b")),
-        # The clock was set back; and another key.
+        # The clock was set back; and the key changed.
         Change(14, 8, 3, _row(3, "c"), frozenset({"id"})),
         Change(14, 8, 4, _row(33, "c"), frozenset({"id"})),
-        # An update that the log has as an insert and a delete, in this order of their places.
+        # An update that is an insert and a delete in the log, in this order of their places.
         Change(14, 9, 2, _row(7, "new"), command=3),
         Change(14, 10, 1, _row(7, "old"), command=2),
     ]
@@ -329,8 +329,10 @@ def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
 
 
 def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Versions without the exact end of closed ones: by how much one ends before the next begins
-    is not what is asked here."""
+    """Replace the end of each version by whether it is open.
+
+    The exact distance between an end and the next start is not tested here.
+    """
     return [(*version[:3], version[3] is None, version[4]) for version in versions]
 
 
@@ -364,7 +366,7 @@ def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:
         Change(13, 3, 1, _row(2, "b")),
     ]
     office.done()
-    # The server's clock shows one hour more than UTC.
+    # The server's clock is one hour ahead of UTC.
     assert _ends(office.versions("id", "name")) == [
         (1, "a", -2 * SECOND, False, False),
         (1, "a2", -SECOND, False, False),
@@ -428,7 +430,7 @@ def test_a_newer_instance_brings_its_columns(tmp_path: Path) -> None:
     ]
     server.instances.append(Instance("dbo_items_2", list(server.ddl), oldest=14, made_micros=9))
     server.at_micros = T + HOUR + MARGIN
-    # The capture job has not come to where the new one begins.
+    # The capture job has not reached the start of the new instance.
     office.done()
     assert "size" not in iceberg(office.project, "office", "items").schema().column_names
     server.commits[13] = T + 3 * SECOND

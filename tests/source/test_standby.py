@@ -1,4 +1,4 @@
-"""The log of a standby, and a pipeline that goes on with a standby that has taken over."""
+"""The log of a standby is read, and a pipeline continues with a promoted standby."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _await_copied(shop: Shop, standby: str) -> None:
     with psycopg.connect(standby, autocommit=True) as connection:
         while connection.execute(query, ("chronolake_shop",)).fetchone() != (True,):
             assert time.monotonic() < until, "no copy of the slot"
-            # A copy begins where the standby is, and the slot has to get there.
+            # A copied slot begins at the standby's position, and the slot has to reach it.
             shop.synced()
             time.sleep(0.5)
 
@@ -171,7 +171,7 @@ def test_a_pipeline_goes_on_with_the_standby_that_took_over(tmp_path: Path) -> N
             with _logging_snapshots(primary):
                 shop.synced()
                 _await_copied(shop, standby.address)
-            # Changes that the lake has not read, and nothing but the log has.
+            # Changes that the lake has not read, and that only the log has.
             shop.run(
                 "UPDATE items SET note = 'b' WHERE id = 1",
                 "UPDATE items SET note = 'c' WHERE id = 1",

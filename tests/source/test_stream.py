@@ -1,4 +1,4 @@
-"""The log is read as it is decoded: in bounds, and only whole transactions."""
+"""The log is read while it is decoded: in bounds, and only whole transactions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _PEEK = (
     "SELECT data FROM pg_logical_slot_peek_binary_changes('s', {upto}, NULL, "
     "'proto_version', '1', 'publication_names', 'p', 'messages', 'true')"
 )
-#: Without `streaming`, a server of 18 sends that a large subtransaction was rolled back, too.
+#: Without `streaming`, a server of version 18 also sends that a large subtransaction was rolled
+#: back.
 _PASSED_OVER = (Kind.RELATION, Kind.TYPE, ord("A"))
 
 
 @pytest.fixture(scope="module", params=[18, 16])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that holds little of a transaction in memory."""
+    """Return the address of a server that holds little of a transaction in memory."""
     with server(
         request.param,
         wal_level="logical",
@@ -59,7 +60,7 @@ def database(address: str) -> Iterator[psycopg.Connection]:
 def _read(address: str, folder: Path, upto: int, begins: int = 0) -> list[bytes]:
     with streaming(address, _SLOT, begins=begins, upto=upto, folder=folder) as stream:
         messages = [message for batch in stream.batches(10_000) for message in batch]
-    # They can be understood.
+    # The messages can be decoded.
     decoder = Decoder()
     decoder.decode(messages)
     assert decoder.is_between_transactions
@@ -91,7 +92,7 @@ def _statement(chance: random.Random) -> str:
 def test_messages_are_those_of_whole_transactions(
     address: str, database: psycopg.Connection, tmp_path: Path, seed: int
 ) -> None:
-    """Transactions that are sent in parts, rolled back in parts, or never committed."""
+    """Only whole transactions are read, also if parts are sent early or rolled back."""
     chance = random.Random(seed)
     writers = [psycopg.connect(address) for _ in range(3)]
     for _ in range(150):
@@ -115,7 +116,7 @@ def test_messages_are_those_of_whole_transactions(
     for writer in writers:
         writer.commit()
         writer.close()
-    # Those that were not committed come now, and only they: the others can be left out.
+    # Only transactions that were not yet committed follow; the others can be left out.
     rest = _read(address, tmp_path, written_upto(database), begins=upto)
     wanted = [row[0] for row in database.execute(_PEEK.format(upto="NULL"), binary=True)]
     assert rest == [one for one in wanted if one[0] not in _PASSED_OVER][-len(rest) :]
@@ -123,7 +124,7 @@ def test_messages_are_those_of_whole_transactions(
 
 
 def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
-    """A transaction of 300,000 rows, where no temporary files are allowed."""
+    """A transaction of 300,000 rows is read from a server that allows no temporary files."""
     with (
         cluster(wal_level="logical", temp_file_limit="1MB", work_mem="1MB") as place,
         connected(place.address) as database,

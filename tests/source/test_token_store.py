@@ -1,4 +1,4 @@
-"""Refresh tokens that are good for one use are never lost, whichever command uses them."""
+"""Refresh tokens for one use are never lost, whichever command uses them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from commands import ran_words
 from datalakes import iceberg, project
 from processes import COMMAND
 
-#: A shop whose streams the API tells, so that it is asked before anything is read.
+#: A shop whose streams are listed by its API, which is called before any stream is read.
 MANIFEST = """
 version: 6.48.0
 type: DeclarativeSource
@@ -78,7 +78,7 @@ spec:
 
 
 class Desk:
-    """An API that lets in whom its desk has given a token; each refresh token is good once."""
+    """An API that accepts tokens issued by its desk; each refresh token is good for one use."""
 
     def __init__(self, folder: Path, api: Api) -> None:
         self.folder = folder
@@ -212,7 +212,7 @@ def test_processes_use_a_token_one_after_the_other(desk: Desk) -> None:
     assert desk.refused == []
 
 
-# ---------------------------------------------------------------------- the memory itself
+# ---------------------------------------------------------------------- the store itself
 
 
 @pytest.fixture
@@ -257,10 +257,10 @@ def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
     store = Store.open(stored.config)
     store.remember("desk", "a", {"number": 1}, since=None)
     store.remember("desk", "b", {"number": 7}, since=None)
-    # Others hold the lease by now, and have not got any further.
+    # Other processes now hold the lease, and have not stored a newer token.
     store.remember("desk", "a", {"number": 2}, since={"number": 1})
     assert stored.load_token("a") == {"number": 2}
-    # They have.
+    # Now they have.
     store.remember("desk", "a", {"number": 3}, since={"number": 1})
     assert stored.load_token("a") == {"number": 2}
     assert stored.load_token("b") == {"number": 7}

@@ -1,4 +1,4 @@
-"""Records that an API gives again unchanged don't land, and change no table."""
+"""Records that an API returns again unchanged don't land, and change no table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ _STREAMS = (
 
 
 def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) -> None:
-    """In every mode, with a lookback window, partitions, a count, and records without a time."""
+    """A run without changes writes nothing, in every mode.
+
+    The streams have a lookback window, partitions, a count, and records without a time.
+    """
     shop.configure(*_STREAMS)
     _changed_manifest(shop, lookback_window="P60D")
     for number, day in ((1, "01-20"), (2, "02-01"), (3, "02-01")):
@@ -70,12 +73,12 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
         assert {name: (run.landed_rows, run.written) for name, run in runs.items()} == (
             dict.fromkeys(_TABLES, (0, 0))
         )
-    # They were asked for, and came.
+    # They were requested and returned.
     assert {"/orders", "/teams/7/notes"} <= set(shop.api.paths())
     assert _raw_files(shop) == files
     assert _snapshots(shop, *_TABLES) == snapshots
 
-    # What has changed lands, and nothing else.
+    # Only the changed record lands.
     shop.put(3, "02-01", state="paid", owner={"name": "x", "tags": [1, 2]})
     shop.orders[4] = {"id": 4, "state": "still undated"}
     runs = shop.sync()
@@ -89,7 +92,7 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
     assert shop.rows("orders", "id", "state", ACTIVE) == [
         (1, "new", True),
         (2, "new", True),
-        # The same time, and other content: it replaces the version.
+        # The same time with other content: it replaces the version.
         (3, "paid", True),
         (4, "undated", False),
         (4, "still undated", True),
@@ -108,11 +111,11 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
 
     def answer(asked: Asked) -> Reply:
         found = json.loads(shop.dated(asked, list(shop.orders.values())).content)["data"]
-        # It comes with every slice.
+        # The record is returned with every slice.
         return Reply({"data": [*found, undated]})
 
     shop.api.on("/orders", answer)
-    # Each slice lands by itself, so that no landing knows of the others.
+    # Each slice lands separately, so that no landing knows of the others.
     monkeypatch.setattr(landing_run, "_LANDING_BYTES", 1)
     for _ in range(2):
         shop.synced()
@@ -131,7 +134,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
         (2, "second", False),
         (2, "first", True),
     ]
-    # It is changed by someone who says so: from then on it has a time.
+    # A change now sets its time: from then on it has one.
     undated |= {"state": "third", "updated_at": "2099-01-01T00:00:00Z"}
     shop.synced()
     assert shop.rows("orders", "id", "state", ACTIVE)[-1] == (2, "third", True)
@@ -140,7 +143,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
 
 
 def test_a_future_record_hides_no_change_and_lands_once(shop: ApiShop) -> None:
-    """The API gives it with each answer, whatever it is asked for."""
+    """A record from the future is in every answer; it hides no change and lands once."""
     shop.configure("orders: {}", end="2026-02-01T00:00:00Z")
     shop.put(1, "01-05", state="new")
     future = {"id": 2, "state": "odd", "updated_at": "2031-05-05T00:00:00Z"}
@@ -184,7 +187,10 @@ def test_what_a_resync_brings_again_does_not_land(shop: ApiShop) -> None:
 
 @pytest.mark.long
 def test_versions_are_the_contents_that_a_record_had_one_after_the_other(shop: ApiShop) -> None:
-    """Random changes of records without a time, in columns whose types change: a model is right."""
+    """The versions equal the successive contents of a record in a model.
+
+    Random changes are made to records without a time, in columns whose types change.
+    """
     shop.configure("orders: {}")
     chance = random.Random(7)
     model: dict[int, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Changes that the log does not have, although everything is as it was when a run looks again."""
+"""Changes missing in the log are found, although the setup is unchanged when a run looks again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import structlog
 from databases import Shop
 
 _PUBLISHED: Final = "insert, update, delete, truncate"
-#: Each hides the changes of some tables, which are then published as before. The statements
-#: between two of them run while it holds.
+#: Each hides the changes of some tables, which are then published as before. The statements between
+#: two of them run while it holds.
 _HIDING: Final = {
     "a partition is detached and attached": (
         ["parts"],
@@ -57,7 +57,7 @@ _HIDING: Final = {
 }
 _OF_ALL: Final = [words for words, (tables, *_) in _HIDING.items() if len(tables) > 1]
 _TABLES: Final = ("parts", "nested", "moved", "keyed")
-#: What changes nothing of what the log has of these tables.
+#: Statements that do not change what the log contains for these tables.
 _HARMLESS: Final = (
     "CREATE TABLE side.other (id int PRIMARY KEY)",
     "ALTER PUBLICATION chronolake_shop ADD TABLE side.other",
@@ -72,7 +72,7 @@ _HARMLESS: Final = (
 
 @pytest.fixture
 def published(shop: Shop) -> Shop:
-    """Tables that are published because they are in a schema, and were copied."""
+    """Yield copied tables that are published because they are in a schema."""
     shop.run(
         "DROP SCHEMA IF EXISTS side CASCADE",
         "CREATE SCHEMA side",
@@ -131,7 +131,7 @@ def test_a_publication_that_was_altered_for_a_while_hides_nothing(
     published: Shop, words: str
 ) -> None:
     tables, hide, hidden, show = _HIDING[words]
-    # In one transaction, nobody sees that it was another one.
+    # In one transaction, nobody sees that the publication was different.
     published.run("; ".join(["BEGIN", hide, *hidden, show, "COMMIT"]))
     with structlog.testing.capture_logs() as logged:
         published.synced()

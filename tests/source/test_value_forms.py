@@ -62,7 +62,7 @@ def test_json_of_arrays_and_composites_is_the_server_s(address: str) -> None:
         assert len(table.columns) == len(_VALUES)
         for column, (kind, values) in zip(table.columns, _VALUES.items(), strict=True):
             assert column.form is not None
-            # Values without one are not null: a composite of nulls is.
+            # A value without JSON is not always null: a composite of nulls is one.
             query = sql.SQL(
                 "COPY (SELECT {0}, to_jsonb({0}) FROM public.every WHERE to_jsonb({0}) IS NOT NULL)"
                 " TO STDOUT"
@@ -76,7 +76,7 @@ def test_json_of_arrays_and_composites_is_the_server_s(address: str) -> None:
 
 
 def _loaded(text: str | None) -> Any:
-    # As the server does, numbers are compared with their digits.
+    # Like the server, compare numbers with their digits.
     return json.loads(text or "null", parse_float=Decimal, parse_int=Decimal)
 
 

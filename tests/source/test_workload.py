@@ -24,7 +24,7 @@ _POINTS = [
 
 @pytest.fixture
 def shop(shop: Shop) -> Shop:
-    """A shop with the tables of the random work."""
+    """Yield a shop with the tables of the random work."""
     workload.set_up(shop.dsn)
     return shop
 
@@ -61,7 +61,7 @@ def test_history_is_what_triggers_saw(
 
 
 def _expected(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...], list[Any]]:
-    """The same by what triggers saw."""
+    """Return the same states from the triggers' audit."""
     return {
         key: [
             None if state is None else tuple(state.get(name) for name in names) for state in states
@@ -138,11 +138,11 @@ def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
     chance = random.Random(11)
     shop.prepare()
     words = ("sync", "shop", "--project", str(shop.folder))
-    # What was changed before the first copy is nobody's history.
+    # Changes before the first copy are not part of any history.
     assert not killed(COMMAND, *words, failpoint="")
     died = 0
     for failpoint in _POINTS_OF_A_SYNC:
-        # What a run reaches depends on what there is to bring.
+        # The failpoints that a run reaches depend on the changes to read.
         for _ in range(3):
             workload.work(shop.dsn, chance, 30)
             if killed(COMMAND, *words, failpoint=failpoint):

@@ -1,4 +1,4 @@
-"""Random work in a database, and what triggers on the server say about it: the oracle."""
+"""Random work in a database, and the audit that triggers on the server write: the oracle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 #: A table with a single key, one with two columns of which the order differs, and one that has a
-#: unique index only, of which the log tells whole old rows.
+#: unique index only; for the last one, the log contains whole old rows.
 TABLES: Final = {
     "items": ("id",),
     "stock": ("place", "id"),
@@ -58,7 +58,7 @@ _TRIGGER: Final = (
     "FOR EACH ROW EXECUTE FUNCTION oracle.note({key})"
 )
 
-#: The advisory lock of all transactions that work.
+#: The advisory lock of all working transactions.
 _WORKING: Final = 1
 
 State = dict[str, Any] | None
@@ -73,10 +73,10 @@ def set_up(dsn: str) -> None:
 
 
 def work(dsn: str, chance: random.Random, transactions: int, *, pause_seconds: float = 0.0) -> None:
-    """Some transactions with some statements each; a part of them is rolled back.
+    """Run some transactions with some statements each; a part of them is rolled back.
 
-    With a pause, some transactions are open for that long. Several may work at once: one that
-    stands in the way of another so that neither can go on is rolled back.
+    With a pause, some transactions are open for that long. Several may work at once: a transaction
+    that causes a deadlock with another one is rolled back.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
         extras = _extras(connection)
@@ -106,9 +106,9 @@ def _transact(
 
 
 def looked(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
-    """What a reader sees of all tables at one time, and when, by the server's clock."""
+    """Return what a reader sees of all tables at one time, and that time, by the server's clock."""
     with psycopg.connect(dsn, row_factory=dict_row, autocommit=True) as connection:
-        # Who works has ended before the lock is given, and nobody begins until it goes: all
+        # The lock is granted when all work has ended, and no work begins until it is released: all
         # commits that are seen are before this time, and all others after it.
         connection.execute(f"SELECT pg_advisory_lock({_WORKING}), pg_sleep(0.002)".encode())
         connection.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -123,20 +123,21 @@ def looked(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
 class Alterations:
     """Columns that are added to tables, and dropped, renamed and widened there.
 
-    What triggers saw is told by the columns' names of now. So no column gets a name that the lake
-    cannot know to be its own: one that is neither there when a run looks nor when the next one
-    does, while another column of the table was dropped (docs/postgresql.md, "Columns").
+    The audit uses the current names of columns. Therefore a column gets no name that the lake
+    cannot attribute to it: a name that exists neither in one run nor in the next one, while another
+    column of the table was dropped (docs/postgresql.md, "Columns").
     """
 
     def __init__(self) -> None:
-        #: Columns with names that they did not have when a run looked last.
+        #: Columns with names that they did not have at the last run.
         self._new: set[str] = set()
-        #: Tables of which a column was dropped, and such where a name came and went.
+        #: Tables of which a column was dropped, and those where a name existed only between two
+        #: runs.
         self._dropped: set[str] = set()
         self._passing: set[str] = set()
 
     def looked(self) -> None:
-        """A run has looked at all tables, and nothing has happened in them since."""
+        """Note that a run has read all tables, and that they have not been altered since."""
         for each in (self._new, self._dropped, self._passing):
             each.clear()
 
@@ -176,14 +177,14 @@ class Alterations:
 
 
 def _tell(connection: psycopg.Connection, table: str, column: str, row: str) -> None:
-    """Tell what triggers saw of rows with a column otherwise."""
+    """Rewrite the audited rows that have a column."""
     connection.execute(
         f"UPDATE oracle.audit SET row = {row} WHERE tab = '{table}' AND row ? '{column}'".encode()
     )
 
 
 def _types(connection: psycopg.Connection, table: str) -> list[tuple[str, str]]:
-    """The columns that were added to a table, and their types."""
+    """Return the columns that were added to a table, and their types."""
     return connection.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
         f"WHERE attrelid = 'public.{table}'::regclass AND attname ^@ 'extra_' "
@@ -216,7 +217,7 @@ def _statement(chance: random.Random, extras: dict[str, list[str]]) -> str:
     if kind < 0.5:
         return f"DELETE FROM {table} WHERE {where}"
     if kind < 0.6 and table == "notes":
-        # Only where the whole old row is told, a large value goes with the key.
+        # A large value is logged with the key only where the log contains the whole old row.
         other = number + 8
         is_free = f"NOT EXISTS (SELECT FROM notes WHERE id = {other})"
         return f"UPDATE notes SET id = {other} WHERE {where} AND {is_free}"
@@ -225,7 +226,7 @@ def _statement(chance: random.Random, extras: dict[str, list[str]]) -> str:
         "stock": ["number = number + 1", f"body = {body}"],
         "notes": ["seen = clock_timestamp()", f"body = {body}"],
     }[table]
-    # A number is a text as well.
+    # A number is valid as a text as well.
     columns += [
         f"{name} = {chance.choice(['NULL', chance.randrange(999)])}" for name in extras[table]
     ]
@@ -234,9 +235,9 @@ def _statement(chance: random.Random, extras: dict[str, list[str]]) -> str:
 
 
 def states(dsn: str, table: str) -> dict[tuple[Any, ...], list[State]]:
-    """By key what a record was, one after the other: of each transaction the last, None if gone.
+    """Return the states of each record by key: the last of each transaction, None if deleted.
 
-    What a transaction wrote and then deleted has been for an instant.
+    A record that a transaction wrote and then deleted existed for an instant.
     """
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
@@ -261,7 +262,7 @@ def states(dsn: str, table: str) -> dict[tuple[Any, ...], list[State]]:
 
 
 def plain_columns(dsn: str, table: str) -> list[str]:
-    """The columns whose values are the same in JSON and in Python."""
+    """Return the columns whose values are the same in JSON and in Python."""
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = format('public.%%I', %s::text)"
