@@ -1,5 +1,5 @@
-# `make` alone tells what there is. Everything is made in .venv; nothing outside the project changes
-# except the cache of Spark's jars (see CHRONOLAKE_JARS in docs/configuration.md).
+# `make` without a target lists the targets. Everything is installed in .venv; nothing outside the
+# project changes except the cache of Spark's jars (see CHRONOLAKE_JARS in docs/configuration.md).
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
 COMPAT := .venv-compat/.locked
-#: How many processes share the tests; each has a Spark of its own, in about 3 GiB.
+#: Number of test processes; each runs its own Spark, in about 3 GiB.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(WARM)  ## make .venv from requirements.lock, and fetch Spark's jars
+setup: $(WARM)  ## create .venv from requirements.lock, and download Spark's jars
 
 $(LOCKED): requirements.lock pyproject.toml scripts/find-python
 	@python="$$(scripts/find-python)"; \
@@ -31,7 +31,7 @@ $(LOCKED): requirements.lock pyproject.toml scripts/find-python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-#: What the tests in tests/compat compare with, in a place of its own.
+#: The environment of airbyte-cdk, the reference of tests/compat.
 $(COMPAT): requirements-compat.lock scripts/find-python
 	@"$$(scripts/find-python)" -m venv .venv-compat
 	@echo "Installing what requirements-compat.lock names"
@@ -42,28 +42,28 @@ $(WARM): $(LOCKED) src/chronolake/session.py scripts/find-java
 	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import session; session.jars()'
 	@touch $@
 
-demo: demo-postgres  ## sync a PostgreSQL database twice, and show what the tables keep
+demo: demo-postgres  ## sync a PostgreSQL database twice, and show the tables' history
 
-demo-postgres: setup  ## the same, by its own name
+demo-postgres: setup  ## the same as demo
 	@JAVA_HOME="$$(scripts/find-java)" examples/postgres.sh
 
 demo-lake: setup  ## sync a data lake twice
 	@JAVA_HOME="$$(scripts/find-java)" examples/data_lake.sh
 
-demo-api: setup  ## read an HTTP API by its manifest, twice
+demo-api: setup  ## sync an HTTP API, described by a manifest, twice
 	@JAVA_HOME="$$(scripts/find-java)" examples/http_api.sh
 
 demo-destination: setup  ## start a destination, replay real batch files, show the tables
 	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
 
-test: setup  ## what CI runs: everything but the long tests
+test: setup  ## run the tests that CI runs: all except the long ones
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) -m "not long" $(ARGS)
 
-test-all: setup $(COMPAT)  ## every test, with other random examples each time, or those of SEED=n
+test-all: setup $(COMPAT)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
 
-test-compat: setup $(COMPAT)  ## read manifests as airbyte-cdk does, side by side with it
+test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)
 
 check: $(LOCKED)  ## lint, format, types, layers, prose, docs
@@ -81,15 +81,15 @@ format: $(LOCKED)  ## format the code
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format
 
-pictures: setup  ## take the pictures of docs/ui.md, of what make demo-lake leaves
+pictures: setup  ## take the screenshots of docs/ui.md, from the project of make demo-lake
 	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python scripts/ui-pictures
 
-bench: setup  ## measure; each file prints ratios of one run
+bench: setup  ## run the benchmarks; each prints ratios within one run
 	@for file in bench/*.py; do \
 	  echo "== $$file"; JAVA_HOME="$$(scripts/find-java)" $(BIN)/python "$$file"; \
 	done
 
-bench-tools:  ## what bench/ compares with and Chronolake does not need, in .venv-bench
+bench-tools:  ## install the tools that bench/ compares with, in .venv-bench
 	@"$$(scripts/find-python)" -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check \
 	  "dlt[duckdb]==1.31.0" "duckdb==2.0.0" "pyarrow==26.0.1" pandas "psycopg2-binary==2.9.11"
@@ -97,11 +97,11 @@ bench-tools:  ## what bench/ compares with and Chronolake does not need, in .ven
 protos: $(LOCKED)  ## generate the Partner SDK's code from its .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/protos
 
-lock: $(LOCKED)  ## resolve the dependencies anew, within pyproject.toml's bounds
+lock: $(LOCKED)  ## resolve the dependencies again, within pyproject.toml's bounds
 	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
 	  --extra dev --no-header --no-annotate \
 	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
 	  --output-file requirements.lock pyproject.toml
 
-clean:  ## remove what the targets made, except .venv
+clean:  ## remove the files that targets created, except .venv
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop site spark-warehouse

@@ -4,8 +4,8 @@ Claims, for 1,000,000 records with 10 versions each: `as_of` takes at most 1.2 t
 plain filter on `_fivetran_start` and `_fivetran_end` over the same columns; today's state (the view
 `<table>_current`) at most 1.2 times as long as reading a live table of the same rows.
 
-Every way adds up the same columns of what it finds, so that all of them are read; both of a pair
-must find the same. They run in turns.
+Every way sums the same columns of the rows that it finds, so that all of them are read; both ways
+of a pair must find the same rows. They run in turns.
 
     python bench/as_of.py [--quick] [--rows N] [--repeat N]
 """
@@ -65,7 +65,7 @@ def main() -> int:
         history = customers.history(lake, "history", keys, VERSIONS)
         live = customers.live(lake, "live", keys)
         view = core.create_current_view(lake, history.name)
-        # All versions of a day start at different milliseconds: the middle of one is no edge.
+        # All versions of a day start at different milliseconds: its middle is not a boundary.
         middle = NEWEST_MILLIS - (VERSIONS // 2) * DAY_MILLIS + DAY_MILLIS // 2
         times, found = Times(), {}
 

@@ -65,7 +65,7 @@ FIELDS: Final = {
 
 
 def manifest(**cursor: Any) -> dict[str, Any]:
-    """One stream of records, in pages."""
+    """Return a manifest with one stream of records, in pages."""
     return {
         "version": "7.39.1",
         "type": "DeclarativeSource",
@@ -121,7 +121,7 @@ def manifest(**cursor: Any) -> dict[str, Any]:
 def serving(
     folder: Path, pages: int, *, per_page: int = PER_PAGE, delay: float = 0.0
 ) -> Iterator[str]:
-    """An API in a process of its own; gives its address."""
+    """Run an API in a process of its own; yield its address."""
     port = folder / f"port{pages}"
     port.unlink(missing_ok=True)
     words = [sys.executable, HERE / "measuring" / "pages.py", port, per_page, pages, delay]
@@ -172,7 +172,7 @@ def read_ours(
 
 
 def read_reference(described: dict[str, Any], url: str) -> tuple[int, float]:
-    """The same by the reference: its records and its seconds."""
+    """Read the same with the reference; return the number of its records and its seconds."""
     asked = {"manifest": described, "config": {"url": url}, "stream": "records"}
     done = subprocess.run(
         [PYTHON, "-I", HERE / "measuring" / "reference_api.py"],
@@ -269,7 +269,7 @@ def partitions(counts: dict[str, tuple[int, int]]) -> None:
 
 
 def _planned(count: int, *, is_global: bool) -> tuple[float, float]:
-    """Seconds, and MiB at most, of two runs over so many partitions."""
+    """Return the seconds and the peak MiB of planning `count` partitions, from two runs."""
     begin = time.perf_counter()
     _plan(count, is_global=is_global)
     seconds = time.perf_counter() - begin

@@ -10,12 +10,12 @@ Claims, on two cores:
    512 MiB.
 
 Both sides are measured alternately in one run; the median counts. The sink is Spark's `noop`, so
-every column of every row reaches the JVM. The processor's seconds, of all processes together, stand
-beside the speed.
+every column of every row reaches the JVM. CPU seconds of all processes together are printed beside
+the speed.
 
-PyArrow goes two ways: step by step, and at its best, where it decompresses on one core what it
-parses on the other. Columns that have been decoded before go through Spark, too: with PyArrow's own
-work, they say how much of that best two cores could reach at all.
+PyArrow is measured in two ways: step by step, and at its best, where it decompresses on one core
+what it parses on the other. Columns that have been decoded before go through Spark, too: with
+PyArrow's own work, they show how much of that best two cores could reach at all.
 
     python bench/decode.py [--quick]
 """
@@ -103,7 +103,7 @@ class Sealed:
 
 
 def generate(path: Path, size: int, seed: int) -> tuple[BatchFile, int]:
-    """A file of about `size` bytes of CSV; gives it and the exact number."""
+    """Write a file of about `size` bytes of CSV; return it and the exact number of bytes."""
     draw = np.random.default_rng(seed)
     sealed = Sealed(path)
     header = (",".join(column.name for column in COLUMNS) + "\n").encode()

@@ -1,16 +1,16 @@
-"""What it costs that an acknowledged batch survives a loss of power.
+"""The cost of making an acknowledged batch survive a loss of power.
 
 The same batches go to two lakes of one process, over gRPC, one at a time: one lake syncs what each
 commit refers to (`lake.fsync`, the default), the other does not. Rounds alternate, after a warm-up.
 
 Claim: a batch of 100 rows, and one of 20,000, takes less than 1.10 times as long with syncs. The
-last column is the time in which a batch's commits wait for files; on a busy machine it says more
-than the ratio. The catalog's own commits, four in a batch, also wait for one sync each.
+last column is the time in which a batch's commits wait for files; on a busy machine it is more
+reliable than the ratio. The catalog's own commits, four in a batch, also wait for one sync each.
 
     python bench/durability.py [--quick] [--repeat N] [--folder DIR]
 
-The folder's disk matters: a tmpfs syncs for nothing. The last table shows what a sync of a new file
-of 16 KiB takes there.
+The folder's disk matters: a tmpfs syncs for nothing. The last table shows how long a sync of a
+new file of 16 KiB takes there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KINDS: Final = {
 
 
 def contest(folder: Path, servers: dict[str, tuple[Lake, Server]], size: int, flags: Any) -> bool:
-    """Send batches of so many rows both ways; gives whether both lakes have the same rows."""
+    """Send batches of `size` rows to both lakes; return whether both have the same rows."""
     times, rows, same = Times(), [], True
     keys = 1_000 if flags.quick else max(10_000, size)
     warm_up, repeat = (1, 2) if flags.quick else (15, flags.repeat)

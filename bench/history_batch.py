@@ -8,7 +8,7 @@ with 10 versions each
 2. with the history 10 times longer in at most 1.2 times the time, with 10 times the active keys in
    at most 6 times.
 
-DuckDB's time for the same change stands beside them: what one machine can do without Spark and
+DuckDB's time for the same change is printed, too: what one machine can do without Spark and
 Iceberg. All ways apply the same batches to copies of one table, in turns, and must end in the same
 table. A second part sends batches in which some customers are late by two versions.
 
@@ -96,7 +96,7 @@ class Copies:
         )
 
     def batch(self, late: float = 0.0) -> Batch:
-        """The next batch: its customers are in none before."""
+        """Make the next batch; its customers are in no earlier one."""
         size = self._size
         if (self._sent + 1) * size.batch > size.active:
             raise SystemExit("Too many rounds for so few customers: raise --active.")
@@ -106,11 +106,11 @@ class Copies:
         )
 
     def pairs(self, rounds: int, late: float = 0.0) -> list[Pair]:
-        """Batches for so many rounds."""
+        """Make the batches for a number of rounds."""
         return [(self.batch(late), self.batch(late)) for _ in range(rounds)]
 
     def agree(self) -> bool:
-        """Whether all ways ended in the same table; prints what each ended in."""
+        """Print each way's final table; return whether all of them are equal."""
         lake = self._lake
         tables = {"ours": self.ours, "documents": self.documented, "MERGE": self.merged}
         prints = {name: customers.fingerprint(lake, made) for name, made in tables.items()}

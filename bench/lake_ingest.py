@@ -5,10 +5,10 @@ most 2 times what Spark needs to read the same files and write their rows once a
 table; a run over 10 new files costs the same, within 1.3 times, after 100 applied files and after
 2,000.
 
-Beside them stands what people write by hand, a query with window functions that makes the whole
-history table anew of all files, each time; and dlt's `scd2` strategy into DuckDB, in a process of
-its own, if `make bench-tools` has made its environment. A column says which of them has the right
-history.
+Two alternatives are printed for comparison: a query with window functions as people write it by
+hand, which rebuilds the whole history table from all files each time; and dlt's `scd2` strategy
+into DuckDB, in a process of its own, if `make bench-tools` has made its environment. A column shows
+which of them has the right history.
 
     python bench/lake_ingest.py [--quick] [--files N] [--records N] [--repeat N]
 """
@@ -55,7 +55,7 @@ _OPTIONS: Final = ", ".join(f"'{key}' = '{value}'" for key, value in PROPERTIES.
 
 
 def project_in(folder: Path, source: VersionLake) -> Project:
-    """A project whose one pipeline reads the data lake."""
+    """Write a project whose one pipeline reads the data lake."""
     folder.mkdir(exist_ok=True)
     file = folder / "chronolake.yml"
     file.write_text(
@@ -72,7 +72,7 @@ def synced(lake: Lake, project: Project, times: Times, name: str) -> None:
 
 
 def plain(lake: Lake, paths: list[Path], times: Times) -> None:
-    """What any copy of the files costs: all columns, all rows, no question asked."""
+    """Copy all columns and rows of the files, without checks: the least that any way costs."""
     name = TableName("bench", "plain")
     with times.of(PLAIN):
         frame = lake.spark.read.option("recursiveFileLookup", "true").parquet(*map(str, paths))
@@ -85,7 +85,7 @@ def plain(lake: Lake, paths: list[Path], times: Times) -> None:
 
 
 def by_hand(lake: Lake, paths: list[Path], times: Times) -> None:
-    """The history table as a data engineer writes it; no deletes, purges or types that change."""
+    """Build the history table as a data engineer does: no deletes, purges or types that change."""
     name = TableName("bench", "by_hand")
     typed = [(INTEGERS, "_i"), (FLOATS, "_f"), (BOOLEANS, "_b")]
     fields = [*TEXTS, *(f"{field}{end} AS {field}" for fields, end in typed for field in fields)]
@@ -106,7 +106,7 @@ def by_hand(lake: Lake, paths: list[Path], times: Times) -> None:
 
 
 def through_dlt(source: VersionLake, files: int, times: Times) -> str:
-    """A whole state a day, as dlt wants them; gives what its history is worth."""
+    """Load the whole state of each day, as dlt expects; describe how correct its history is."""
     program = Path(__file__).parent / "measuring" / "dlt_scd2.py"
     words = [source.folder, files // 10, BEGIN_MICROS]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Late versions: new files, 1 % of whose rows say something about a time that is long closed.
+"""Late versions: new files, 1 % of whose rows belong to a time whose version is long closed.
 
 Claim: such a run costs at most 1.5 times one whose rows are all new.
 

@@ -1,11 +1,11 @@
-"""Commands that only look, from the shell: they read with PyIceberg and start no JVM.
+"""Read-only commands, from the shell: they read with PyIceberg and do not start a JVM.
 
 Claim: on a table of 1,000,000 versions, before maintenance has sorted it and after, `chronolake
 tables` and `chronolake history` of a key answer in less than 2 seconds, start of the interpreter
 included.
 
-Beside them stands `chronolake query`, which asks Spark the same; and how all of them grow from a
-tenth of the versions to all.
+For comparison, `chronolake query` runs the same query with Spark. The last column shows how each of
+them grows from a tenth of the versions to all.
 
     python bench/looking.py [--quick] [--rows N] [--repeat N]
 """
@@ -29,13 +29,13 @@ from measuring.customers import Made
 
 VERSIONS: Final = 10
 LIMIT: Final = 2.0
-#: As a table lies when many batches have written to it: every file has some of every range of keys.
+#: The layout after many batches have written to a table: each file has keys of every range.
 SCATTERED_FILES: Final = 16
 _PROGRAM: Final = Path(sys.executable).with_name("chronolake")
 
 
 def scattered(lake: Lake, keys: int) -> Made:
-    """A history table whose files are in no order."""
+    """Make a history table whose files are not sorted."""
     sorted_ = customers.history(lake, f"sorted_{keys}", keys, VERSIONS)
     made = Made(TableName(customers.SCHEMA, f"looked_at_{keys}"), keys)
     core.create(lake, made.name, customers.HISTORY)
@@ -45,7 +45,7 @@ def scattered(lake: Lake, keys: int) -> Made:
 
 
 def asked(lake: Lake, *words: str) -> str:
-    """What the program answers, in a process of its own."""
+    """Run the program in a process of its own; return its output."""
     command = [str(_PROGRAM), *words, "--lake", str(lake.config.path), "--json"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

@@ -57,7 +57,7 @@ def table_properties() -> dict[str, str]:
 
 
 def small(lake: Lake, times: Times, made: Made, number: int) -> None:
-    """The migrations that touch no row."""
+    """Measure the migrations that change no rows."""
     copy = customers.copied(lake, made, f"small_{made.keys}_{number}")
     renamed = TableName(customers.SCHEMA, f"renamed_{made.keys}_{number}")
     wide = (*customers.LIVE, Column("extra", ColumnType(Kind.STRING)))

@@ -4,13 +4,13 @@ Claims, on two cores, for 1,000,000 changes of a table of ten columns:
 
 1. The log is decoded and landed at 150,000 changes a second.
 2. Changes are in the published history at 50,000 a second.
-
 3. The log is streamed at least as fast as it was when the server made all of it first
    (`pg_logical_slot_peek_binary_changes`): decoded, landed and published.
 
-Beside it stand the time that the server alone needs to produce the same messages, which is the
-limit, and `psycopg2`'s streaming reader with a plain decoder in Python that reads them one by one
-(left out where `make bench-tools` has not run). With `--rows`, transactions have another size.
+Two other times are printed for comparison: the time that the server alone needs to produce the same
+messages, which is the limit; and `psycopg2`'s streaming reader with a plain decoder in Python that
+reads them one by one (left out where `make bench-tools` has not run). With `--rows`, transactions
+have another size.
 
     python bench/postgres_cdc.py [--quick] [--changes N] [--rows N] [--repeat N]
 """
@@ -69,7 +69,7 @@ PAIRS: Final = (
 
 
 def changed(address: str, changes: int, rows: int) -> None:
-    """Of ten changes, seven are updates, two inserts and one a delete."""
+    """Change rows: of ten changes, seven are updates, two inserts and one a delete."""
     with psycopg.connect(address, autocommit=True) as connection:
         keys = changes // 5
         shop.fill(address, 0, keys, step=rows)
@@ -87,7 +87,7 @@ def changed(address: str, changes: int, rows: int) -> None:
 
 
 def alone(address: str) -> float:
-    """The server produces the messages, and nobody reads them."""
+    """Let the server produce the messages without a reader; return the seconds."""
     with psycopg.connect(address) as connection:
         begin = time.perf_counter()
         connection.execute(f"SELECT count(*), sum(length(data)) {PEEK}")
@@ -95,7 +95,7 @@ def alone(address: str) -> float:
 
 
 def plain(address: str, changes: int) -> float:
-    """The messages are read one by one, as another library streams them."""
+    """Read the messages one by one, as another library streams them; return the seconds."""
     reported = subprocess.run(
         [str(PYTHON), str(STREAMED), str(ROOT / "tests/source"), SLOT.name, str(changes)],
         input=address,
@@ -119,7 +119,7 @@ def decoded(address: str) -> float:
 
 
 def peeked(address: str) -> float:
-    """The same as it was."""
+    """Decode messages that the server makes in full first, without landing; return the seconds."""
     with connected(address) as connection:
         begin = time.perf_counter()
         decoder = Decoder()

@@ -6,9 +6,9 @@ Claims, for 10,000,000 rows of ten columns:
 2. They are in the published table in at most 5 times that time.
 3. That is sooner than the same by Spark's own JDBC reader, with as many tasks.
 
-Ours is the first run of a pipeline that reads the log. Beside it stand the first run of one that
-does without (`snapshot_diff`), which has the server make a fingerprint of each row besides, for the
-next run; and what Spark's reader takes to have the rows in a plain table, without any history.
+Ours is the first run of a pipeline that reads the log. Two other times are printed for comparison:
+the first run of a pipeline without the log (`snapshot_diff`), for which the server also computes a
+fingerprint of each row for the next run; and Spark's reader into a plain table without history.
 
     python bench/postgres_copy.py [--quick] [--rows N] [--repeat N]
 """
@@ -40,7 +40,7 @@ COMPARED: Final = "the same, with fingerprints for the next run"
 
 
 def copied_by_psql(address: str, file: Path) -> None:
-    """The table as CSV."""
+    """Copy the table to a CSV file with `psql`."""
     with file.open("wb") as output:
         statement = "COPY orders TO STDOUT (FORMAT csv)"
         subprocess.run([str(psql()), address, "-qc", statement], check=True, stdout=output)
@@ -48,7 +48,7 @@ def copied_by_psql(address: str, file: Path) -> None:
 
 
 def copied_over_jdbc(lake: Lake, address: str, rows: int) -> None:
-    """The table as a table of Iceberg without more."""
+    """Copy the table to a plain Iceberg table over JDBC."""
     name = "chronolake.plain.orders"
     lake.spark.sql("CREATE NAMESPACE IF NOT EXISTS chronolake.plain")
     shop.over_jdbc(lake.spark, address, rows).writeTo(name).using("iceberg").create()
@@ -56,7 +56,7 @@ def copied_over_jdbc(lake: Lake, address: str, rows: int) -> None:
 
 
 def copied_by_us(project: Project) -> tuple[float, float]:
-    """A lake of its own for each round: nothing is known of the table."""
+    """Copy the table into its own lake, which has no history of it in any round."""
     with Lake.open(project.lake.path, config=project.lake) as lake:
         return shop.synced(lake, project)
 

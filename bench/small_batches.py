@@ -2,7 +2,7 @@
 
 50 tables get 20 batches of 100 rows each, sent over gRPC by 8 clients at once: batches a second,
 and how long a caller waits. Then one batch alone on the warm server, live and history: each kind
-has had 20 batches before, for the JVM compiles a kind's code when that kind first comes.
+has had 20 batches before, because the JVM compiles a kind's code when that kind is first sent.
 
 Claims: more batches a second than one Iceberg MERGE for each batch, run in the same Spark session
 by as many threads; one batch alone takes under 0.7 s.
@@ -159,7 +159,7 @@ def merge_history(lake: Lake, made: Made, batch: Batch) -> None:
 
 
 def alone(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
-    """One batch at a time; gives whether both ways ended in the same tables."""
+    """Send one batch at a time; return whether both ways ended in the same tables."""
     kinds: dict[str, tuple[Callable[..., Batch], Merge, Made]] = {
         "upsert": (
             batches.upserts,

@@ -1,10 +1,10 @@
-"""A PostgreSQL table without its log: what differs from the last run, of which 1 % does.
+"""Snapshot diff of a PostgreSQL table, of which 1 % has changed since the last run.
 
 Claim: for 5,000,000 rows of ten columns a run costs at most 1.5 times reading the table once.
 
-Beside it stand two ways to read it: ours, which copies ranges of pages, and Spark's JDBC reader
-with as many tasks; a run that has no fingerprints to go by, and compares all rows with the table;
-and how a run grows from a tenth of the rows to all of them.
+For comparison, the table is read in two ways: ours, which copies ranges of pages, and Spark's JDBC
+reader with as many tasks. Also measured are a run without fingerprints, which compares all rows
+with the table, and how a run grows from a tenth of the rows to all of them.
 
     python bench/snapshot_diff.py [--quick] [--rows N] [--repeat N]
 """
@@ -50,7 +50,7 @@ def changed(address: str, turn: int) -> None:
 
 
 def read_once(lake: Lake, address: str) -> None:
-    """All rows with their types, as a run reads them, and nothing is done with them."""
+    """Read all rows with their types, as a run does, and discard them."""
     with connected(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
     with exported_snapshot(address) as snapshot, held_table(address, snapshot, table) as held:
@@ -61,7 +61,7 @@ def read_once(lake: Lake, address: str) -> None:
 
 
 def read_over_jdbc(lake: Lake, address: str, rows: int) -> None:
-    """The same with Spark's own reader."""
+    """Read all rows with Spark's own reader, and discard them."""
     shop.over_jdbc(lake.spark, address, rows).write.format("noop").mode("overwrite").save()
 
 

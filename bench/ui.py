@@ -1,4 +1,4 @@
-"""The page: how soon it is up, painted, and answers what somebody does with it.
+"""The web UI: how soon it starts, paints, and responds to input.
 
 Claims, in a real browser on two cores:
 
@@ -9,9 +9,8 @@ Claims, in a real browser on two cores:
    of that, and the next page of versions is there within 0.5 s.
 4. A move of the slider over a table of 1,000,000 versions shows the rows within 2 s.
 
-Paint is the browser's own first contentful paint. What somebody does is measured in the page, from
-the key to the moment at which the new rows stand there. Medians of several; the browser shares the
-cores.
+Paint is the browser's own first contentful paint. Input is measured in the page, from the key to
+the moment at which the new rows are displayed. Medians of several; the browser shares the cores.
 
     python bench/ui.py [--quick]
 """
@@ -46,7 +45,7 @@ VERSIONS = 10_000
 BEGIN = 1_735_689_600_000_000
 HOUR = 3_600_000_000
 SETTLED = "() => !document.querySelector('[aria-busy=true], [data-unread]')"
-#: Presses a key, and tells in how many milliseconds what it changes has changed.
+#: Presses a key, and returns the milliseconds until the change is displayed.
 PRESSED = """([keys, field, rows]) => new Promise((done) => {
   const element = document.querySelector(field);
   const shown = document.querySelector(rows);
@@ -95,7 +94,7 @@ def versions(records: int, each: int) -> pa.Table:
 
 
 def build(folder: Path, rows: int) -> None:
-    """A lake with a thousand tables, by PyIceberg alone."""
+    """Make a lake with a thousand tables, by PyIceberg alone."""
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db")
     catalog.create_namespace("bench")
     columns = [("id", "LONG"), ("reading", "DOUBLE"), ("state", "STRING"), (START, "UTC_DATETIME"),
@@ -124,7 +123,7 @@ def build(folder: Path, rows: int) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The page's address."""
+    """Run the web UI; yield its address."""
     page = subprocess.Popen(
         [sys.executable, "-c", "from chronolake.cli import main; main()", "ui",
          "--lake", str(folder), "--port", "0", "--json"],

@@ -3,7 +3,7 @@
 Claims: 20,000 upserts (half of the keys are new) go into 2,000,000 rows in at most 0.6 of the time
 of one Iceberg MERGE; a table or a batch of 10 times the size takes less than 10 times as long.
 
-DuckDB's time stands beside them: what one machine can do without Spark and Iceberg. All ways apply
+DuckDB's time is printed, too: what one machine can do without Spark and Iceberg. All ways apply
 the same batches to copies of one table, in turns, and must end in the same table.
 
     python bench/upsert.py [--quick] [--rows N] [--repeat N] [--profile]
@@ -50,7 +50,7 @@ class Size:
 
 
 def pairs(make: Maker, folder: Path, size: Size, *, first: int, rounds: int) -> list[Pair]:
-    """Batches for so many rounds, numbered from `first`."""
+    """Make the batches for a number of rounds, numbered from `first`."""
     sent = [
         make(folder, keys=size.rows, size=size.batch, ordinal=first + number)
         for number in range(2 * rounds)
@@ -133,7 +133,7 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
 
 
 def agree(lake: Lake, ours: Made, merged: Made, ducks: duck.Duck) -> bool:
-    """Whether all ways ended in the same table; prints what each ended in."""
+    """Print each way's final table; return whether all of them are equal."""
     prints = [customers.fingerprint(lake, made) for made in (ours, merged)]
     row = lake.spark.sql(_SUMS.format(micros="unix_micros", table=ours.sql)).first()
     spark_sums = " ".join(map(str, row or ()))

@@ -4,8 +4,8 @@ Claims, for tables of text columns and two rows: CreateTable and AlterTable (as 
 of 1,000 columns take at most 10 times as long as those of 10, and so do a sync of a data lake, a
 batch (a replaced and an updated row) and a history batch.
 
-Beside ours stand Spark's own statements for the same work. All of it runs twice for each width, the
-first round as a warm-up.
+Spark's own statements for the same work are printed beside ours. All of it runs twice for each
+width, the first round as a warm-up.
 
     python bench/wide.py [--quick] [--columns N ...] [--repeat N]
 """
@@ -54,7 +54,7 @@ _numbers = count()
 
 
 def columns_of(width: int) -> list[Column]:
-    """A key, the time of the sync, and text columns: `width` of these."""
+    """Return a key, the time of the sync, and text columns: `width` of these."""
     texts = [Column(f"c{number:05}", ColumnType(Kind.STRING)) for number in range(width)]
     key = Column("id", ColumnType(Kind.STRING), primary_key=True)
     return [key, Column(SYNCED, ColumnType(Kind.UTC_DATETIME)), *texts]
@@ -93,7 +93,7 @@ def ours(lake: Lake, project: Project, source: Path, width: int, times: Times) -
 def change(
     lake: Lake, name: TableName, columns: Sequence[Column], number: int, *, is_history: bool
 ) -> tuple[DataFrame, list[Column]]:
-    """A row that is replaced and one that is updated, which leaves a column as it is."""
+    """Make a replaced row and an updated row, which leaves a column as it is."""
     at = datetime(2026, 1, 1, number, tzinfo=UTC)
     texts = [column.name for column in columns if column.name.startswith("c")]
     cells: dict[str, object] = {
@@ -121,7 +121,7 @@ def change(
 
 
 def batches(lake: Lake, width: int, times: Times) -> None:
-    """A batch and a history batch into tables of two rows."""
+    """Write a batch and a history batch into tables of two rows."""
     for step, write in ((BATCH, core.write_batch), (HISTORY, core.write_history_batch)):
         name = TableName("bench", f"batch{next(_numbers)}")
         columns = columns_of(width)
@@ -140,7 +140,7 @@ def batches(lake: Lake, width: int, times: Times) -> None:
 
 
 def theirs(lake: Lake, source: Path, width: int, times: Times) -> None:
-    """The same with Spark's statements; a file is read and appended, no question asked."""
+    """Do the same with Spark's statements; a file is read and appended without checks."""
     name = f"{CATALOG}.bench.theirs{next(_numbers)}"
     wanted = [f"`{column.name}` {column.type.sql}" for column in columns_of(2 * width)]
     with times.of(f"{CREATE} {width}, Spark"):

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def rows(name: str) -> Iterator[tuple[int, Row]]:
-    """Every row of an object, with the day on which it is written, from 0."""
+    """Yield every row of an object, with the day on which it is written, from 0."""
     chance = random.Random(name)  # noqa: S311 - the same lake each time, nothing secret
     for number in range(_RECORDS[name]):
         record = f"{name[:3].lower()}{number:04}"
@@ -72,7 +72,7 @@ def _version(chance: random.Random, record: str, at: datetime, change: int, day:
 
 
 def _lives() -> Iterator[tuple[int, Row]]:
-    """A record that is deleted and comes back, one restored from it, and one that is purged."""
+    """Yield a record that is deleted and comes back, one restored from it, and a purged one."""
 
     def at(day: int) -> datetime:
         return _BEGIN + timedelta(days=day, hours=9)

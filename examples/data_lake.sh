@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A Data Lake v2 is synced twice, with files arriving in between, and a record's timeline is shown.
-# Run by `make demo-lake`. Everything stays in demo-project/ until the next run, to be looked at.
+# Syncs a Data Lake v2 twice, with new files in between, and shows a record's timeline.
+# Run by `make demo-lake`. Everything stays in demo-project/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A destination, real batch files sent to it over gRPC, and what became of them.
-# Run by `make demo-destination`. The lake stays in demo-lake/ until the next run, to be looked at.
+# Starts a destination, sends real batch files to it over gRPC, and shows the tables.
+# Run by `make demo-destination`. The lake stays in demo-lake/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

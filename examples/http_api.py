@@ -1,7 +1,7 @@
 """A shop's HTTP API with a month of data that changes, for `make demo-api`.
 
-`python examples/http_api.py PORT_FILE` serves it on a free port of 127.0.0.1. It tells the shop as
-it is at a moment, which `POST /clock` moves.
+`python examples/http_api.py PORT_FILE` serves it on a free port of 127.0.0.1. Responses contain the
+shop as it is at the API's time, which `POST /clock` moves.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PAGE = 5
 
 
 def text_of(at: datetime) -> str:
-    """A time as the API spells it."""
+    """Format a time as the API does."""
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def orders(now: datetime) -> Iterator[dict[str, Any]]:
-    """The orders as they are at a time."""
+    """Return the orders as they are at a time."""
     for number in range(40):
         placed = FIRST_DAY + timedelta(hours=19 * number)
         known = [
@@ -53,7 +53,7 @@ def orders(now: datetime) -> Iterator[dict[str, Any]]:
 
 
 def comments(order: int, now: datetime) -> Iterator[dict[str, Any]]:
-    """What people have said of an order by then."""
+    """Return the comments on an order up to a time."""
     for number in range(order % 3):
         said = FIRST_DAY + timedelta(hours=19 * (order - 1001), days=2 + 5 * number)
         if said <= now:
@@ -62,7 +62,7 @@ def comments(order: int, now: datetime) -> Iterator[dict[str, Any]]:
 
 
 def customers(now: datetime) -> Iterator[dict[str, Any]]:
-    """The customers; some move in the middle of the month."""
+    """Return the customers; some move in the middle of the month."""
     for number in range(1, 8):
         has_moved = number % 3 == 0 and now.day > 15
         city = CITIES[(number + has_moved) % len(CITIES)]
@@ -76,7 +76,7 @@ class Shop(BaseHTTPRequestHandler):
     now = FIRST_DAY
 
     def do_GET(self) -> None:
-        """Tell the shop as it is."""
+        """Return the shop's records as they are at the API's time."""
         parts = urlsplit(self.path)
         asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if self.headers.get("Authorization") != "Bearer demo-token":

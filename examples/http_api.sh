@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# An HTTP API is read by its manifest, twice, with two weeks of changes in between; its slices, its
-# state and an order's timeline are shown.
-# Run by `make demo-api`. Everything stays in demo-api/ until the next run, to be looked at.
+# Syncs an HTTP API, described by a manifest, twice, with two weeks of changes in between; shows its
+# slices, its state and an order's timeline.
+# Run by `make demo-api`. Everything stays in demo-api/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A PostgreSQL database is synced twice, with changes in between; every committed change is kept.
-# Run by `make demo`. Everything stays in demo-shop/ until the next run, to be looked at.
+# Syncs a PostgreSQL database twice, with changes in between; every committed change is kept.
+# Run by `make demo`. Everything stays in demo-shop/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +8,7 @@ readonly project=demo-shop
 
 # shellcheck source=showing.sh
 source examples/showing.sh
-# Statements in the shop's database, as somebody types them.
+# Run statements in the shop's database, and print them as in psql.
 in_shop() {
   local statement
   for statement; do

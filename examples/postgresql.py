@@ -27,7 +27,7 @@ def _binaries(version: int) -> Path:
 
 
 def psql(version: int = 18) -> Path:
-    """The program `psql` of a version of the server."""
+    """Return the path of `psql` of a version of the server."""
     return _binaries(version) / "psql"
 
 
@@ -166,7 +166,7 @@ def standby(primary: str, version: int = 18) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run a server until this process is told to end; say how it is reached."""
+    """Run a server until this process is stopped; print its address."""
 
     def end(_number: int, _frame: object) -> None:
         raise SystemExit(0)

@@ -1,4 +1,4 @@
-# What the demos share: what they say, and that commands are shown before they run.
+# Shared functions of the demos: print a message; print a command and run it.
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 show() {

@@ -55,19 +55,19 @@ class Batch:
     since: str
 
     def paths(self, op: Op) -> list[str]:
-        """The files of one kind."""
+        """Return the paths of the files of one kind."""
         return [file.path for file in self.files if file.op is op]
 
 
 def history(folder: Path, *, keys: int, size: int, ordinal: int, late: float = 0.0) -> Batch:
-    """A history batch of `size` customers with all four kinds of file.
+    """Write a history batch of `size` customers with all four kinds of file.
 
     Of ten customers three are replaced and one is new; two are updated once and two twice, partly;
     two are deleted. Each batch is five minutes after the one before, and the first one two days
     after the table's own versions.
 
     Args:
-        folder: where the files go.
+        folder: where the files are written.
         keys: how many customers the table began with.
         size: how many customers the batch has.
         ordinal: the batch's number, from 0.
@@ -110,14 +110,14 @@ def history(folder: Path, *, keys: int, size: int, ordinal: int, late: float = 0
 
 
 def upserts(folder: Path, *, keys: int, size: int, ordinal: int) -> Batch:
-    """A batch that replaces customers: half of them are in the table, half are new."""
+    """Write a batch that replaces customers: half of them are in the table, half are new."""
     ids = _spread(keys, size, ordinal)
     ids = np.where(np.arange(size) % 2, ids + keys * (1 + ordinal), ids)
     return _live(folder, f"upserts-{keys}-{size}-{ordinal}", Op.REPLACE, ids, ordinal)
 
 
 def updates(folder: Path, *, keys: int, size: int, ordinal: int) -> Batch:
-    """A batch that changes some cells of customers that are in the table."""
+    """Write a batch that changes some cells of customers that are in the table."""
     ids = _spread(keys, size, ordinal)
     return _live(folder, f"updates-{keys}-{size}-{ordinal}", Op.UPDATE, ids, ordinal)
 
@@ -145,7 +145,7 @@ def _versions(
     is_closed: np.ndarray | None = None,
     length: int = 0,
 ) -> Cells:
-    """All columns of versions; those that `is_closed` end 1 ms before `length` is over."""
+    """Return all columns of versions; those that `is_closed` end 1 ms before `length` is over."""
     closed = np.zeros(len(ids), dtype=bool) if is_closed is None else is_closed
     amount = (ids * 13 + salt * 71) % 1_000_000
     score = _text((ids * 17 + salt) % 1_000_000 / 997.0)
@@ -168,7 +168,7 @@ def _versions(
 
 
 def _partly(cells: Cells) -> Cells:
-    """The same rows as updates: the customer's id decides what each of them gives."""
+    """Turn the rows into partial updates: the customer's id decides which cells each provides."""
     turn = cells["id"].astype(np.int64) // 7 % len(_GIVEN)
     kept = {"id", *(name for name in HISTORY_NAMES if name.startswith("_fivetran"))}
     partly = {}
@@ -218,7 +218,7 @@ def sealed(content: bytes, key: bytes) -> bytes:
 
 
 def unsealed(content: bytes, key: bytes) -> bytes:
-    """The inverse of `sealed`."""
+    """Decrypt what `sealed` returned."""
     opener = Cipher(algorithms.AES(key), modes.CBC(content[:16])).decryptor()
     padded = opener.update(content[16:]) + opener.finalize()
     return padded[: -padded[-1]]

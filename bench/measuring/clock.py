@@ -79,7 +79,7 @@ def say(text: str) -> None:
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Describe the machine and the versions of the measured programs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     names = ("pyspark", "duckdb", "pyarrow")
     versions = ", ".join(f"{name} {version(name)}" for name in names)

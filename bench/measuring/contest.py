@@ -67,10 +67,10 @@ class Contest:
         self._times = Times()
 
     def run(self, sent: Sequence[Pair], *, warm_up: bool = False) -> None:
-        """A round for each pair of batches; every way gets both of them.
+        """Run a round for each pair of batches; every way gets both of them.
 
         Ours reads the files of one and is given the other one decoded, each first by turns: in the
-        product both happen in one pass, which cannot be told apart from outside.
+        product both happen in one pass, which cannot be separated from outside.
         """
         ways: dict[str, Callable[[int], None]] = {OURS: lambda number: self._ours(sent, number)}
         for rival in self._rivals:
@@ -116,7 +116,7 @@ class Contest:
                     self._in_duck(rows, batch)
 
     def show(self, title: str) -> None:
-        """Print the medians since the last time, and begin anew."""
+        """Print the medians since the last call, and start again."""
         claims = {rival.name: rival.claim for rival in self._rivals}
         rows: list[tuple[object, ...]] = []
         for form in _FORMS:
@@ -148,11 +148,11 @@ def grown(
     """Measure ours on several shapes of work in turns, and print each against the first.
 
     Args:
-        title: what stands above the table.
+        title: the table's title.
         shapes: by name, what writes the batch of a number; the first one is the yardstick.
         warm_up: rounds that do not count.
         repeat: rounds that count.
-        claims: by name of a shape, at most so many times as long as the first it takes.
+        claims: by name of a shape, the highest ratio of its time to the first one's.
     """
     times = Times()
 

@@ -97,7 +97,7 @@ def live(lake: Lake, name: str, keys: int) -> Made:
 
 
 def history(lake: Lake, name: str, keys: int, versions: int) -> Made:
-    """Make a history table with so many versions of each customer, the newest one active.
+    """Make a history table with `versions` versions of each customer, the newest one active.
 
     The rows are written straight to `main`, clustered as maintenance leaves them: by partition,
     then by key and start.
@@ -115,7 +115,7 @@ def history(lake: Lake, name: str, keys: int, versions: int) -> Made:
 
 
 def copied(lake: Lake, original: Made, name: str) -> Made:
-    """The same table once more: it begins with the very files of the original.
+    """Register a copy of the table; it begins with the same files as the original.
 
     No write ever changes or removes a data file, so that both can be written to.
     """
@@ -134,7 +134,7 @@ def data_files(lake: Lake, made: Made) -> list[str]:
 
 
 def fingerprint(lake: Lake, made: Made) -> str:
-    """A text that differs when some row does."""
+    """Return a text that differs if a row differs."""
     every = ", ".join(column.name for column in lake.catalog.load(made.name).fields)
     row = lake.spark.sql(
         f"SELECT count(*), sum(cast(xxhash64({every}) AS decimal(38,0))) FROM {made.sql}"

@@ -4,7 +4,7 @@
 
 `scd2` compares one whole state with the one before and knows no times of the records themselves.
 So it gets the files of one round through all records at a time, a version of each record, as the
-state of a day. A data lake whose files do not come in such rounds it could not read at all.
+state of a day. It could not read a data lake whose files do not arrive in such rounds.
 
 Prints, as JSON, the seconds of its runs, the versions that it has, and how many of them begin when
 their record was modified.
@@ -33,7 +33,7 @@ _ENDINGS = ("_i", "_f", "_b")
 
 
 def state(paths: list[Path]) -> pa.Table:
-    """A state of all records: texts, and typed values where a field has them."""
+    """Read the state of all records: texts, and typed values where a field has them."""
     whole = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths)
     typed = {name for name in whole.column_names if name.endswith(_ENDINGS)}
     texts = {name[:-2] for name in typed}

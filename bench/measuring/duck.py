@@ -27,7 +27,7 @@ Decoded = dict[Op, pa.Table]
 
 
 def decoded(batch: Batch) -> Decoded:
-    """A batch's rows, all cells as texts."""
+    """Decode a batch's rows; all cells are texts."""
     tables = {}
     for file in batch.files:
         content = unsealed(Path(file.path).read_bytes(), file.key or b"")
@@ -72,7 +72,7 @@ class Duck:
         )
 
     def history(self, name: str, rows: Decoded, since: str) -> None:
-        """A history batch, by the documents' statements in one transaction."""
+        """Apply a history batch, by the documents' statements in one transaction."""
         earliest = f"""SELECT CAST(id AS BIGINT) AS id,
             CAST(_fivetran_start AS TIMESTAMPTZ) AS start FROM {_view(Op.EARLIEST)}"""
         deletes = f"""SELECT CAST(id AS BIGINT) AS id,
@@ -95,7 +95,7 @@ class Duck:
         )
 
     def sums(self, sql: str) -> tuple[object, ...] | None:
-        """The one row of a query."""
+        """Return the only row of a query's result."""
         return self._connection.execute(sql).fetchone()
 
     def _run(self, rows: Decoded, *statements: str) -> None:

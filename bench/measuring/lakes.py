@@ -1,4 +1,4 @@
-"""A lake to measure on, and the ways into it that the product itself takes."""
+"""A lake to measure on, and the product's own ways to write to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REQUIRED_HISTORY: Final = {
 
 
 def options(claim: str | None, *, repeat: int) -> argparse.ArgumentParser:
-    """The flags that every measurement has."""
+    """Return a parser with the flags that every measurement has."""
     parser = argparse.ArgumentParser(
         description=claim, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,7 +48,7 @@ def options(claim: str | None, *, repeat: int) -> argparse.ArgumentParser:
 
 @contextmanager
 def opened(flags: argparse.Namespace) -> Iterator[tuple[Lake, Path]]:
-    """A new lake, and a folder for the batches beside it; both go when the block ends."""
+    """Make a lake, and a folder for batches beside it; both are removed when the block ends."""
     say(machine())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     conf = {"spark.driver.memory": flags.driver_memory} if flags.driver_memory else {}
@@ -63,7 +63,7 @@ def opened(flags: argparse.Namespace) -> Iterator[tuple[Lake, Path]]:
 def changes(
     lake: Lake, made: Made, batch: Batch, *, history: bool, spark: SparkSession | None = None
 ) -> DataFrame:
-    """A batch's change set as the server reads it, lazily: in the session that it takes."""
+    """Return a batch's change set as the server reads it, lazily and in the same session."""
     size = sum(Path(file.path).stat().st_size for file in batch.files)
     return batch_files.read(
         spark or lake.session_for(made.name, size),
@@ -88,7 +88,7 @@ def apply(
 
 @contextmanager
 def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """A frame that is computed and cached while the block runs."""
+    """Compute and cache a frame while the block runs."""
     frame.persist()
     try:
         frame.count()

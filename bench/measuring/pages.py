@@ -15,7 +15,7 @@ import orjson
 
 
 def record(number: int) -> dict[str, object]:
-    """A small record with seven fields."""
+    """Return a small record with seven fields."""
     return {
         "id": number,
         "name": f"Customer {number}",

@@ -1,4 +1,4 @@
-"""Where the time of one piece of work goes, as Spark's own status store tells."""
+"""Where the time of one piece of work goes, from Spark's own status store."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _outside(begin: int, end: int, *spans: list[Span]) -> float:
 
 
 def _covered(spans: list[Span]) -> int:
-    """How many milliseconds lie in at least one span."""
+    """Return how many milliseconds are in at least one span."""
     total, reached = 0, 0
     for first, last in sorted(spans):
         total += max(0, last - max(first, reached))

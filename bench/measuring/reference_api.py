@@ -1,4 +1,4 @@
-"""The reference reads a stream in its own environment: prints its records and seconds as JSON.
+"""A read by the reference in its own environment; prints its records and seconds as JSON.
 
 `.venv-compat/bin/python bench/measuring/reference_api.py` gets `{manifest, config, stream}` on its
 standard input.

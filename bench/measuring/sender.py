@@ -73,7 +73,7 @@ def _message(name: str, columns: Sequence[Column]) -> common_pb2.Table:
 
 
 def stage_seconds(server: Server) -> Stages:
-    """The server's own seconds by table and stage."""
+    """Return the server's own seconds by table and stage."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
         text = answer.read().decode()
     return {

@@ -36,7 +36,7 @@ def create(address: str) -> None:
 
 
 def fill(address: str, begin: int, upto: int, *, step: int = 1_000_000) -> None:
-    """Insert the rows from one key to another, which is not among them, so many at once."""
+    """Insert the rows with keys from `begin` to before `upto`, `step` rows in each statement."""
     with psycopg.connect(address, autocommit=True) as connection:
         for first in range(begin, upto, step):
             last = min(first + step, upto) - 1
@@ -65,13 +65,13 @@ def unpublish(address: str) -> None:
 
 
 def project_of(folder: Path, address: str, more: str = "") -> Project:
-    """The project whose pipeline `shop` reads the database into the lake of a folder."""
+    """Write the project whose pipeline `shop` reads the database into the lake of a folder."""
     os.environ["SHOP_DSN"] = address
     return _project(folder, f"type: postgres, dsn: '${{SHOP_DSN}}'{more}")
 
 
 def jdbc_project_of(folder: Path, address: str) -> Project:
-    """The same, with Spark's JDBC reader and as many tasks."""
+    """Write the same project for Spark's JDBC reader, with as many tasks."""
     reported = _jdbc(address)
     os.environ["SHOP_PASSWORD"] = reported["password"]
     table = f"public.{NAME}: {{key: [id], split_by: id}}"
@@ -101,7 +101,7 @@ def _jdbc(address: str) -> dict[str, str]:
 def synced(
     lake: Lake, project: Project, *, full_refresh: bool = False, source: Source | None = None
 ) -> tuple[float, float]:
-    """A run; gives the seconds until all had landed, and until all was published.
+    """Sync once; return the seconds until all had landed, and until all was published.
 
     Args:
         lake: the lake.
@@ -123,7 +123,7 @@ def synced(
 
 
 def over_jdbc(spark: SparkSession, address: str, rows: int) -> DataFrame:
-    """The table as Spark's own JDBC reader gives it, with as many tasks as ours."""
+    """Read the table with Spark's own JDBC reader, with as many tasks as ours."""
     return (
         spark.read.format("jdbc")
         .options(

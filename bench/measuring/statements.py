@@ -1,8 +1,8 @@
 """The alternatives in Spark SQL: the same changes by a careful author, on the same Iceberg tables.
 
-All statements read a view over the decoded change set. They get what a careful author can know:
-the least time of a history batch stands in them as a literal, so that the closed versions before it
-are pruned by their files' statistics.
+All statements read a view over the decoded change set. They use what a careful author can know:
+the least time of a history batch is a literal in them, so that the closed versions before it are
+pruned by their files' statistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SYSTEM: Final = ("_fivetran_synced", "_fivetran_start", "_fivetran_end", "_five
 
 @contextmanager
 def view(changes: DataFrame) -> Iterator[str]:
-    """A name for a change set, for as long as the block runs."""
+    """Name a change set, for as long as the block runs."""
     name = f"changes_{uuid4().hex}"
     changes.createOrReplaceTempView(name)
     try:
@@ -33,7 +33,7 @@ def view(changes: DataFrame) -> Iterator[str]:
 
 
 def upsert(target: str, changes: str) -> str:
-    """One `MERGE` of replace rows into a live table."""
+    """Return one `MERGE` of replace rows into a live table."""
     return f"""
         MERGE INTO {target} t
         USING (SELECT {_list(LIVE_NAMES)} FROM {changes} WHERE {OP} = {Op.REPLACE:d}) s
@@ -43,7 +43,7 @@ def upsert(target: str, changes: str) -> str:
 
 
 def update(target: str, changes: str) -> str:
-    """One `MERGE` of update rows into a live table."""
+    """Return one `MERGE` of update rows into a live table."""
     assignments = ", ".join(
         f"{name} = {_cell(name, LIVE_NAMES, new='s', old='t')}" for name in LIVE_NAMES[1:]
     )
@@ -85,7 +85,7 @@ def documented(spark: SparkSession, target: str, changes: str, since: str) -> No
 
 
 def merged(target: str, changes: str, since: str) -> str:
-    """A history batch as one `MERGE`.
+    """Return a history batch as one `MERGE`.
 
     The source has a row that finds the stored versions of each key, and a row without a key to
     match for each new version.

@@ -3,7 +3,7 @@
     python streamed.py TESTS_FOLDER SLOT CHANGES < ADDRESS
 
 Messages are read one by one with the plain decoder, which is among the tests. The slot is not
-advanced. Prints the seconds until so many changes of rows were read.
+advanced. Prints the seconds until CHANGES changes of rows were read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 60
 
 
 def messages(cursor: ReplicationCursor) -> Iterator[bytes]:
-    """The payloads of messages as they come."""
+    """Yield the payloads of messages as they arrive."""
     while True:
         message = cursor.read_message()
         if message is not None:
@@ -32,7 +32,7 @@ def messages(cursor: ReplicationCursor) -> Iterator[bytes]:
 def main() -> int:
     folder, slot, changes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     sys.path[:0] = [folder]
-    from plain_pgoutput import Reader  # noqa: PLC0415 - where it is is known by now
+    from plain_pgoutput import Reader  # noqa: PLC0415 - its folder is an argument
 
     address = sys.stdin.read()
     connection = psycopg2.connect(address, connection_factory=LogicalReplicationConnection)

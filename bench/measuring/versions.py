@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 ORG: Final = "X"
 NAME: Final = "Account"
-#: Fields by their form; the lake has a text of each, and a typed value beside it where it is none.
+#: Fields by type; the lake has each as text, and fields of other types also as a typed value.
 TEXTS: Final = tuple(f"Text{number}" for number in range(8))
 INTEGERS: Final = tuple(f"Number{number}" for number in range(5))
 FLOATS: Final = tuple(f"Amount{number}" for number in range(4))
@@ -50,7 +50,7 @@ class VersionLake:
         Args:
             first: the first file's number, from 0.
             count: how many files.
-            late: the part of their rows that say something about a time two versions ago.
+            late: the part of their rows that belong to a time two versions ago.
         """
         paths = [self.path(number) for number in range(first, first + count)]
         for number, path in enumerate(paths, start=first):
