@@ -88,8 +88,8 @@ ProjectOption: TypeAlias = Annotated[
         "--project",
         envvar=env.PROJECT,
         metavar="DIR",
-        help="Folder of chronolake.yml, or the file itself; by default the working folder or the "
-        "nearest folder above it that has one.",
+        help="The folder of chronolake.yml, or the file itself. Default: the working folder, "
+        "or the nearest folder above it that contains one.",
         show_default=False,
     ),
 ]
@@ -99,7 +99,7 @@ LakeOption: TypeAlias = Annotated[
         _LAKE,
         envvar=env.LAKE,
         metavar="DIR",
-        help="The lake's folder; by default the one that chronolake.yml names.",
+        help="The lake's folder. Default: the lake that chronolake.yml names.",
         show_default=False,
     ),
 ]
@@ -108,8 +108,8 @@ ConfigOption: TypeAlias = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The configuration file; by default the project's chronolake.yml, or with --lake the "
-        "one in the lake's or the working folder.",
+        help="The configuration file. Default: the project's chronolake.yml, or with --lake "
+        "the file in the lake's folder or the working folder.",
         show_default=False,
     ),
 ]
@@ -118,19 +118,17 @@ SettingOption: TypeAlias = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting over the configuration's, such as spark.master=local. Repeatable.",
+        help="Override a setting of the configuration, such as spark.master=local. Repeatable.",
         show_default=False,
     ),
 ]
-JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of text for people.")
-]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DebugOption: TypeAlias = Annotated[
-    bool, typer.Option(_DEBUG, help="Show the whole traceback of an error.")
+    bool, typer.Option(_DEBUG, help="Print the complete traceback of an error.")
 ]
 _TABLE_HELP: Final = (
-    "schema.table, as it is printed: a part that holds a dot stands in backticks, and then the "
-    "whole in single quotes for the shell."
+    "The table's name as it is printed: schema.table. Put a part that contains a dot in "
+    "backticks, and then the name in single quotes for the shell."
 )
 TableArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="TABLE", help=_TABLE_HELP, show_default=False)

@@ -53,7 +53,7 @@ def check(
     create: Annotated[
         bool,
         typer.Option(
-            "--create", help="Make in the sources what pipelines need of their own: slots and such."
+            "--create", help="Create missing source objects (publications, replication slots)."
         ),
     ] = False,
     project: ProjectOption = None,
@@ -238,7 +238,8 @@ def discover(
         bool,
         typer.Option(
             "--schema",
-            help="With the columns that the source declares; it is asked where only it knows them.",
+            help="Show the columns that the source declares. If only the source knows them, it is "
+            "queried.",
         ),
     ] = False,
     project: ProjectOption = None,
@@ -351,12 +352,16 @@ _WIDEST = 200
 @app.command(epilog="Example: chronolake read shop orders --limit 5")
 def read(
     pipeline: PipelineArgument,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream in the source.")],
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="The stream's name in the source.")
+    ],
     *,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Show up to this number of records.")
+    ] = 20,
     from_state: Annotated[
         Path | None,
-        typer.Option("--state", metavar="FILE", help="Begin at a state, as a JSON file has it."),
+        typer.Option("--state", metavar="FILE", help="Start from the state in this JSON file."),
     ] = None,
     project: ProjectOption = None,
     lake: LakeOption = None,

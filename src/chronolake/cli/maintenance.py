@@ -47,7 +47,7 @@ def query(
         str,
         typer.Argument(
             metavar="SQL",
-            help="A SELECT, SHOW or DESCRIBE in Spark SQL. Tables are schema.table.",
+            help="A SELECT, SHOW or DESCRIBE statement in Spark SQL. Write tables as schema.table.",
             show_default=False,
         ),
     ],
@@ -55,7 +55,7 @@ def query(
     project: ProjectOption = None,
     lake: LakeOption = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Show at most so many rows; 0 for all.")
+        int, typer.Option("--limit", min=0, help="Show up to this number of rows; 0 for all.")
     ] = 100,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -95,13 +95,13 @@ def verify(
     *,
     project: ProjectOption = None,
     lake: LakeOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Check every table of the lake.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Verify every table of the lake.")] = False,
     against_lake: Annotated[
         bool,
         typer.Option(
             "--against-lake",
-            help="Compare a table that a pipeline fills with its raw lake, too. This makes the "
-            "table once more, unseen.",
+            help="Also compare a table that a pipeline fills with its landing files. For that, "
+            "the table is built a second time, invisible to readers.",
         ),
     ] = False,
     json: JsonOption = False,
@@ -172,13 +172,15 @@ def maintain(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say which thresholds the tables pass. Without --if-needed, tables that pass "
-            "none are compacted too.",
+            help="Only print which thresholds the tables reach. A run without --if-needed also "
+            "compacts tables that reach none.",
         ),
     ] = False,
     only_if_needed: Annotated[
         bool,
-        typer.Option("--if-needed", help="Only tables that pass a threshold, as `serve` does it."),
+        typer.Option(
+            "--if-needed", help="Maintain only tables that reach a threshold, as `serve` does."
+        ),
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -220,7 +222,7 @@ def view(
     *,
     project: ProjectOption = None,
     lake: LakeOption = None,
-    drop: Annotated[bool, typer.Option("--drop", help="Remove the view.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop the view.")] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,

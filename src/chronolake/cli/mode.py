@@ -43,27 +43,27 @@ def mode(
     table: TableArgument,
     wanted: Annotated[
         Mode,
-        typer.Argument(metavar="history|soft-delete|live", help="The mode afterwards."),
+        typer.Argument(metavar="history|soft-delete|live", help="The table's new mode."),
     ],
     *,
     project: ProjectOption = None,
     lake: LakeOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would change, and what would be lost.")
+        bool, typer.Option("--dry-run", help="Only print what would change and what would be lost.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Switch although versions or records are lost.")
+        bool, typer.Option("--yes", help="Switch even if versions or records are lost.")
     ] = False,
     marker: Annotated[
         str,
-        typer.Option("--marker", metavar="COLUMN", help="What marks deleted rows."),
+        typer.Option("--marker", metavar="COLUMN", help="The column that marks deleted rows."),
     ] = DELETED,
     keep_history_as: Annotated[
         str | None,
         typer.Option(
             "--keep-history-as",
             metavar="TABLE",
-            help="Copy the history table before it is switched, as schema.table.",
+            help="Copy the history table to this table (schema.table) before the switch.",
             show_default=False,
         ),
     ] = None,

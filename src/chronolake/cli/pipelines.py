@@ -97,11 +97,14 @@ class Schedule:
 PARTIAL: Final = 3
 
 PipelineArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="A name below `pipelines`.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="PIPELINE", help="The pipeline's name in chronolake.yml.", show_default=False
+    ),
 ]
 StreamsOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--stream", metavar="STREAM", help="Only this stream. Repeatable."),
+    typer.Option("--stream", metavar="STREAM", help="Process only this stream. Repeatable."),
 ]
 
 
@@ -141,14 +144,15 @@ def project_filling(
 
 
 @app.command(
-    epilog="Example: chronolake sync crm --stream Account --every 5m. "
-    "Exit codes: 0 all streams succeeded, 3 some failed, 1 all failed or nothing could begin.",
+    epilog="Example: chronolake sync crm --stream Account --every 5m. Exit codes: 0 all "
+    "streams succeeded, 3 some failed, 1 all failed or no run could start.",
 )
 def sync(
     pipeline: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PIPELINE]", help="A name below `pipelines`; every one when left out."
+            metavar="[PIPELINE]",
+            help="The pipeline's name in chronolake.yml. Default: all pipelines.",
         ),
     ] = None,
     *,
@@ -156,7 +160,7 @@ def sync(
     every: Annotated[
         str | None,
         typer.Option(
-            "--every", metavar="TIME", help="Run again and again, this far apart: 30s, 5m, 1h."
+            "--every", metavar="TIME", help="Repeat the sync at this interval: 30s, 5m, 1h."
         ),
     ] = None,
     project: ProjectOption = None,
@@ -335,7 +339,7 @@ def _interval(text: str) -> float:
 @app.command(epilog="Example: chronolake rebuild crm.Account")
 def rebuild(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="A table that a pipeline fills, schema.table.")
+        str, typer.Argument(metavar="TABLE", help="A table that a pipeline fills, as schema.table.")
     ],
     *,
     project: ProjectOption = None,

@@ -80,7 +80,7 @@ pipelines:
 
 state = typer.Typer(
     no_args_is_help=True,
-    help="Show or move how far a pipeline's tables are.",
+    help="Show or change the offsets of a pipeline's tables.",
     epilog="Example: chronolake state show crm",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -276,10 +276,12 @@ def _status_of(position: StreamOffset, lately: LastRuns | None) -> dict[str, Any
 @app.command(epilog="Example: chronolake runs crm --limit 5")
 def runs(
     pipeline: Annotated[
-        str | None, typer.Argument(metavar="[PIPELINE]", help="Only this pipeline's.")
+        str | None, typer.Argument(metavar="[PIPELINE]", help="Show only runs of this pipeline.")
     ] = None,
     *,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Show up to this number of runs.")
+    ] = 20,
     project: ProjectOption = None,
     lake: LakeOption = None,
     json: JsonOption = False,
@@ -371,10 +373,12 @@ def state_set(
     pipeline: PipelineArgument,
     stream: Annotated[str, typer.Argument(metavar="STREAM")],
     position: Annotated[
-        str, typer.Argument(metavar="FILE", help="The last file that counts as applied.")
+        str, typer.Argument(metavar="FILE", help="The last file to treat as applied.")
     ],
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Move although files may be skipped.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Change the offset even if files are skipped.")
+    ] = False,
     project: ProjectOption = None,
     lake: LakeOption = None,
     settings: SettingOption = None,

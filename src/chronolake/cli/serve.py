@@ -42,18 +42,20 @@ def serve(
     *,
     project: ProjectOption = None,
     lake: LakeOption = None,
-    port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 50052,
+    port: Annotated[
+        int, typer.Option(help="TCP port to listen on; 0 selects a free port.")
+    ] = 50052,
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Listen here; repeatable.",
+            help="Address to listen on. Repeatable.",
             show_default="127.0.0.1 and ::1",
         ),
     ] = None,
     allow_plaintext: Annotated[
         bool,
-        typer.Option("--allow-plaintext", help="Listen beyond loopback although there is no TLS."),
+        typer.Option("--allow-plaintext", help="Allow listening outside loopback without TLS."),
     ] = False,
     files_root: Annotated[
         Path | None,
@@ -62,20 +64,23 @@ def serve(
         ),
     ] = None,
     batch_format: Annotated[
-        BatchFormat, typer.Option(help="The batch files to ask for.")
+        BatchFormat, typer.Option(help="Format of the batch files to request.")
     ] = BatchFormat.CSV,
     tls_cert: Annotated[
         Path | None,
         typer.Option(metavar="PEM", help="The server's certificate chain.", show_default=False),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Its private key.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="PEM", help="The private key of the server's certificate.", show_default=False
+        ),
     ] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
             metavar="PEM",
-            help="Take only clients with a certificate of these authorities.",
+            help="Accept only clients with a certificate of these authorities.",
             show_default=False,
         ),
     ] = None,
@@ -83,9 +88,9 @@ def serve(
         int | None,
         typer.Option(help="Serve Prometheus metrics on this port.", show_default="off"),
     ] = None,
-    max_workers: Annotated[int, typer.Option(help="Calls worked on at once.")] = 8,
+    max_workers: Annotated[int, typer.Option(help="Maximum number of concurrent calls.")] = 8,
     grace: Annotated[
-        float, typer.Option(help="Seconds that running batches have when told to stop.")
+        float, typer.Option(help="Seconds that running calls have to finish when the server stops.")
     ] = 30.0,
     config: ConfigOption = None,
     settings: SettingOption = None,
@@ -125,15 +130,16 @@ def ui(
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="Listen here; beyond loopback, only who has the token that is shown once gets in.",
+            help="Address to listen on. Outside loopback, requests need the one-time token "
+            "printed at start.",
         ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 8787,
+    port: Annotated[int, typer.Option(help="TCP port to listen on; 0 selects a free port.")] = 8787,
     browser: Annotated[
         bool | None,
         typer.Option(
             "--open/--no-browser",
-            help="Open a browser.",
+            help="Open the web UI in a browser.",
             show_default="in a terminal",
         ),
     ] = None,

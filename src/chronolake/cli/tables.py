@@ -64,7 +64,8 @@ def history(
         typer.Option(
             "--key",
             metavar="COLUMN=VALUE",
-            help="The record's key; once for each key column. Times in ISO 8601, bytes in base64.",
+            help="A key column and its value. Repeat for each key column. Write times in ISO 8601 "
+            "and bytes in base64.",
             show_default=False,
         ),
     ] = None,
@@ -73,7 +74,7 @@ def history(
         typer.Option(
             "--null",
             metavar="COLUMN",
-            help="A key column whose value is null.",
+            help="A key column whose value is null. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -123,7 +124,7 @@ def usage(
         typer.Option(
             "--month",
             metavar="YYYY-MM",
-            help="A calendar month in UTC; the present one by default.",
+            help="A calendar month in UTC. Default: the current month.",
             show_default=False,
         ),
     ] = None,
@@ -168,9 +169,13 @@ def diff(
     *,
     before: Annotated[
         str,
-        typer.Option("--from", metavar="TIME", help="ISO 8601, in UTC unless it says otherwise."),
+        typer.Option(
+            "--from", metavar="TIME", help="The earlier time in ISO 8601; UTC if it has no offset."
+        ),
     ],
-    after: Annotated[str, typer.Option("--to", metavar="TIME", help="A later time.")],
+    after: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="The later time, in the same format.")
+    ],
     project: ProjectOption = None,
     lake: LakeOption = None,
     limit: Annotated[
@@ -178,7 +183,7 @@ def diff(
         typer.Option(
             "--limit",
             min=0,
-            help="Show at most so many records; 0 for all. [default: 100; with --json all]",
+            help="Show up to this number of records; 0 for all. Default: 100; with --json, all.",
             show_default=False,
         ),
     ] = None,

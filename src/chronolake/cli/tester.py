@@ -67,45 +67,64 @@ def run_tester(
         list[Path],
         typer.Argument(
             metavar="SCENARIO.json|DIR...",
-            help="Scenarios in the format of the Partner SDK's tester; a folder stands for its "
+            help="Scenarios in the format of the Partner SDK's tester. A folder means all its "
             ".json files.",
             show_default=False,
         ),
     ],
     *,
     target: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The destination.", show_default=False)
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Address of the destination to test.", show_default=False
+        ),
     ],
     configuration: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What a customer filled in: one JSON object of texts.",
+            help="The connection's configuration: a JSON object of strings.",
             show_default="empty",
         ),
     ] = None,
-    schema_name: Annotated[str, typer.Option(help="The schema to make tables in.")] = "tester",
+    schema_name: Annotated[
+        str, typer.Option(help="Schema in which tables are created.")
+    ] = "tester",
     schema_per_file: Annotated[
-        bool, typer.Option("--schema-per-file", help="Give each scenario a schema of its own.")
+        bool, typer.Option("--schema-per-file", help="Use a separate schema for each scenario.")
     ] = False,
     tester_version: Annotated[
-        TestedVersion, typer.Option(help="Whose rule about _fivetran_deleted to follow.")
+        TestedVersion,
+        typer.Option(help="Which tester version's `_fivetran_deleted` rule to apply."),
     ] = TestedVersion.V2_26,
     mode: Annotated[
-        WriteMode, typer.Option(help="Send a file's rows at once, or before every truncate.")
+        WriteMode,
+        typer.Option(
+            help="merged: send all rows of a scenario, then its truncates; sequential: send the "
+            "collected rows before each truncate."
+        ),
     ] = WriteMode.MERGED,
     format: Annotated[  # noqa: A002 - it is the flag's name
         FileFormat | None,
-        typer.Option(help="What batch files hold.", show_default="what Capabilities answers"),
+        typer.Option(help="Format of batch files.", show_default="the response to Capabilities"),
     ] = None,
-    compression: Annotated[Compression, typer.Option(help="Of batch files.")] = Compression.ZSTD,
-    encryption: Annotated[Encryption, typer.Option(help="Of batch files.")] = Encryption.AES,
+    compression: Annotated[
+        Compression, typer.Option(help="Compression of batch files.")
+    ] = Compression.ZSTD,
+    encryption: Annotated[
+        Encryption, typer.Option(help="Encryption of batch files.")
+    ] = Encryption.AES,
     plain_text: Annotated[
-        bool, typer.Option("--plain-text", help="Neither compress nor encrypt.")
+        bool, typer.Option("--plain-text", help="Neither compress nor encrypt batch files.")
     ] = False,
-    split: Annotated[int, typer.Option(min=1, help="Files per kind and table.")] = 1,
+    split: Annotated[
+        int, typer.Option(min=1, help="Number of files for each kind of rows and table.")
+    ] = 1,
     delete_columns: Annotated[
-        DeleteColumns, typer.Option(help="minimal: delete files hold the key and the end only.")
+        DeleteColumns,
+        typer.Option(
+            help="minimal: delete files contain only the key and, with history, `_fivetran_end`."
+        ),
     ] = DeleteColumns.ALL,
     replay: Annotated[bool, typer.Option("--replay", help="Send every write twice.")] = False,
     strict_migrations: Annotated[
@@ -115,40 +134,49 @@ def run_tester(
         list[str] | None,
         typer.Option(
             metavar="TYPE=TYPE",
-            help="Let the first be described as the second, such as JSON=STRING; repeatable.",
+            help="Accept that DescribeTable returns the second type for a column of the first, "
+            "such as JSON=STRING. Repeatable.",
             show_default=False,
         ),
     ] = None,
     shuffle_seed: Annotated[
         int | None,
-        typer.Option(help="Decides about the order of columns.", show_default="a new one"),
+        typer.Option(help="Seed of the random order of columns.", show_default="random"),
     ] = None,
     work_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where batch files go; the destination must be able to read it.",
+            help="Folder for batch files. The destination must be able to read it.",
             show_default="a temporary folder",
         ),
     ] = None,
     keep_files: Annotated[
-        bool, typer.Option("--keep-files", help="Leave the batch files there.")
+        bool, typer.Option("--keep-files", help="Keep the batch files after the run.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one call.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, help="Timeout of one call in seconds.")
+    ] = 300.0,
     connect_timeout: Annotated[
         float,
-        typer.Option(min=0.001, help="Seconds to wait for a destination that is still starting."),
+        typer.Option(min=0.001, help="Seconds to wait for the destination to become reachable."),
     ] = 120.0,
-    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect with TLS.")] = False,
     ca_cert: Annotated[
         Path | None,
         typer.Option(
-            metavar="PEM", help="Trust these authorities; implies --tls.", show_default=False
+            metavar="PEM",
+            help="Certificate authorities to trust. Implies --tls.",
+            show_default=False,
         ),
     ] = None,
     dump_model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the expected tables as JSON.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Write the expected tables to this file as JSON.",
+            show_default=False,
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

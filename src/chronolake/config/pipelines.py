@@ -44,17 +44,17 @@ class DataLakeSource(Section):
     type: Literal["data_lake_v2"]
     path: str = Field(
         min_length=1,
-        description="The folder that holds `parquet/v2`; a relative one is taken from the folder "
-        "of chronolake.yml.",
+        description="The folder that contains `parquet/v2`. A relative path is resolved against "
+        "the folder of chronolake.yml.",
     )
-    org: str = Field(min_length=1, description="The organisation: X in `org=X`.")
+    org: str = Field(min_length=1, description="The organization: X in `org=X`.")
     objects: list[str] | None = Field(
-        default=None, description="The objects to bring; every object there is when left out."
+        default=None, description="The objects to replicate. Default: all objects."
     )
     on_bad_file: OnBadFile = Field(
         default=OnBadFile.FAIL,
         description="fail: a stream with a file that cannot be read fails; quarantine: its table "
-        "goes on without the file, which `status` and `verify` list.",
+        "continues without the file, which `status` and `verify` list.",
     )
 
     @field_validator("path")
@@ -99,57 +99,60 @@ class PostgresSource(Section):
     dsn: str = Field(
         min_length=1,
         repr=False,
-        description="Its address, postgresql://user:${PASSWORD}@host:5432/database.",
+        description="The server's address: postgresql://user:${PASSWORD}@host:5432/database.",
     )
     method: PostgresMethod = Field(
         default=PostgresMethod.LOGICAL_REPLICATION,
-        description="How changes are found: logical_replication reads the server's log, "
-        "snapshot_diff reads every table in every run and needs nothing of the server.",
+        description="How changes are captured: logical_replication reads the server's log; "
+        "snapshot_diff reads every table in every run and needs no preparation of the server.",
     )
     schemas: list[str] = Field(
-        default=["public"], min_length=1, description="The schemas whose tables are brought."
+        default=["public"], min_length=1, description="The schemas whose tables are replicated."
     )
     tables: list[str] | None = Field(
         default=None,
-        description="The tables to bring, as schema.table; every table of the schemas when left "
-        "out.",
+        description="The tables to replicate, as schema.table. Default: all tables of the schemas.",
     )
     slot: str | None = Field(
         default=None,
         pattern="^[a-z0-9_]{1,63}$",
-        description="The replication slot; chronolake_ and the pipeline's name when left out.",
+        description="The name of the replication slot. Default: chronolake_ and the pipeline's "
+        "name.",
     )
     publication: str | None = Field(
-        default=None, min_length=1, description="The publication; the slot's name when left out."
+        default=None,
+        min_length=1,
+        description="The name of the publication. Default: the slot's name.",
     )
     failover: bool = Field(
         default=False,
-        description="Whether the slot is a failover slot (PostgreSQL 17 or later), which standbys "
-        "keep a copy of: one that is promoted is read on from where the lake is.",
+        description="Whether the slot is a failover slot (PostgreSQL 17 or later). Standbys keep "
+        "a copy of it, so that replication continues at the lake's offset after a standby is "
+        "promoted.",
     )
     snapshot_timeout: int = Field(
         default=60,
         ge=1,
-        description="Seconds that a run waits for open transactions before it copies tables; the "
-        "log is read for the others meanwhile.",
+        description="Seconds that a run waits for open transactions before it copies tables. "
+        "Meanwhile, the log is read for the other tables.",
     )
     arrays: ValuesAs = Field(
         default=ValuesAs.TEXT,
-        description="text: arrays as PostgreSQL writes them, {1,2}; json: as JSON, [1,2].",
+        description="text: arrays in PostgreSQL's text format, {1,2}; json: arrays as JSON, [1,2].",
     )
     composites: ValuesAs = Field(
         default=ValuesAs.TEXT,
-        description="text: composite values as PostgreSQL writes them; json: as JSON, by the names "
-        "of their attributes.",
+        description="text: composite values in PostgreSQL's text format; json: JSON objects with "
+        "the names of their attributes.",
     )
     money: MoneyAs = Field(
         default=MoneyAs.TEXT,
-        description="text: money as PostgreSQL writes it, $1.50; decimal: as a number.",
+        description="text: money in PostgreSQL's text format, $1.50; decimal: a decimal number.",
     )
     generated_columns: bool = Field(
         default=False,
-        description="Whether generated columns are brought: from the log stored ones, which "
-        "PostgreSQL 18 or later publishes, and with snapshot_diff virtual ones as well.",
+        description="Whether generated columns are replicated. logical_replication reads stored "
+        "ones, which PostgreSQL 18 or later publishes; snapshot_diff also reads virtual ones.",
     )
 
     def slot_for(self, pipeline: str) -> str:
@@ -182,8 +185,8 @@ class JdbcTable(Section):
     split_by: str | None = Field(
         default=None,
         min_length=1,
-        description="A column of numbers, dates or times, by whose ranges several tasks read at "
-        "once; one task reads all of it when left out.",
+        description="A column of numbers, dates or times: several tasks read its ranges in "
+        "parallel. Default: one task reads the complete table.",
     )
 
 
@@ -191,23 +194,29 @@ class JdbcAddress(Section):
     """A database that Spark reads over JDBC, and its tables to replicate."""
 
     url: str = Field(
-        pattern="^jdbc:", repr=False, description="Its address, jdbc:sqlserver://host:1433;…"
+        pattern="^jdbc:",
+        repr=False,
+        description="The database's JDBC URL: jdbc:sqlserver://host:1433;…",
     )
     driver: str | None = Field(
         default=None,
         min_length=1,
-        description="The driver's class, where the address does not tell. Its jar is named by "
-        "spark.jars below lake.spark.conf.",
+        description="The class of the JDBC driver, if the URL does not determine it. Set the "
+        "driver's jar with spark.jars in lake.spark.conf.",
     )
-    user: str | None = Field(default=None, description="Who reads.")
+    user: str | None = Field(default=None, description="The database user.")
     password: str | None = Field(
-        default=None, repr=False, description="The password, from the environment: ${PASSWORD}."
+        default=None,
+        repr=False,
+        description="The user's password. Take it from the environment: ${PASSWORD}.",
     )
     properties: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="More options of Spark's reader and driver."
+        default_factory=dict,
+        repr=False,
+        description="Additional options of Spark's JDBC reader and of the driver.",
     )
     tables: dict[str, JdbcTable] = Field(
-        min_length=1, description="The tables to bring, by their names as SQL has them."
+        min_length=1, description="The tables to replicate, keyed by their names as written in SQL."
     )
 
 
@@ -231,13 +240,13 @@ class SqlServerSource(JdbcAddress):
 
     type: Literal["sqlserver"]
     method: SqlServerMethod = Field(
-        description="change_tracking brings rows that have changed as they are by now; cdc brings "
+        description="change_tracking reads the current state of rows that have changed; cdc reads "
         "every change."
     )
     time_zone: str = Field(
         default="UTC",
-        description="Of the server's clock, in which cdc tells when transactions were committed: "
-        "Europe/Berlin.",
+        description="Time zone of the server's clock, such as Europe/Berlin. cdc uses it for "
+        "commit times.",
     )
 
     @field_validator("time_zone")
@@ -289,62 +298,63 @@ class DeclarativeSource(Section):
     config: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,
-        description="What the manifest's `spec` asks for; secrets from the environment: ${TOKEN}.",
+        description="The settings that the manifest's `spec` defines. Take secrets from the "
+        "environment: ${TOKEN}.",
     )
     only: list[str] | None = Field(
         default=None,
         min_length=1,
-        description="The streams to bring; every stream that can be read when left out.",
+        description="The streams to replicate. Default: all streams that can be read.",
     )
     concurrency: int | None = Field(
         default=None,
         ge=1,
         le=64,
-        description="How many requests are in flight at once; what the manifest says, or 4, when "
-        "left out.",
+        description="Maximum number of concurrent requests. Default: the manifest's value, or 4.",
     )
     spark_from_mib: int = Field(
         default=64,
         ge=0,
-        description="A stream of which so many MiB have been read is read on by Spark's tasks; "
-        "the driver alone reads smaller ones.",
+        description="The driver reads up to this number of MiB of a stream; Spark's tasks read "
+        "the rest.",
     )
     allowed_hosts: Annotated[list[str], AfterValidator(_as_hosts)] | None = Field(
         default=None,
         min_length=1,
-        description="The hosts that requests may go to, as api.example.com or *.example.com; any "
-        "when left out. Servers that an API's links lead to get its credentials only if they are "
-        "listed as https://api.example.com.",
+        description="The hosts to which requests are allowed, as api.example.com or "
+        "*.example.com. Default: any host. A server that an API links to gets the API's "
+        "credentials only if it is listed as https://api.example.com.",
     )
     response_timeout: float = Field(
         default=900,
         gt=0,
-        description="Seconds that a whole answer may take.",
+        description="Maximum duration of a complete response in seconds.",
     )
     response_memory_mib: int = Field(
         default=512,
         ge=1,
-        description="The memory that the values in one answer may take, in MiB.",
+        description="Maximum memory for the values of one response, in MiB.",
     )
     allow_components: bool = Field(
         default=False,
-        description="Whether Python classes of the connector may run, which stand in components.py "
-        "beside the manifest or in its package; nothing bounds what they do.",
+        description="Whether the connector's Python classes may run. They are defined in "
+        "components.py beside the manifest or in its package, and run without restrictions.",
     )
     may_lack_records: list[str] = Field(
         default_factory=list,
-        description="Streams whose answers may have nothing where the manifest says that records "
-        "are (field_path): then they have no records. In other streams that is an error.",
+        description="Streams whose responses may lack the path to the records (field_path); such "
+        "a response has no records. In other streams this is an error.",
     )
     may_repeat_tokens: list[str] = Field(
         default_factory=list,
-        description="Streams whose API uses one page token for all pages. In other streams a token "
-        "that comes twice is an error.",
+        description="Streams whose API uses one page token for all pages. In other streams a "
+        "repeated token is an error.",
     )
     on_partition_limit: OnPartitionLimit = Field(
         default=OnPartitionLimit.DROP_OLDEST,
-        description="Beyond 10,000 partitions: drop_oldest reads forgotten ones in full next "
-        "time; global_cursor keeps one cursor for all from then on.",
+        description="What happens beyond 10,000 partitions. drop_oldest: the oldest states are "
+        "dropped, and their partitions are read completely next time; global_cursor: from then "
+        "on, all partitions share one cursor.",
     )
 
 
@@ -370,11 +380,11 @@ class Rename(Section):
     """Renamed tables and columns."""
 
     tables: dict[str, str] = Field(
-        default_factory=dict, description="Names of tables, by their streams."
+        default_factory=dict, description="New names of tables, keyed by stream."
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="Names of columns in all streams, by their names in the source.",
+        description="New names of columns in all streams, keyed by their names in the source.",
     )
 
     @field_validator("tables", "columns")
@@ -394,41 +404,43 @@ class StreamConfig(Section):
     """The settings of one stream."""
 
     mode: ModeSetting | None = Field(
-        default=None, description="auto, live, soft-delete or history."
+        default=None,
+        description="The mode of the stream's table: auto, live, soft-delete or history.",
     )
     table: str | None = Field(
-        default=None, min_length=1, description="The table's name; the stream's when left out."
+        default=None, min_length=1, description="The table's name. Default: the stream's name."
     )
     rename: dict[str, str] = Field(
         default_factory=dict,
-        description="Names of columns in the lake, by their names in the source.",
+        description="New names of columns, keyed by their names in the source.",
     )
     keep_source_timestamp: bool | None = Field(
         default=None,
-        description="In history mode, whether the source's own time stays as a column beside "
+        description="In history mode, whether the source's own time remains as a column beside "
         "_fivetran_start.",
     )
     on_purge: OnPurge | None = Field(
         default=None,
-        description="close: versions of a purged record end; erase: their data goes as well.",
+        description="close: versions of a purged record end; erase: their data is removed as well.",
     )
     detect_deletes: Period | None = Field(
         default=None,
-        description="Of a declarative source, how often the stream is read as a whole, to find "
-        "what was deleted: daily, weekly, monthly, never, 12h, P10D.",
+        description="For declarative sources: how often the stream is read completely to find "
+        "deleted records: daily, weekly, monthly, never, 12h, P10D.",
     )
     may_become_empty: bool = Field(
         default=False,
-        description="With detect_deletes, whether a complete read without any record deletes all.",
+        description="With detect_deletes, whether a complete read that returns no records deletes "
+        "all records of the table.",
     )
     nested: Nested | None = Field(
         default=None,
-        description="Of a declarative source, json: objects in records are JSON texts; columns: "
-        "the fields that the schema declares of them are columns.",
+        description="For declarative sources. json: objects in records are stored as JSON; "
+        "columns: each field that the schema declares for them is a column.",
     )
     cursor_in_key: bool = Field(
         default=False,
-        description="Of a declarative source, whether the cursor's field is part of the key.",
+        description="For declarative sources: whether the cursor field is part of the key.",
     )
 
     @field_validator("rename")
@@ -447,38 +459,36 @@ class PipelineConfig(Section):
     source: Annotated[
         DataLakeSource | PostgresSource | JdbcSource | SqlServerSource | DeclarativeSource,
         Field(discriminator="type"),
-    ] = Field(description="What is read.")
+    ] = Field(description="The source to replicate.")
     target_schema: str | None = Field(
         default=None,
         alias="schema",
         min_length=1,
-        description="The schema of the pipeline's tables; its own name when left out.",
+        description="The schema of the pipeline's tables. Default: the pipeline's name.",
     )
     mode: ModeSetting = Field(
         default=ModeSetting.AUTO,
-        description="The mode of streams that do not say their own. auto: history where the "
-        "source supports it, otherwise soft-delete.",
+        description="The default mode of streams. auto: history if the source supports it, "
+        "otherwise soft-delete.",
     )
     keep_source_timestamp: bool = Field(
-        default=False, description="The same for streams that do not say their own."
+        default=False, description="The default of `streams.NAME.keep_source_timestamp`."
     )
     on_purge: OnPurge = Field(
-        default=OnPurge.CLOSE, description="The same for streams that do not say their own."
+        default=OnPurge.CLOSE, description="The default of `streams.NAME.on_purge`."
     )
     detect_deletes: Period | None = Field(
         default=None,
-        description="The same for streams that do not say their own, and have an incremental "
-        "cursor and a key.",
+        description="The default of `streams.NAME.detect_deletes` for streams that have an "
+        "incremental cursor and a key.",
     )
-    nested: Nested = Field(
-        default=Nested.JSON, description="The same for streams that do not say their own."
-    )
+    nested: Nested = Field(default=Nested.JSON, description="The default of `streams.NAME.nested`.")
     rename: Rename = Field(
         default_factory=Rename,
-        description="Other names of tables and columns in the lake than in the source.",
+        description="New names of tables and columns in the lake.",
     )
     streams: dict[str, StreamConfig] = Field(
-        default_factory=dict, description="What is different for single streams, by their names."
+        default_factory=dict, description="Settings of single streams, keyed by stream name."
     )
 
     @model_validator(mode="after")

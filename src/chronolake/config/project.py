@@ -22,17 +22,20 @@ class ProjectLake(LakeSection):
     path: str = Field(
         default="lake",
         min_length=1,
-        description="The lake's folder for commands that work with pipelines; a relative one is "
-        "taken from the folder of chronolake.yml. `--lake` comes over it.",
+        description="The lake's folder. A relative path is resolved against the folder of "
+        "chronolake.yml. `--lake` overrides it.",
     )
 
 
 class FileConfig(Section):
     """The content of a chronolake.yml."""
 
-    lake: ProjectLake = Field(default=ProjectLake(), description="Where tables are kept.")
+    lake: ProjectLake = Field(
+        default=ProjectLake(), description="The lake in which tables are stored."
+    )
     pipelines: dict[str, PipelineConfig] = Field(
-        default_factory=dict, description="What is brought into the lake, by a name for each."
+        default_factory=dict,
+        description="The pipelines that replicate data into the lake, keyed by name.",
     )
 
     @model_validator(mode="after")

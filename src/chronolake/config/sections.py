@@ -72,14 +72,14 @@ class CatalogConfig(Section):
     uri: str | None = Field(
         default=None,
         repr=False,
-        description="Where the catalog is: nothing for the SQLite file DIR/catalog.db, "
-        "postgresql://user:password@host:port/database, or http(s)://… of an Iceberg REST catalog.",
+        description="The URI of the catalog: postgresql://user:password@host:port/database, or "
+        "http(s)://… of an Iceberg REST catalog. Default: the SQLite file DIR/catalog.db.",
     )
     properties: Settings = Field(
         default_factory=dict,
         repr=False,
-        description="Further properties of the Iceberg catalog, such as s3.endpoint or token; "
-        "given to Spark's and PyIceberg's catalog alike.",
+        description="Additional properties of the Iceberg catalog, such as s3.endpoint or token. "
+        "Spark's and PyIceberg's catalogs both get them.",
     )
 
     @field_validator("uri")
@@ -137,7 +137,7 @@ class SparkConfig(Section):
     conf: Settings = Field(
         default_factory=dict,
         repr=False,
-        description="Spark settings, over Chronolake's own.",
+        description="Spark settings. They override Chronolake's.",
     )
 
     @field_validator("conf")
@@ -156,7 +156,7 @@ class MaintenanceConfig(Section):
 
     automatic: bool = Field(
         default=True,
-        description="Whether `serve` and `sync` maintain tables by themselves when they pass a "
+        description="Whether `serve` and `sync` maintain tables automatically when they reach a "
         "threshold.",
     )
     small_files: int = Field(
@@ -173,8 +173,8 @@ class MaintenanceConfig(Section):
         default=0.2,
         gt=0,
         le=1,
-        description="A table is compacted when this part of its stored rows, and at least "
-        "10,000, is marked deleted.",
+        description="A table is compacted when this fraction of its stored rows, and at least "
+        "10,000, is marked as deleted.",
     )
     snapshot_age_hours: float = Field(
         default=24,
@@ -184,13 +184,13 @@ class MaintenanceConfig(Section):
     keep_snapshots: int = Field(
         default=10,
         ge=1,
-        description="This many of the newest snapshots are kept whatever their age.",
+        description="Number of newest snapshots that are kept regardless of their age.",
     )
     orphan_age_hours: float = Field(
         default=72,
         ge=24,
-        description="Files that no snapshot names are removed when older than this many hours; "
-        "at least 24, so that no file of a running write is taken.",
+        description="Files that no snapshot references are removed when they are older than this "
+        "many hours. The minimum is 24, so that files of a running write are not removed.",
     )
 
     def spare_files(self, data_files: int, size: int) -> int:
@@ -210,19 +210,19 @@ class LakeSection(Section):
     warehouse: str | None = Field(
         default=None,
         min_length=1,
-        description="Where tables are stored: a folder (a relative one is taken from the lake's "
-        "folder) or s3://bucket/path; the lake's folder when left out.",
+        description="Where tables are stored: a folder (relative to the lake's folder) or "
+        "s3://bucket/path. Default: the lake's folder.",
     )
     fsync: bool = Field(
         default=True,
-        description="Whether every file that a commit refers to, and the catalog's commit itself, "
-        "is on disk before a batch is acknowledged. Without, a loss of power can damage tables. "
-        "For local folders and the SQLite catalog.",
+        description="Whether every file that a commit references, and the catalog's commit "
+        "itself, is synced to disk before a batch is acknowledged. If false, a power failure can "
+        "damage tables. Applies to local folders and the SQLite catalog.",
     )
     shared: bool = Field(
         default=False,
-        description="Whether the umask decides who may read and write the lake. Otherwise its "
-        "folders and files are created for their owner only (0700 and 0600).",
+        description="Whether the umask determines who may read and write the lake. If false, its "
+        "folders and files are created with access for their owner only (0700 and 0600).",
     )
     spark: SparkConfig = Field(default=SparkConfig())
     maintenance: MaintenanceConfig = Field(default=MaintenanceConfig())
