@@ -21,7 +21,10 @@ def columns_of(kinds: Columns) -> tuple[Column, ...]:
 
 
 def values(table: pa.Table, name: str) -> list[Any]:
-    """A column's values; times as integers, as Python's own overflow."""
+    """Return a column's values.
+
+    Times are integers, because they can exceed the range of Python's datetime.
+    """
     array = table[name]
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.int64())

@@ -20,7 +20,10 @@ def quoted(text: str) -> str:
 
 
 def cell(text: str | None) -> str:
-    """As the Java writer does: quoted if long or if a character comes before the minus sign."""
+    """Return a CSV cell, quoted as by the Java writer.
+
+    A cell is quoted if it is long or contains a character that sorts before the minus sign.
+    """
     if text is None:
         return NULL
     if len(text) > 24 or any(character < "-" for character in text):

@@ -1,6 +1,6 @@
-"""Strategies: random sequences of batches, as a sender (or a careless one) may send them.
+"""Strategies for random sequences of batches, as a careful or careless sender may send them.
 
-Many keys share a batch, and no rule mixes keys, so one example tries many stories at once.
+Many keys share a batch, and no rule mixes keys, so one example tests many stories at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _VALUES: Final = {
     "DECIMAL(12,3)": lambda serial: Decimal(serial).scaleb(-1).quantize(Decimal("0.001")),
 }
 
-#: Two columns, either of which may be null; keys agree in one of them.
+#: Keys of two columns, either of which may be null; keys have equal values in one of them.
 KEYS: Final = [(k, r) for k in (1, 2, 3, None) for r in ("x", "y,\n", "", None)]
 _HOUR: Final = 3_600_000_000
 _BEGIN: Final = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z
 _APART: Final = (0, 500, MILLISECOND, MILLISECOND + 1)
-#: Hours, and instants that are nearer to each other than a millisecond.
+#: Hours, and instants that are less than a millisecond apart.
 TIMES: Final = [
     _BEGIN + hour * _HOUR + apart for hour in range(4) for apart in (_APART if hour == 1 else (0,))
 ]
@@ -43,11 +43,11 @@ class Sent:
 
     Attributes:
         rows: the rows by kind of file, as the oracle takes them.
-        files: into how many files each kind's rows go.
-        times: how often it is sent in a row.
+        files: the number of files for each kind's rows.
+        times: how often the request is sent in a row.
         repeat: the number of an earlier request to send again after it, or None.
         truncate: truncate before this time afterwards, or None.
-        without: a column that the request does not carry, or None.
+        without: a column that the request omits, or None.
     """
 
     rows: dict[str, list[Row]]
@@ -117,7 +117,7 @@ def _cells(event: _Event, serial: int, without: str | None) -> Row:
 
 
 def _history_request(*, events: list[_Event], serial: int, without: str | None, **how: Any) -> Sent:
-    """Ends and active flags are right within the request, as the sender makes them."""
+    """Return a request whose ends and active flags are right, as the sender sets them."""
     rows: defaultdict[str, list[Row]] = defaultdict(list)
     starts: defaultdict[int, set[int]] = defaultdict(set)
     for event in events:
@@ -137,9 +137,9 @@ def _history_request(*, events: list[_Event], serial: int, without: str | None, 
             if following:
                 row |= {END: min(following) - MILLISECOND, ACTIVE: False}
             elif not event.mark:
-                row |= {END: at, ACTIVE: False}  # it was deleted when it was made
+                row |= {END: at, ACTIVE: False}  # the record was deleted when it was made
             rows[event.kind].append(row)
-    if serial % 3:  # the file that a sender owes; sometimes it forgets it
+    if serial % 3:  # the file that a sender must send; sometimes it is forgotten
         for key, found in starts.items():
             k, r = KEYS[key]
             rows["earliest"].append({"k": k, "r": r, START: min(found)})
@@ -147,10 +147,10 @@ def _history_request(*, events: list[_Event], serial: int, without: str | None, 
 
 
 def histories(*, least: int = 0, most: int, requests: int) -> st.SearchStrategy[list[Sent]]:
-    """Requests to a history table.
+    """Return a strategy for requests to a history table.
 
-    Late, repeated and deleted versions, partial updates, two rows of one start, rows older than
-    everything, earliest rows without versions.
+    It includes late, repeated and deleted versions, partial updates, two rows with one start, rows
+    older than everything else, and earliest rows without versions.
     """
     kinds = ["replace"] * 3 + ["update"] * 4 + ["delete"] * 3 + ["earliest"]
     return _stories(kinds, _history_request, least, most, requests)
@@ -170,6 +170,9 @@ def _keyed_request(*, events: list[_Event], serial: int, without: str | None, **
 
 
 def keyed_stories(*, least: int = 0, most: int, requests: int) -> st.SearchStrategy[list[Sent]]:
-    """Requests to a soft-delete table; a key may come in every kind of file, and twice in one."""
+    """Return a strategy for requests to a soft-delete table.
+
+    A key may be in every kind of file, and twice in one.
+    """
     kinds = ["replace"] * 3 + ["update"] * 4 + ["delete"] * 2
     return _stories(kinds, _keyed_request, least, most, requests)

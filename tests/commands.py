@@ -11,14 +11,14 @@ from chronolake.cli import main
 
 
 def ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Run a command on a lake; gives its exit code, standard output and standard error."""
+    """Run a command on a lake; return its exit code, standard output and standard error."""
     return ran_words(capsys, *words, "--lake", str(folder))
 
 
 def ran_words(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Run a command as it is given."""
+    """Run a command with exactly these words; return the same as `ran`."""
     capsys.readouterr()
-    # A command logs to the standard error of its time, which is gone when the test is over.
+    # A command logs to the standard error of its time, which is closed when the test is over.
     logging = structlog.get_config()
     try:
         with pytest.raises(SystemExit) as stopped:

@@ -14,7 +14,7 @@ from seeds import SEED
 
 # The duration of an example depends more on the machine than on the code.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples every time; `make test-all` looks for others.
+# The same examples every time; `make test-all` generates others.
 settings.register_profile("seeded", settings.get_profile("random"), derandomize=True)
 settings.load_profile("seeded")
 
@@ -27,6 +27,6 @@ def pytest_report_header() -> str:
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     folder = tmp_path_factory.mktemp("lake")
     with Lake.open(folder, config=lake_config(folder)) as opened:
-        # As `serve` does: what pytest has loaded need not be looked at after each write.
+        # As in `serve`: the garbage collector need not visit pytest's own objects after each write.
         settle()
         yield opened

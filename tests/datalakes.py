@@ -1,4 +1,4 @@
-"""Data lakes that tests write: files of rows as a Data Lake v2 has them."""
+"""Data lakes that tests write: files of rows in the format of Data Lake v2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDINGS = {
 
 @dataclass
 class DataLake:
-    """The files of an organisation; they get names that increase."""
+    """The files of an organization; their names increase."""
 
     root: Path
     org: str = "X"
@@ -48,7 +48,7 @@ class DataLake:
         statistics: bool = True,
         **types: pa.DataType,
     ) -> Path:
-        """Write one file of an object; a column is in it if some row has it."""
+        """Write one file of an object; it has each column that some row has."""
         self.files += 1
         columns = dict.fromkeys(column for row in rows for column in row)
         known = {**self.types, **types}
@@ -76,7 +76,7 @@ def _by_ending(column: str, columns: dict[str, None]) -> pa.DataType:
 
 
 def file_row(row: LandedRow, **fields: Any) -> dict[str, Any]:
-    """Return a row of a file, with the values of the model's row."""
+    """Return the row of a file for a row of the model."""
     found = {
         "Id": row.key,
         "source__modified": row.modified,
@@ -89,7 +89,7 @@ def file_row(row: LandedRow, **fields: Any) -> dict[str, Any]:
 
 
 def project(folder: Path, pipelines: str) -> Project:
-    """A project in a folder, with the Spark settings of tests."""
+    """Return a project in a folder, with the Spark settings of tests."""
     conf = ", ".join(f"{key}: {value!r}" for key, value in SPARK.items())
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "chronolake.yml"
@@ -100,12 +100,12 @@ def project(folder: Path, pipelines: str) -> Project:
 
 
 def iceberg(found: Project, schema: str, table: str) -> Table:
-    """A table of a project as PyIceberg sees it."""
+    """Return a table of a project as PyIceberg sees it."""
     return iceberg_in(found.lake, schema, table)
 
 
 def iceberg_in(config: LakeConfig, schema: str, table: str) -> Table:
-    """A table of a lake as PyIceberg sees it."""
+    """Return a table of a lake as PyIceberg sees it."""
     catalog = SqlCatalog(
         "chronolake",
         uri=f"sqlite:///{config.catalog_file}",

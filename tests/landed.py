@@ -1,4 +1,4 @@
-"""What a pulled table is, in plain Python, without any Chronolake: a function of all landed rows.
+"""A model of pipeline tables in plain Python, without Chronolake: a function of all landed rows.
 
 Written from `seeds/data-lake-v2.txt` and issue 3. Times are microseconds since 1970.
 """
@@ -24,9 +24,9 @@ class LandedRow:
     deleted: int | None = None
     purged: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
-    #: False: the row only reports that the record was deleted, or purged.
+    #: False: the row only marks the record as deleted, or purged.
     tells: bool = True
-    #: Fields that the row omits: they keep their last reported values.
+    #: Fields that the row omits: they keep the value of the latest earlier row.
     omitted: frozenset[str] = frozenset()
 
 
@@ -40,7 +40,7 @@ class Version:
     active: bool
     modified: int
     fields: dict[str, Any]
-    #: False: only purges show that there was such a version; its fields are unknown.
+    #: False: only purges mention this version; nothing is known of its fields.
     has_data: bool = True
 
 
@@ -108,7 +108,7 @@ def _rank(row: LandedRow) -> tuple[int, str]:
 def _with_untold(
     row: LandedRow, by_time: dict[int, list[LandedRow]], *, purged: int
 ) -> dict[str, Any]:
-    """Return all fields of a row; omitted ones have the last value before it that is not purged."""
+    """Return all fields of a row; an omitted one has its latest earlier value, unless erased."""
     fields = dict(row.fields)
     for name in row.omitted:
         earlier = [
@@ -137,15 +137,15 @@ class Current:
 
 
 def current(rows: Iterable[LandedRow], *, erases: bool = False) -> list[Current]:
-    """The newest version of each record, gone or not.
+    """Return the newest version of each record, deleted or not.
 
-    A version that only purges speak of counts where a record has no other.
+    A version that only purges mention counts only if its record has no other version.
     """
     rows = list(rows)
     newest: dict[Any, Current] = {}
     with_data: set[Any] = set()
-    # Apart by nothing: what is newest, and whether it is gone, does not depend on where versions of
-    # the same instant are moved.
+    # With epsilon 0, because the newest version, and whether it is deleted, does not depend on
+    # where versions of the same instant are moved.
     for version in versions(rows, 0, erases=erases):
         if version.has_data:
             with_data.add(version.key)

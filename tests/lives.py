@@ -1,8 +1,8 @@
-"""What becomes of a table over its life, in plain Python, without any Chronolake.
+"""A model of a table over its life, in plain Python, without Chronolake.
 
 Written from `seeds/history-mode.txt` and the sections 4.8 and 4.9 of the specification. Batches are
-the oracle's; here are modes, migrations and re-syncs. Rows map column names to values; times are
-microseconds since 1970. The key is `id`.
+modeled by the oracle; here are modes, migrations and re-syncs. Rows map column names to values;
+times are microseconds since 1970. The key is `id`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMES: Final = (START, END, ACTIVE)
 
 
 class RefusedError(Exception):
-    """The table must refuse, and stay as it is."""
+    """The table must refuse the operation, and stay unchanged."""
 
 
 class Life:
@@ -106,7 +106,7 @@ class Life:
             row[new_name] = row.pop(column)
 
     def change_from(self, column: str, value: Any, at: int) -> None:
-        """A column that is added (value) or dropped (None) at a time, in history mode."""
+        """Add a column (with a value) or drop it (with None) at a time, in history mode."""
         if any(row[ACTIVE] and row[START] > at for row in self.rows):
             raise RefusedError
         dropped = value is None
@@ -125,7 +125,10 @@ class Life:
     # ------------------------------------------------------------------ re-syncs
 
     def resync(self, brought: Sequence[Mapping[str, Any]], at: int, gone: str) -> None:
-        """Apply the source's present rows; for rows without a start, values decide what changed."""
+        """Apply the source's present rows.
+
+        A row without a start is a new version if its values differ.
+        """
         for row in brought:
             found = [each for each in self.rows if each["id"] == row["id"]]
             active = next((each for each in found if each[ACTIVE]), None)

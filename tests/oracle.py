@@ -1,8 +1,8 @@
-"""What tables must hold: the rules of the Partner SDK in plain Python, without any Chronolake.
+"""The expected tables: the rules of the Partner SDK in plain Python, without Chronolake.
 
 Written from sections 4.5, 4.6 and 4.7.3 of the specification, one statement after the other, for
-clearness and not for speed. A row maps column names to Python values; times are microseconds since
-1970. A cell that a file leaves as it is holds `KEEP`.
+clarity and not for speed. A row maps column names to Python values; times are microseconds since
+1970. A cell that a file leaves unchanged holds `KEEP`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeyedTable:
 
     def write(self, *, replace: Rows = (), update: Rows = (), delete: Rows = ()) -> None:
         for row in replace:
-            # Columns that the request does not carry keep their value, or begin as null.
+            # Columns that the request omits keep their value, or begin as null.
             before = self.by_key.get(self._key(row), dict.fromkeys(self.columns))
             self.by_key[self._key(row)] = {**before, **row}
         for row in update:
@@ -125,10 +125,10 @@ class HistoryTable:
         self, key: Key, begin: int, given: Mapping[int, tuple[bool, Mapping[str, Any]]]
     ) -> None:
         stored = self.versions.get(key, {})
-        # Step 1: what starts at the earliest start or later goes.
+        # Step 1: remove the versions that start at the earliest start or later.
         removed = {start: row for start, row in stored.items() if start >= begin}
         versions = {start: row for start, row in stored.items() if start < begin}
-        # Step 2: what is active or reaches it ends before it.
+        # Step 2: end the versions before it that are active or reach it.
         for row in versions.values():
             if row[ACTIVE] or row[END] > begin - MILLISECOND:
                 row[ACTIVE], row[END] = False, begin - MILLISECOND
@@ -159,11 +159,11 @@ class HistoryTable:
         return removed[min(after)] if after else None
 
     def _delete(self, key: Key, times: Sequence[int], was_active: Sequence[int]) -> None:
-        """Step 5: the version that was current at the delete's time ends then.
+        """Apply step 5: the version that was current at the delete's time ends then.
 
-        Where no version was, the delete is of the version that was active before the request and
-        starts later: it ends at its start. Of deletes without a version between them the first
-        one counts.
+        If there was no such version, the delete applies to the version that was active before the
+        request and starts later: it ends at its start. Of several deletes without a version between
+        them, only the first one counts.
         """
         versions = self.versions.get(key, {})
         unmatched, closed, seen = [], set(), set()
@@ -200,7 +200,7 @@ def is_close(rows: Rows, key: Sequence[str]) -> bool:
 
 
 def promises_broken(rows: Rows, key: Sequence[str]) -> list[str]:
-    """What a history table promises, and these versions do not keep."""
+    """Return the invariants of a history table that these versions violate."""
     by_key: defaultdict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_key[tuple(row[name] for name in key)].append(row)

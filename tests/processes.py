@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-#: The command line, as a program for `run`.
+#: The command line, as a program for `ran`.
 COMMAND: Final = "from chronolake.cli import main; main()"
 
 
@@ -16,7 +16,7 @@ def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
     """Run a Python program; return its exit code and its output.
 
     Args:
-        program: its text.
+        program: its source.
         words: its arguments.
         failpoint: such as `staged.appended=kill`; no failpoint if it is empty.
     """
@@ -32,7 +32,7 @@ def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
 
 
 def killed(program: str, *words: str, failpoint: str) -> bool:
-    """Run a Python program that ends well, or is killed by its failpoint: whether it was."""
+    """Run a Python program that succeeds or is killed by its failpoint; return if it was killed."""
     code, reported = ran(program, *words, failpoint=failpoint)
     assert code in {0, -signal.SIGKILL}, reported
     return code != 0

@@ -1,8 +1,8 @@
-"""What is left of a folder when the power goes: what was synced, and nothing else.
+"""Simulated loss of power: a folder keeps only what was synced.
 
-A library that is preloaded into processes (`synced.c`) keeps the content of every file and the
-names of every folder as they were at each of their syncs. From these, `Replay.after` makes the
-folder that a loss of power leaves after the n-th sync: every write and every name since is gone.
+A library that is preloaded into processes (`synced.c`) records the content of every file and the
+names of every folder at each of their syncs. From these, `Replay.after` makes the folder that a
+loss of power leaves after the n-th sync: every later write and every later name is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Disk:
     Attributes:
         root: the folder.
         log: where its syncs are recorded.
-        library: what processes have to be preloaded with.
+        library: the library that processes have to preload.
     """
 
     root: Path
@@ -35,7 +35,7 @@ class Disk:
 
     @classmethod
     def under(cls, folder: Path) -> Disk:
-        """A new, empty disk; skips the test where it cannot be recorded."""
+        """Return a new, empty disk; skip the test where it cannot be recorded."""
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             pytest.skip("there is no C compiler for the library that records syncs")
@@ -48,7 +48,7 @@ class Disk:
         return disk
 
     def environment(self) -> dict[str, str]:
-        """Variables of a process whose syncs are to be recorded, and of those that it starts."""
+        """Return the environment in which syncs of a process and its children are recorded."""
         return {
             "LD_PRELOAD": str(self.library),
             "SYNCED_ROOT": str(self.root),
@@ -57,18 +57,19 @@ class Disk:
 
     @property
     def syncs(self) -> int:
-        """How many syncs there were so far."""
+        """Return the number of syncs until now."""
         counter = self.log / "counter"
         return int(counter.read_text()) if counter.exists() else 0
 
     def moments(self, catalog: str, further: Collection[int]) -> list[int]:
-        """The syncs after which a loss of power may show what it shows at no other time.
+        """Return the syncs after which a loss of power may have effects of its own.
 
-        A commit makes the catalog name other files. Between two commits come and go files that it
-        does not name: if one is missing, it is so right after a commit, or right before the next.
+        A commit makes the catalog name other files. Between two commits, files that it does not
+        name are created and removed: if one is missing, it is also missing right after a commit, or
+        right before the next one.
 
         Args:
-            catalog: how the names of the catalog's files begin.
+            catalog: the prefix of the names of the catalog's files.
             further: syncs that matter to the caller; nothing before the first of them does.
         """
         commits = {
@@ -85,7 +86,7 @@ class Disk:
 
     @contextmanager
     def only_synced(self) -> Iterator[Replay]:
-        """The recorded syncs to go through, in the folder's place; it comes back afterwards."""
+        """Yield a replay of the recorded syncs in the folder's place; restore it afterwards."""
         aside = self.root.with_name("aside")
         self.root.rename(aside)
         try:
@@ -96,7 +97,7 @@ class Disk:
 
 
 def _key_of(path: Path) -> str:
-    """A file's key, as `synced.c` gives it."""
+    """Return a file's key, as `synced.c` writes it."""
     reported = subprocess.run(
         ["stat", "--format", "%i %W %w", path], check=True, capture_output=True, text=True
     ).stdout
@@ -115,7 +116,7 @@ class Replay:
         self._read = 0
 
     def after(self, number: int) -> None:
-        """Make the disk's folder what a loss of power leaves after a sync, later than the last."""
+        """Restore the folder as a loss of power leaves it after a sync, later than the last one."""
         while self._read < number:
             self._read += 1
             header, _, content = (self._disk.log / str(self._read)).read_bytes().partition(b"\n")
@@ -134,5 +135,5 @@ class Replay:
             if kind == "d":
                 self._restore(child, place / name)
             else:
-                # A name that was synced, of a file that was not: it is there, and empty.
+                # The name was synced, but the file was not: it exists, and is empty.
                 (place / name).write_bytes(self._files.get(child, b""))

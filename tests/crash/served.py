@@ -1,4 +1,4 @@
-"""A destination in a process of its own, that can be killed, paused and started again."""
+"""A destination in its own process that can be killed, paused and restarted."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Served:
     """A running destination.
 
     Attributes:
-        process: its process, the leader of a session of its own.
-        channel: to it.
+        process: its process, the leader of its own session.
+        channel: a channel to it.
         caller: sends to it, and reads its lake.
-        paused: the file whose removal lets a process go on that is paused at a failpoint.
+        paused: the file whose removal resumes a process that is paused at a failpoint.
     """
 
     process: subprocess.Popen[bytes]
@@ -41,7 +41,7 @@ class Served:
     log: Path
 
     def killed(self) -> bool:
-        """Whether it has ended by SIGKILL; waits for that."""
+        """Wait for the end of the process; return whether SIGKILL ended it."""
         return self.process.wait(timeout=60) == -signal.SIGKILL
 
     def wait_until_paused(self) -> None:
@@ -71,7 +71,7 @@ def configure(
 def serve(
     lake: Path, folder: Path, *, failpoint: str | None = None, catalog: str | None = None
 ) -> Iterator[Served]:
-    """Serve a lake until the block ends; batch files go into `folder`."""
+    """Serve a lake until the block ends; batch files are written into `folder`."""
     name = f"server-{time.monotonic_ns()}"
     log, errors, paused = (folder / f"{name}.{kind}" for kind in ("log", "errors", "paused"))
     environment = {**os.environ}

@@ -1,4 +1,4 @@
-"""A server that is killed at any step of a write leaves the table as it was, or as it must be."""
+"""A server killed at any step of a write leaves the table unchanged, or as it must become."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _history_batch() -> Batch:
 
 @dataclass(frozen=True)
 class Operation:
-    """A write that is cut short and sent again.
+    """A write that is interrupted and sent again.
 
     Attributes:
         points: the failpoints on its way.
@@ -92,7 +92,7 @@ def _alter(sent: SentTable, columns: Sequence[str]) -> None:
 
 
 def _batch(columns: Sequence[str], first: Batch, sent_then: Batch) -> Operation:
-    # Of a table that has no rows yet, none are deleted.
+    # A table without rows has no rows to delete.
     staged = _STAGED if any(first.rows.values()) else _STAGED[:1]
     return Operation(
         columns,
@@ -145,8 +145,8 @@ SOME: Final = [("first-write", "staged.appended"), ("history", "staged.appended"
 
 
 def test_every_failpoint_is_on_the_way_of_some_operation() -> None:
-    # Those of a sync are in test_sync_crash.py, those of landing in test_landing_crash.py; those of
-    # slices that are read are in tests/source/test_declarative.py, that of CreateTable in
+    # Failpoints of a sync are in test_sync_crash.py, those of landing in test_landing_crash.py;
+    # those of reading slices are in tests/source/test_declarative.py, that of CreateTable in
     # tests/server/test_cancelled.py.
     assert {point for _, point in EVERY} == {
         name
@@ -158,8 +158,8 @@ def test_every_failpoint_is_on_the_way_of_some_operation() -> None:
 def _rounds(cases: Sequence[tuple[str, str]], tmp_path: Path) -> None:
     """Kill a server in every case.
 
-    The server that is started after one kill takes the request again, and is the next one to be
-    killed: it lets its failpoint pass as often as that request reaches it.
+    The server that is started after a kill receives the request again, and is the next one to be
+    killed: it passes its failpoint as often as that request reaches it.
     """
     lake = tmp_path / "lake"
     configure(lake)

@@ -1,4 +1,4 @@
-"""Landing is killed at every step, and done again: files are whole, and every version is there."""
+"""Landing is killed at every step and repeated: files are whole, and every version is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from processes import killed, ran
 
 _ROWS: Final = 400
 _PARTS: Final = 4
-#: Lands some rows in as many files as there are partitions; the arguments are the lake's root and
+#: A program that lands rows in one file for each partition; its arguments are the lake's root and
 #: the name of the versions.
 _PROGRAM: Final = f"""
 import sys
@@ -38,7 +38,7 @@ land(rows, columns, ObjectFolder(root / "raw", "shop", "orders"), guard=lambda: 
 
 
 def _found(folder: ObjectFolder) -> list[tuple[str, int]]:
-    """What the files hold: name and number of every row, file by file."""
+    """Return the content of the files: name and number of every row, file by file."""
     return [
         (row["name"], int(row["Id"]))
         for file in folder.files()
@@ -65,7 +65,7 @@ def test_landing_may_be_killed_at_every_step(tmp_path: Path, failpoint: str, app
 
     assert killed(_PROGRAM, str(tmp_path), "second", failpoint=failpoint)
 
-    # The first ones of the new files are there, after the old ones, and each of them is whole.
+    # The first of the new files are there, after the old ones, and each of them is whole.
     marks = [file.mark for file in folder.files()]
     assert marks[:_PARTS] == before
     assert len(marks) == _PARTS + appeared

@@ -1,4 +1,4 @@
-"""A server that is killed at any step of a migration leaves the old tables or the new ones."""
+"""A server killed at any step of a migration leaves the old tables or the new ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PUBLISHED: Final = ("publish.before-commit", "publish.after-commit")
 _ASIDE: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after-commit")
 _DONE: Final = {"publish.after-commit", "rewrite.after-commit"}
 
-#: By table, its columns and rows.
+#: Columns and rows by table.
 State = dict[str, tuple[list[str], list[str]]]
 
 
@@ -96,7 +96,7 @@ def _state(caller: Caller) -> State:
     found: State = {}
     for _, name in iceberg.list_tables((caller.schema,)):
         rows = iceberg.load_table((caller.schema, name)).scan().to_arrow()
-        # Of a time's type, PyArrow's own text reaches both ends of time.
+        # Compare texts: PyArrow's text of a time covers the whole range of times.
         texts = [[str(cell) for cell in rows.column(place)] for place in range(rows.num_columns)]
         found[name] = (rows.column_names, sorted(map(str, zip(*texts, strict=True))))
     return found

@@ -1,4 +1,4 @@
-"""Power that goes at any moment takes nothing that was acknowledged, and breaks no table."""
+"""A loss of power at any moment loses nothing that was acknowledged, and breaks no table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LATER_VERSIONS: Final = Batch(
 
 
 def _steps(live: SentTable, history: SentTable) -> list[tuple[SentTable, Callable[[], Any]]]:
-    """Calls of a caller, each with the table that it changes."""
+    """Return calls of a caller, each with the table that it changes."""
     caller = live.caller
 
     def sent(table: SentTable, batch: Batch) -> Callable[[], Any]:
@@ -87,9 +87,9 @@ def _rows(lake: Path, name: str) -> list[Row] | None:
     ("fsync", "master"),
     [
         (True, "local[2]"),
-        # Executors with a JVM of their own write the files.
+        # Executors with their own JVM write the files.
         pytest.param(True, "local-cluster[1,2,1024]", marks=pytest.mark.long),
-        # Otherwise the record of syncs, and not the lake, might be what passes.
+        # Without fsync the test must fail; this checks the recording of syncs itself.
         pytest.param(False, "local[2]", marks=pytest.mark.long),
     ],
 )
@@ -121,14 +121,14 @@ def test_a_loss_of_power_leaves_what_was_acknowledged(
         for number in disk.moments("catalog.db", acknowledged):
             replay.after(number)
             last = max(n for n, at in enumerate(acknowledged) if at <= number)
-            # Until the next answer, one table changes.
+            # Until the next response, one table changes.
             names = [table.name for table, _ in steps[last : last + 1]]
             for name in ("live", "history") if number in acknowledged else names:
                 may_be = [state[name] for state in states[last : last + 2]]
                 if problem := _problem(lake, name, may_be):
                     lost.append(f"after sync {number}, step {last}, {name}: {problem}")
         if master != "local[2]":
-            # What is left can be written to.
+            # The restored tables can be written.
             replay.after(acknowledged[-1])
             configure(lake)
             with serve(lake, tmp_path) as again:
@@ -141,7 +141,8 @@ def test_a_loss_of_power_leaves_what_was_acknowledged(
         assert lost
 
 
-#: A run of the pipeline `shop`, which notes when its source forgets what: after how many syncs.
+#: A run of the pipeline `shop`, which records after how many syncs its source forgets which
+#: changes.
 _PROGRAM: Final = f"""
 import os, sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Switches of mode that come from the command line, and re-syncs, are killed at every step.
+"""Mode switches on the command line, and re-syncs, are killed at every step.
 
-What comes over gRPC is in `test_crash.py` and `test_migration_crash.py`.
+Those over gRPC are in `test_crash.py` and `test_migration_crash.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ resynced(Lake.open(folder, config=lake_config(folder)), TableName("s", sys.argv[
 
 
 def resynced(lake: Lake, name: TableName) -> None:
-    """Record 1 says something else by now, 2 the same; 3 is gone, and 4 is new."""
+    """Re-sync the table: record 1 has another value, 2 is unchanged, 3 is deleted, and 4 is new."""
     rows = lake.spark.sql(
         "SELECT id, name, timestamp_micros(start) AS _fivetran_start FROM VALUES "
         f"(1, 'changed', {_T + 5 * _DAY}L), (2, 'b', {_T}L), (4, 'd', {_T + 6 * _DAY}L) "
@@ -107,7 +107,7 @@ def _filled(lake: Lake, name: TableName, mode: Mode) -> None:
 
 
 def _state(lake: Lake, name: TableName) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows as PyIceberg sees them, without what tells when they were synced."""
+    """Return columns and rows as PyIceberg sees them, without the times of their sync."""
     found = iceberg_in(lake.config, name.schema, name.table).scan().to_arrow()
     found = found.drop_columns([SYNCED])
     for place, field in enumerate(found.schema):

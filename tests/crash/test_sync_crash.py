@@ -1,4 +1,4 @@
-"""A sync is killed at every step, and run again: nothing is lost, nothing is there twice."""
+"""A sync is killed at every step and run again: nothing is lost, and nothing is duplicated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FIRST: Final = [
     LandedRow("c", _T, "2", (1, 4), purged=_T + 9 * _SECOND),
 ]
 _SECOND_FILE: Final = [
-    # Late, deleted, brought back, purged, closed by an earlier purge.
+    # Late, deleted, back again, purged, closed by an earlier purge.
     LandedRow("a", _T + 2 * _SECOND, "3", (2, 0), fields={"Name": "late"}),
     LandedRow("b", _T, "2", (2, 1), deleted=_T + 3 * _SECOND, fields={"Name": "b1"}),
     LandedRow("b", _T + 8 * _SECOND, "3", (2, 2), fields={"Name": "back"}),
@@ -149,7 +149,7 @@ def test_a_rebuild_may_be_killed_at_every_step(tmp_path: Path, point: str) -> No
 
 @pytest.mark.long
 def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
-    """Its lease has passed on meanwhile: what it has staged is refused."""
+    """A paused process whose lease has passed to another one cannot publish its staged write."""
     synced = Synced(tmp_path)
     synced.write(_FIRST)
     assert synced.run("sync", "crm") == 0, synced.told
@@ -170,7 +170,7 @@ def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
     try:
         while not paused.with_suffix(".reached").exists():
             assert sleeper.poll() is None
-        # Stopped as a whole, its lease is not renewed.
+        # A process that is stopped completely does not renew its lease.
         os.kill(sleeper.pid, signal.SIGSTOP)
         while synced.run("sync", "crm") != 0:
             assert "is run by" in synced.told

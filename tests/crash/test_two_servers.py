@@ -1,4 +1,4 @@
-"""Two servers on one lake: no batch is lost, and none is mixed with another."""
+"""Two servers write to one lake: no batch is lost, and none is mixed with another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HISTORY: Final = ["id*:LONG", "a:STRING", *HISTORY]
 def two(
     lake: Path, folder: Path, *, failpoint: str | None = None, uri: str | None = None
 ) -> Iterator[tuple[Served, Served]]:
-    """Two servers; the first one has a failpoint."""
+    """Yield two servers; the first one has a failpoint."""
     configure(lake, catalog=uri)
     with (
         serve(lake, folder, failpoint=failpoint, catalog=uri) as one,
@@ -38,7 +38,7 @@ def two(
 
 
 def _live(label: str, own: int) -> Batch:
-    """Every shared key says who wrote it last, and one key is the batch's own."""
+    """Return a batch with its label in every shared key, and one key of its own."""
     return Batch(
         replace=[{"id": key, "a": label, "_fivetran_synced": _T} for key in (*_SHARED, own)]
     )
@@ -122,7 +122,7 @@ def test_two_servers_share_a_postgresql_catalog(tmp_path: Path) -> None:
 def test_a_batch_that_was_overtaken_is_staged_again(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with two(lake, tmp_path, failpoint="publish.before-commit=pause:2") as (slow, fast):
-        # The slow server's first write passes the failpoint, its second is held there.
+        # The slow server's first write passes the failpoint; its second is held there.
         ours, theirs = (SentTable(each.caller, "history", _HISTORY) for each in (slow, fast))
         ours.create()
         model = ours.oracle()
@@ -139,7 +139,7 @@ def test_a_batch_that_was_overtaken_is_staged_again(tmp_path: Path) -> None:
         for batch in (first, quick, late):
             model.write(**batch.rows)
         assert not ours.differences(model)
-        # Once for the other batch, and perhaps for the upkeep that followed it.
+        # Once for the other batch, and perhaps for the maintenance that followed it.
         assert slow.events("staged_again")
         assert set(ours.caller.iceberg("history").metadata.refs) == {"main"}
 

@@ -1,4 +1,4 @@
-"""A cluster whose executors do not see the lake's folder: nothing is committed, and it says so."""
+"""If executors do not see the lake's folder, a write fails with an error and commits nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chronolake.session import java_home
 
 _WITHIN: Final = 120
 _MOUNTS: Final = ("unshare", "--mount", "--propagation", "private")
-#: Writes a batch for each line that it reads, and prints what came of it.
+#: Writes a batch for each line that it reads, and prints the result.
 _PROGRAM: Final = """
 import sys
 from pathlib import Path
@@ -170,7 +170,7 @@ def _sent(process: subprocess.Popen[str], line: str) -> str:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
-    # The log goes there, too.
+    # The log is printed there, too.
     while (answer := _line(process.stdout)) and not answer.startswith(("done ", "refused ")):
         pass
     return answer
@@ -187,7 +187,8 @@ def test_nothing_is_committed_that_the_driver_does_not_have(
     with _driver(folder, cluster.master, tmp_path / "first.err") as driver:
         assert _sent(driver, "0") == "done 10"
         assert _sent(driver, "100") == "done 20"
-        # All executors had the folder when they were asked; one that comes later has not.
+        # All executors had the folder when they were checked; an executor that starts later has
+        # not.
         cluster.with_worker("blind", hiding=shared)
         reported = _sent(driver, "200")
         assert reported.startswith("refused Executors wrote a file that the driver does not have")
@@ -197,6 +198,6 @@ def test_nothing_is_committed_that_the_driver_does_not_have(
         assert f"does not share the folder {folder} with the driver: No such file" in reported
         assert "s3://bucket/path" in reported
         cluster.with_worker("seeing again")
-        # Nothing was lost, and what is sent again is written.
+        # Nothing was lost, and a batch that is sent again is written.
         assert _sent(driver, "200") == "done 30"
         assert _sent(driver, "maintain") == "done 30"
