@@ -26,7 +26,7 @@ Rows = Sequence[Mapping[str, str | None]]
 
 
 def column(text: str) -> common_pb2.Column:
-    """`name:TYPE`, a star behind the name makes it part of the key."""
+    """Return a column from `name:TYPE`; a star after the name makes it part of the key."""
     name, _, kind = text.rpartition(":")
     message = common_pb2.Column(name=name.removesuffix("*"), primary_key=name.endswith("*"))
     if sized := _SIZED.fullmatch(kind):
@@ -41,7 +41,7 @@ def table(name: str, columns: Sequence[str]) -> common_pb2.Table:
 
 
 def said(columns: Sequence[common_pb2.Column]) -> list[str]:
-    """The inverse of `column`."""
+    """Return columns as texts, the inverse of `column`."""
     texts = []
     for each in columns:
         kind = common_pb2.DataType.Name(each.type)
@@ -97,7 +97,7 @@ class Caller:
         soft: str | None = None,
         synced: str = "_fivetran_synced",
     ) -> Any:
-        """`before` counts milliseconds since 1970."""
+        """Call Truncate; `before` counts milliseconds since 1970."""
         request = destination_sdk_pb2.TruncateRequest(
             configuration=self.configuration,
             schema_name=self.schema,
@@ -105,7 +105,7 @@ class Caller:
             synced_column=synced,
         )
         if before is not None:
-            # Not with the library's own way, which takes the years 1 to 9999 only.
+            # The library's own conversion supports only the years 1 to 9999.
             seconds, millis = divmod(int(before), 1_000)
             request.utc_delete_before.seconds = seconds
             request.utc_delete_before.nanos = millis * 1_000_000
@@ -114,7 +114,7 @@ class Caller:
         return self.stub.Truncate(request)
 
     def migrate(self, name: str, operation: str, **parts: Any) -> Any:
-        """Ask for one operation of Migrate, by its name in the protocol, with its parts."""
+        """Request one operation of Migrate, by its name in the protocol, with its parts."""
         sdk = destination_sdk_pb2
         details = sdk.MigrationDetails(schema=self.schema, table=name)
         kind = parts.pop("column_type", None)
@@ -148,7 +148,7 @@ class Caller:
         compression: Literal["off", "zstd", "gzip"] = "zstd",
         encrypted: bool = True,
     ) -> SentFile:
-        """A file whose header is `columns`, or the first row's keys."""
+        """Return a file whose header is `columns`, or the first row's keys."""
         header = list(columns or rows[0])
         text = csv_text(header, [[row.get(each) for each in header] for row in rows])
         return written(self.folder, name, text, compression=compression, encrypted=encrypted)
@@ -213,7 +213,10 @@ class Caller:
         )
 
     def rows(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
-        """The table's rows as PyIceberg reads them, sorted as text; of all columns by default."""
+        """Return the table's rows as PyIceberg reads them, sorted as text.
+
+        All columns are read by default.
+        """
         found = self.iceberg(name).scan().to_arrow()
         if columns:
             found = found.select(list(columns))
@@ -229,10 +232,10 @@ class Caller:
 
 
 def catalog(lake: Path, uri: str | None = None) -> SqlCatalog:
-    """PyIceberg's own view of a lake; of its SQLite file if there is no `uri`."""
+    """Return PyIceberg's own view of a lake; of its SQLite file if there is no `uri`."""
     uri = (uri or f"sqlite:///{lake / 'catalog.db'}").replace("postgresql:", "postgresql+psycopg:")
     made = SqlCatalog("chronolake", uri=uri, warehouse=lake.as_uri())
-    # A catalog is not closed by those who ask for one: it must keep no connection open.
+    # Callers do not close a catalog, so it must keep no connection open.
     made.engine.dispose()
     made.engine = create_engine(uri, poolclass=NullPool)
     return made

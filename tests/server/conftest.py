@@ -40,6 +40,6 @@ def channel(server: Server) -> Iterator[grpc.Channel]:
 def caller(
     lake: Lake, channel: grpc.Channel, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Caller:
-    """A caller with a schema of its own."""
+    """Return a caller with its own schema."""
     schema = re.sub(r"\W", "_", request.node.name)[:40] + f"_{next(_numbers)}"
     return Caller(channel, lake.config.path, tmp_path, schema)

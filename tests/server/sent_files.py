@@ -24,7 +24,7 @@ class SentFile:
 
 
 def csv_text(header: list[str], rows: list[list[str | None]]) -> str:
-    """None is written as the null marker; other cells are quoted where the producer quotes."""
+    """Return rows as CSV: None is the null marker; other cells are quoted as by the producer."""
     return "".join(",".join(_cell(cell) for cell in line) + "\n" for line in [header, *rows])
 
 
@@ -44,11 +44,11 @@ def written(
     compression: Literal["off", "zstd", "gzip"] = "zstd",
     encrypted: bool = True,
 ) -> SentFile:
-    """Compress, then encrypt, then write; the file's name gets something random."""
+    """Compress, then encrypt, then write a file; its name gets a random part."""
     data = content.encode() if isinstance(content, str) else content
     suffix = ".csv"
     if compression == "zstd":
-        # Streamed, so that the frame does not say how long its content is.
+        # Streamed, so that the frame does not contain the length of its content.
         packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
         data, suffix = packer.compress(data) + packer.flush(), suffix + ".zstd"
     elif compression == "gzip":

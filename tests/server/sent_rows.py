@@ -1,4 +1,4 @@
-"""The oracle's rows on their way to a destination, and a destination's rows on their way back."""
+"""Conversion of the oracle's rows to requests for a destination, and of its tables to rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def micros(text: str) -> int:
 
 
 def cell(value: Any, kind: str) -> str | None:
-    """A value as a file has it."""
+    """Return a value as it is written in a file."""
     if value is None:
         return None
     if value is KEEP:
@@ -44,10 +44,10 @@ class Batch:
     """The rows of one request, by kind of file.
 
     Attributes:
-        files: into how many files the rows of a kind go.
-        shuffle: seed of the order of columns in files and request.
-        without: columns that the request and its files do not have.
-        short_deletes: whether delete files have nothing but the key and the end.
+        files: the number of files for the rows of a kind.
+        shuffle: the seed for the order of columns in files and request.
+        without: columns that the request and its files omit.
+        short_deletes: whether delete files have only the key and the end.
     """
 
     earliest: Sequence[Row] = ()
@@ -79,7 +79,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class SentTable:
-    """A table at a destination; `columns` are written as the caller's are."""
+    """A table at a destination; `columns` have the format of the caller's."""
 
     caller: Caller
     name: str
@@ -87,13 +87,13 @@ class SentTable:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Type by column name."""
+        """Return types by column name."""
         parts = (text.rpartition(":") for text in self.columns)
         return {name.removesuffix("*"): kind for name, _, kind in parts}
 
     @property
     def key(self) -> list[str]:
-        """The key of a record, without the start."""
+        """Return the key of a record, without the start."""
         names = (text.rpartition(":")[0] for text in self.columns)
         return [
             name.removesuffix("*") for name in names if name.endswith("*") and START not in name
@@ -114,7 +114,7 @@ class SentTable:
         return self
 
     def request(self, batch: Batch) -> Any:
-        """A request with new files."""
+        """Return a request with new files."""
         dice = random.Random(batch.shuffle)
         columns = [
             text
@@ -156,12 +156,12 @@ class SentTable:
         assert response.success
 
     def rows(self) -> list[Row]:
-        """The rows as PyIceberg reads them; times are microseconds."""
+        """Return the rows as PyIceberg reads them; times are microseconds."""
         found = self.caller.iceberg(self.name).scan().to_arrow()
         return plain_rows(found)
 
     def differences(self, model: HistoryTable | KeyedTable) -> str:
-        """How the table differs from what it must hold; empty if it does not."""
+        """Return how the table differs from the expected rows; an empty text if it does not."""
         return differences(self.rows(), model.rows(), self.key)
 
 
@@ -176,7 +176,7 @@ def plain_rows(table: pa.Table) -> list[Row]:
 
 
 def differences(found: Iterable[Row], expected: Iterable[Row], key: Sequence[str]) -> str:
-    """Keys whose rows differ, with the rows, written so that a person can compare them."""
+    """Return the keys whose rows differ, with the rows, in a form that a person can compare."""
     by_key: dict[Any, tuple[list[str], list[str]]] = {}
     for side, rows in enumerate((found, expected)):
         for row in rows:
@@ -195,7 +195,7 @@ def differences(found: Iterable[Row], expected: Iterable[Row], key: Sequence[str
 
 
 def spoken(row: Mapping[str, Any]) -> str:
-    """A row as text, history columns first."""
+    """Return a row as text, history columns first."""
     first = [name for name in (START, END, ACTIVE) if name in row]
     names = [*first, *sorted(set(row) - set(first))]
     return ", ".join(

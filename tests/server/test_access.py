@@ -1,4 +1,4 @@
-"""Batch files are opened where they may lie, and nowhere else."""
+"""Batch files are opened only in the allowed folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ["id*:LONG", SYNCED]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root with a file in a folder, beside a secret."""
+    """Return a root with a file in a folder, and with a secret beside it."""
     (tmp_path / "root" / "in").mkdir(parents=True)
     (tmp_path / "root" / "in" / "file").write_text("content")
     (tmp_path / "secret").write_text("secret")

@@ -1,4 +1,4 @@
-"""AlterTable: all of a request's changes or none, and no row lost."""
+"""AlterTable makes all changes of a request or none, and loses no row."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def columns_of(caller: Caller, name: str = "t") -> list[str]:
 def test_columns_are_added_dropped_or_kept_as_the_flag_says(caller: Caller) -> None:
     assert caller.create("t", ["id*:LONG", "a:STRING", SYNCED]).success
     assert caller.write("t", ["id*:LONG", "a:STRING", SYNCED], replace=[row(id="1", a="x")]).success
-    # Added at the end in the request's order, null in old rows, wherever the request lists them.
+    # Added at the end in the request's order and null in old rows, wherever the request lists them.
     assert caller.alter("t", ["b:STRING", "id*:LONG", "c:INT", "a:STRING", SYNCED]).success
     grown = ["id*:LONG", "a:STRING", SYNCED, "b:STRING", "c:INT"]
     assert columns_of(caller) == grown
     assert caller.rows("t", "id", "a", "b", "c") == [(1, "x", None, None)]
     assert caller.write("t", grown, replace=[row(id="1", a="x", b="kept", c="5")]).success
-    # Left out and not to be dropped: the column stays, with its data, under rows that lack it.
+    # Left out and not to be dropped: the column stays with its data, also if new rows lack it.
     fewer = ["id*:LONG", "a:STRING", SYNCED]
     assert caller.alter("t", fewer).success
     assert columns_of(caller) == grown
@@ -247,7 +247,7 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         ("LONG", "9007199254740993", "DOUBLE"),
         ("LONG", "9223372036854775807", "FLOAT"),
         ("INT", "16777217", "FLOAT"),
-        # What no cell of a batch file could be is no value of a text, either.
+        # A text that is not a valid cell of a batch file cannot be converted, either.
         ("STRING", "10:15:30", "UTC_DATETIME"),
         ("STRING", "2024-2-9 junk", "NAIVE_DATE"),
         ("STRING", "2024", "NAIVE_DATE"),

@@ -1,4 +1,4 @@
-"""Maintenance that a server does by itself."""
+"""Maintenance that a server does automatically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
 
 @contextmanager
 def serving(lake: Lake, files: Path, *, automatic: bool) -> Iterator[Caller]:
-    """A server that maintains tables by itself, or not, and who calls it."""
+    """Run a server with or without automatic maintenance; yield its caller."""
     maintenance = lake.config.maintenance.model_copy(update={"automatic": automatic})
     lake.config = lake.config.model_copy(update={"maintenance": maintenance})
     with (

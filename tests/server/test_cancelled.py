@@ -1,4 +1,4 @@
-"""A call whose caller has gone commits nothing, leaves nothing, and gives its worker back."""
+"""A call whose caller is gone commits nothing, leaves nothing, and releases its worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def _until(holds: Callable[[], Any], seconds: float = 60) -> None:
 
 @contextmanager
 def _paused_at(point: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let the next work stop at a failpoint until the block ends; gives what is there then."""
+    """Let the next write pause at a failpoint until the block ends.
+
+    The yielded file exists once the failpoint is reached.
+    """
     paused = folder / "paused"
     paused.touch()
     with patch.context() as set_for_now:

@@ -1,4 +1,4 @@
-"""CreateTable and DescribeTable: what is created is what is described."""
+"""What CreateTable creates is what DescribeTable returns."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Cal
 
 
 def test_columns_that_iceberg_has_itself_keep_their_names_for_the_sender(caller: Caller) -> None:
-    """Connectors of files send `_file`; an Iceberg table with such a column is unreadable."""
+    """A column named like a metadata column of Iceberg keeps its name for the sender.
+
+    Connectors of files send `_file`; an Iceberg table with such a column is unreadable.
+    """
     names = ["_file", "_file_", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"]
     columns = ["_file*:STRING", *(f"{name}:STRING" for name in names[1:]), SYNCED]
     assert caller.create("t", columns).success

@@ -1,4 +1,4 @@
-"""Failures become texts that fit on the wire and hold no secret."""
+"""Errors become texts that fit into a response and contain no secret."""
 
 from __future__ import annotations
 

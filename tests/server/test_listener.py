@@ -1,4 +1,4 @@
-"""Where and how the server listens: loopback, TLS, client certificates, one port for one server."""
+"""The address and port of the server: loopback, TLS, client certificates, one server for a port."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_health_is_told_while_every_worker_is_busy(
         assert next(stub.Watch(asked, timeout=30)).status == serving
         held.unlink()
         assert running.result().success
-    # A server that ended took nothing with it that others need.
+    # A server that ended closed nothing that others need.
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=30).status == serving
 
@@ -161,7 +161,7 @@ def test_every_call_is_answered_when_the_server_stops_also_those_that_wait_for_a
         stopped = threads.submit(busy.stop)
         while not any(line["event"] == "batch_cancelled" for line in logged):
             time.sleep(0.02)
-        # Past the last job that could have been cancelled: what can be finished, is.
+        # The last job that could have been cancelled is done, so the batch is finished.
         held.unlink()
         assert running.result().success
         for each in waiting:
@@ -256,7 +256,7 @@ def test_a_lake_that_cannot_be_used_fails_its_tests_in_words(tmp_path: Path) -> 
             answer = stub.Test(common_pb2.TestRequest(name="connection"))
             assert answer.WhichOneof("response") == "failure"
             assert answer.failure
-            # The table is not "not found": nobody knows. And the server lives on.
+            # The table is not "not found", because that is unknown. The server continues to run.
             request = destination_sdk_pb2.DescribeTableRequest(schema_name="s", table_name="t")
             assert stub.DescribeTable(request).WhichOneof("response") == "task"
             assert stub.Capabilities(ASKED) is not None

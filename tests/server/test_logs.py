@@ -1,4 +1,4 @@
-"""Log lines have the SDK's form, whatever they are about."""
+"""Log lines have the SDK's format, whatever they are about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as a caller meets it: form, tests, sizes, health, reflection, texts, secrets."""
+"""The server as a caller sees it: form, tests, sizes, health, reflection, texts, secrets."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_an_unforeseen_failure_names_its_table_and_its_batch(
 ) -> None:
     assert caller.create("t", COLUMNS).success
     assert caller.write("t", COLUMNS, replace=[row(1, "x")]).success
-    # Somebody's tidying of the lake's folder is nothing that a batch foresees.
+    # Files that somebody deleted from the lake's folder are an unexpected error.
     for each in caller.iceberg("t").scan().plan_files():
         Path(each.file.file_path.removeprefix("file:")).unlink()
     with (

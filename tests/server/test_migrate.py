@@ -1,4 +1,4 @@
-"""Migrate: every operation in one step or not at all, and safe to send twice.
+"""Every operation of Migrate is done in one step or not at all, and is safe to send twice.
 
 The cases M-01 to M-36 of `specs/partner-sdk.md`, 7.8.
 """
@@ -66,7 +66,7 @@ def columns_of(caller: Caller, name: str = "t") -> list[str]:
 
 
 def versions(caller: Caller, *columns: str, name: str = "t") -> list[tuple[Any, ...]]:
-    """Key, further columns, start, end and activity, by key and start; times as texts."""
+    """Return key, further columns, start, end and activity, by key and start; times as texts."""
     times = ("_fivetran_start", "_fivetran_end", "_fivetran_active")
     found = caller.iceberg(name).scan().to_arrow().select(["id", *columns, *times])
     for time in times[:2]:
@@ -85,7 +85,7 @@ def micros(text: str) -> int:
 
 
 def refused(caller: Caller, name: str, operation: str, **parts: Any) -> str:
-    """The task of an operation that must not change anything."""
+    """Return the task of an operation that must not change anything."""
     before = caller.snapshot(name)
     answer = caller.migrate(name, operation, **parts)
     assert answer.WhichOneof("response") == "task", answer
@@ -222,13 +222,13 @@ def test_a_column_that_cannot_be_filled_is_a_task(caller: Caller, column: str) -
 def test_a_table_is_renamed_with_its_data_and_key(caller: Caller) -> None:
     fill(caller, LIVE, [live(1), live(2)])
     parts = {"from_table": "t", "to_table": "new"}
-    # The second time there is nothing left to rename, and the table has the name.
+    # The second time, there is nothing to rename, and the table already has the name.
     for _ in range(2):
         assert caller.migrate("t", "rename_table", **parts).success
         assert caller.describe("t").not_found
         assert columns_of(caller, "new") == LIVE
         assert caller.rows("new", "id", "name") == [(1, "n1"), (2, "n2")]
-    # A new table of the old name shares nothing with it.
+    # A new table with the old name shares nothing with it.
     fill(caller, LIVE, [live(7)])
     assert caller.migrate("new", "drop_table").success
     assert caller.rows("t", "id") == [(7,)]
@@ -268,7 +268,7 @@ def test_a_copy_over_a_table_with_other_columns_is_a_task(caller: Caller) -> Non
 def test_a_table_is_dropped_and_a_missing_one_is_no_failure(caller: Caller) -> None:
     fill(caller, LIVE, [live(1)])
     for said_true in (True, False):
-        # That the member is there is what counts, not what it says.
+        # The presence of the member counts, not its value.
         assert caller.migrate("t", "drop_table", drop_table=said_true).success
         assert caller.describe("t").not_found
 
@@ -305,7 +305,7 @@ def test_a_version_that_starts_at_the_time_gets_the_value_in_place(caller: Calle
     fill(caller, VERSIONED, [version(1, T1, T2_ENDS), version(1, T2, T3_ENDS), version(2, T2)])
     parts = {"column": "plan", "column_type": "STRING", "operation_timestamp": T2}
     assert caller.migrate("t", "add_column_in_history_mode", default_value="x", **parts).success
-    # Closed by now or not, what began then had the column.
+    # Versions that began then have the column, whether they are closed or not.
     assert versions(caller, "plan") == [
         (1, None, *span(T1, T2_ENDS)),
         (1, "x", *span(T2, T3_ENDS)),
@@ -362,7 +362,7 @@ def test_a_column_goes_at_a_time_from_the_records_that_have_a_value(caller: Call
         (2, None, None, *span(T3)),
         (3, None, None, *span(T1)),
     ]
-    # A column that is not there has nothing to lose.
+    # A missing column has nothing to lose.
     before = caller.snapshot("t")
     parts = {"column": "missing", "operation_timestamp": T3}
     assert caller.migrate("t", "drop_column_in_history_mode", **parts).success
@@ -417,7 +417,7 @@ def test_a_table_that_changed_its_mode_takes_batches_in_the_new_one(caller: Call
     fill(caller, SOFT, [soft(1, "false"), soft(2, "false"), soft(3, "false")])
     history = ["id*:LONG", "name:STRING", *HISTORY]
     for synced in (T2, T3):
-        # Twice there and back: no trace of an earlier life may be in the way.
+        # Switched to and fro twice: nothing from an earlier mode may be in the way.
         assert caller.migrate(
             "t", "SOFT_DELETE_TO_HISTORY", soft_deleted_column="_fivetran_deleted"
         ).success
@@ -452,7 +452,7 @@ def test_a_table_that_changed_its_mode_takes_batches_in_the_new_one(caller: Call
 def test_the_newest_version_stays_whether_active_or_not(caller: Caller) -> None:
     stored = [version(1, T1, T2_ENDS, "old"), version(1, T2, email="new"), version(2, T1, T2_ENDS)]
     fill(caller, VERSIONED, stored)
-    # Deleted records stay as well, whatever this says: it is about live tables.
+    # Deleted records stay as well, whatever the value of this option, which is for live tables.
     assert caller.migrate("t", "HISTORY_TO_SOFT_DELETE", keep_deleted_rows=False).success
     assert columns_of(caller) == ["id*:LONG", "email:STRING", SYNCED, DELETED]
     assert caller.rows("t", "id", "email", "_fivetran_deleted") == [
@@ -589,7 +589,7 @@ def test_a_name_that_is_empty_is_a_task(
 
 
 def test_every_success_is_described(caller: Caller) -> None:
-    """M-36, for the operations whose tests do not look at the description."""
+    """M-36: every success is described, for operations whose tests do not check the description."""
     fill(caller, SOFT, [soft(1, "true")])
     assert caller.migrate("t", "update_column_value", column="name", value="NULL").success
     assert columns_of(caller) == SOFT
@@ -642,7 +642,7 @@ def test_a_copy_that_lives_is_not_written_over_by_a_late_repeat(caller: Caller) 
     assert caller.write("copy", LIVE, replace=[live(2)]).success
     before = caller.snapshot("copy")
     refused(caller, "t", "copy_table", **parts)
-    # Nor is a table that only looks like a copy.
+    # The same is true of a table that only looks like a copy.
     fill(caller, LIVE, [live(3)], name="twin")
     refused(caller, "t", "copy_table", from_table="t", to_table="twin")
     assert caller.snapshot("copy") == before

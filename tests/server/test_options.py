@@ -1,4 +1,4 @@
-"""Options that contradict themselves, or would leave a door open, are refused."""
+"""Options that contradict each other, or would expose the server, are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process `chronolake serve`: what it prints, what it leaves, and how it ends."""
+"""The process `chronolake serve`: its output, the files that it leaves, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sent_files import SentFile, written
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
-# As /proc/net spells 127.0.0.1, ::1, and the first in the form of the second.
+# 127.0.0.1, ::1, and the first as an IPv6 address, as in /proc/net.
 LOOPBACK = {
     "0100007F",
     "00000000000000000000000001000000",
@@ -35,7 +35,7 @@ SECRET = "the-cell-value-that-nobody-may-see"
 
 
 class Serving:
-    """A started `chronolake serve` on a lake of its own."""
+    """A started `chronolake serve` on its own lake."""
 
     def __init__(self, folder: Path, *flags: str, **environment: str) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ class Serving:
         self.process.send_signal(number)
 
     def stop_by_another_thread(self) -> None:
-        """Let a thread of the process take SIGTERM that is not its main one (Linux)."""
+        """Let a thread that is not the main one take SIGTERM (Linux)."""
         main = self.process.pid
         other = max(int(task.name) for task in Path(f"/proc/{main}/task").iterdir())
         assert other != main
@@ -134,7 +134,10 @@ def row(id_: int, v: str) -> dict[str, str]:
 
 
 def files_with(folder: Path, needles: list[bytes]) -> list[Path]:
-    """The files below a folder that hold one of the needles; files may vanish meanwhile."""
+    """Return the files below a folder that contain one of the needles.
+
+    Files may be deleted in the meantime.
+    """
     found = []
     for path in folder.rglob("*"):
         try:
@@ -147,11 +150,11 @@ def files_with(folder: Path, needles: list[bytes]) -> list[Path]:
 
 
 def listened_on(process: int) -> list[str]:
-    """The addresses, in hexadecimal, that a process and its children listen on (Linux)."""
+    """Return the addresses, in hexadecimal, that a process and its children listen on (Linux)."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     inodes = set()
     for each in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             inodes.add(str(each.readlink()))
     lines = [
         line.split()
@@ -193,7 +196,7 @@ def test_a_run_prints_json_lines_leaks_no_secret_and_ends_well(
             caller.stub.WriteBatch(caller.request("t", COLUMNS, replace=[wrong]))
         assert SECRET not in caught.value.details()
         assert caller.write("t", COLUMNS, update=[row(9_999, SECRET)]).success
-        # The process's own time zone plays no part.
+        # The process's own time zone has no effect.
         assert caller.truncate("t", MIDNIGHT).success
         assert len(caller.rows("t", "id")) == 1_000
         assert caller.truncate("t", MIDNIGHT + 1).success
@@ -223,12 +226,12 @@ def test_a_run_prints_json_lines_leaks_no_secret_and_ends_well(
 
 
 def refuses(served: Serving) -> bool:
-    """Whether a process takes no calls any more."""
+    """Return whether a process accepts no more calls."""
     with grpc.insecure_channel(f"127.0.0.1:{served.listening()['port']}") as late:
         try:
             Caller(late, served.lake, served.files).describe("t")
         except grpc.RpcError as failure:
-            # gRPC itself cancels a call that comes in while it closes the port.
+            # gRPC itself cancels a call that arrives while it closes the port.
             return failure.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
     return False
 
@@ -252,7 +255,7 @@ def test_a_running_batch_is_finished_before_the_process_ends(
         served.until(held.with_suffix(".reached").exists)
         served.stop(signal.SIGINT)
         assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        # It says so first, and closes the port then.
+        # The server reports NOT_SERVING first, and then closes the port.
         served.until(lambda: refuses(served))
         assert not running.done()
         held.unlink()
@@ -271,7 +274,7 @@ def test_nothing_is_listened_on_but_loopback_neither_by_java(
     addresses = {address.partition(":")[0] for address in listened_on(served.process.pid)}
     assert addresses <= LOOPBACK
     assert len(addresses) > 1
-    # Whatever thread takes the signal.
+    # Whichever thread takes the signal.
     served.stop_by_another_thread()
     assert served.ended() == 0
 
@@ -334,7 +337,7 @@ def test_a_server_ends_with_its_java_and_says_so(
 
 
 def java_of(process: int) -> list[int]:
-    """The JVMs among the children of a process."""
+    """Return the JVMs among the children of a process."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"]
 

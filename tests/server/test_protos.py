@@ -18,7 +18,7 @@ from chronolake.protos import common_pb2, destination_sdk_pb2
 WIRE = Path(__file__).parents[3] / "shared" / "specs" / "partner-sdk-wire.json"
 ROOT = Path(__file__).parents[2]
 FILES = {"common.proto": common_pb2, "destination_sdk.proto": destination_sdk_pb2}
-# Of `shown()`; the same test holds the content against the wire file where that is there.
+# Of `shown()`; the same test compares the content with the wire file where that exists.
 FINGERPRINT = "f101f0ee68e0fa1c09a5046d8cae6859"
 
 _TYPES = {
@@ -29,7 +29,7 @@ _TYPES = {
 
 
 def shown() -> dict[str, object]:
-    """The compiled descriptors in the form of the wire file."""
+    """Return the compiled descriptors in the form of the wire file."""
     result: dict[str, dict[str, object]] = {
         "messages": {},
         "enums": {},
@@ -79,7 +79,7 @@ def field_shown(message: Descriptor, field: FieldDescriptor) -> dict[str, object
 
 
 def normal(wire: dict) -> dict:
-    """Orders that carry no meaning are made the same."""
+    """Sort everything whose order has no meaning."""
     return {
         "messages": {
             name: sorted(fields, key=lambda field: field["number"])

@@ -1,4 +1,4 @@
-"""The vendor's real batch files end in the tables that the rules give, encrypted and plain."""
+"""The vendor's real batch files, encrypted and plain, make the tables that the rules demand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _KINDS: Final = {
     "delete": "delete",
 }
 
-# Keys are those of the scenarios that made the files; every other column is read as text, so that
-# nothing but the files' own cells is compared.
+# The keys are those of the scenarios that made the files; every other column is read as text, so
+# that only the files' own cells are compared.
 _KEYS: Final = {
     "campaign_input_1": ["_fivetran_id*:STRING"],
     "transaction_input_1": ["id*:INT"],
@@ -43,7 +43,7 @@ def _files(name: str, suffix: str) -> dict[str, Path]:
 
 
 def _read(path: Path, kinds: Mapping[str, str]) -> list[Row]:
-    """The cells of a plain file, as the vendor's own CSV has them."""
+    """Return the cells of a plain file, which has the vendor's own CSV format."""
     with io.StringIO(path.read_bytes().decode(), newline="") as text:
         return [
             {name: _value(cell, kinds.get(name, "STRING")) for name, cell in row.items()}
@@ -121,7 +121,7 @@ def test_the_tester_s_files_load(caller: Caller, *, encrypted: bool) -> None:
 
 
 def test_the_four_history_runs_make_one_table(caller: Caller) -> None:
-    """Case E-04 of the specification, with its values."""
+    """The four history runs make the table of the specification's case E-04, with its values."""
     columns = ["id*:INT", "amount:DOUBLE", "desc:STRING", *HISTORY]
     sent = SentTable(caller, "transaction_history", columns).create()
     model = sent.oracle()

@@ -1,4 +1,4 @@
-"""The vendor's scenarios and our examples, driven against the real server over gRPC.
+"""The vendor's scenarios and our examples run against the real server over gRPC.
 
 The tables are read back with PyIceberg and compared with the tester's model, and with the end
 states of `specs/partner-sdk.md`, 5.9.
@@ -60,7 +60,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {"compression": Compression.OFF, "encrypted": False},
     "plain, replayed": {"compression": Compression.OFF, "encrypted": False, "replay": True},
 }
-#: What CI plays; `make test-all` plays every scenario in every form.
+#: The scenarios that CI runs; `make test-all` runs every scenario in every form.
 SAMPLE = {
     ("input", "encrypted, replayed"),
     ("tester 1", "encrypted"),
@@ -75,7 +75,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def played(server: Server, folder: Path, scenarios: list[Path], **options: Any) -> Tables:
-    """Play scenarios in a schema of their own; gives the model, with the schema's name."""
+    """Run scenarios in their own schema; return the model, with the schema's name."""
     if not all(path.exists() for path in scenarios):
         pytest.skip("the vendor's scenarios are not there (../shared/data/partner-sdk)")
     report, dump, schema = io.StringIO(), folder / "model.json", next(_schemas)
@@ -88,7 +88,7 @@ def played(server: Server, folder: Path, scenarios: list[Path], **options: Any) 
 
 
 def stored(lake: Lake, name: str, kinds: dict[str, Kind]) -> list[dict[str, Any]]:
-    """The rows that PyIceberg reads, in the form of the model's dump."""
+    """Return the rows that PyIceberg reads, in the form of the model's dump."""
     found = catalog(lake.config.path).load_table(tuple(name.split(".", 1))).scan().to_arrow()
     columns = {}
     for column, kind in kinds.items():
@@ -287,7 +287,7 @@ def test_history_in_four_files_ends_as_the_specification_says(
     if not INPUTS.is_dir():
         pytest.skip("the vendor's scenarios are not there (../shared/data/partner-sdk)")
     first = json.loads((INPUTS / names[0]).read_text())
-    del first["schema_migration"]  # live modes, and a table that never exists
+    del first["schema_migration"]  # live modes, and a missing table
     (tmp_path / names[0]).write_text(json.dumps(first))
     paths = [tmp_path / names[0], *(INPUTS / name for name in names[1:])]
     tables = played(server, tmp_path, paths)

@@ -1,4 +1,4 @@
-"""Tables and batches of unusual shapes."""
+"""Tables and batches of unusual shapes are written correctly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_many_files_make_one_batch(caller: Caller, files: int) -> None:
     half = files // 2
     batch = Batch(
         replace=[
-            # The key 0 comes in every file: the last file wins.
+            # The key 0 is in every file: the last file wins.
             {"id": key if place else 0, "a": f"{key}", "_fivetran_synced": _T}
             for key in range(half)
             for place in range(2)
@@ -105,7 +105,7 @@ def test_a_long_narrow_batch_is_one_batch(caller: Caller, rows: int, files: int)
     assert pc.sum(found["n"]).as_py() == sum(key % 7 for key in range(rows))
 
 
-#: Every type that may be in a key, with two values of each, as a file has them.
+#: Every type that may be in a key, with two values of each, as they are written in a file.
 _KEYS: Final = {
     "BOOLEAN": ("true", "false"),
     "SHORT": ("-32768", "32767"),
@@ -123,7 +123,7 @@ _KEYS: Final = {
     "JSON": ('{"a": 1}', "[]"),
     "NAIVE_TIME": ("10:15:30", "00:00:00"),
 }
-#: The same values, spelled in another way.
+#: The same values, written differently.
 _SPELLED: Final = {
     "0.5": "0.5000000000",
     "2.5": "25e-1",

@@ -1,4 +1,4 @@
-"""Random sequences of batches end in the tables that the rules give."""
+"""Random sequences of batches make the tables that the rules demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chronolake.lake import Lake
 from chronolake.types import TableName
 from oracle import is_close, promises_broken
 
-# Keys do not meet, so the failing key's own rows say more than a smaller example would; and to
+# Keys are independent, so the failing key's own rows show more than a smaller example would; and to
 # shrink one would take an hour of Spark.
 _sample = settings(
     max_examples=4,
@@ -36,7 +36,7 @@ _many = settings(_sample, max_examples=20, derandomize=False, print_blob=True)
 
 @dataclass
 class Play:
-    """A story, sent to a table of its own and told to the oracle."""
+    """A story that is sent to its own table and applied to the oracle."""
 
     sent: SentTable
     model: Any
@@ -72,7 +72,7 @@ class Play:
         self.model.truncate(SYNCED, before, **({"soft": mark} if soft else {}))
 
     def _told(self) -> str:
-        """The rows of the first key that differs, request by request."""
+        """Return the rows of the first key that differs, request by request."""
         found = {spoken(row) for row in self.sent.rows()}
         must = {spoken(row): row for row in self.model.rows()}
         have = {spoken(row): row for row in self.sent.rows()}
@@ -112,7 +112,7 @@ def _play_keyed(caller: Caller, story: list[Sent]) -> None:
 
 
 def _tell(how: settings, stories: Any, play: Callable[[list[Sent]], None]) -> None:
-    """Try stories; every one is played to its end."""
+    """Test generated stories; each one runs to its end."""
 
     @how
     @given(stories)
@@ -133,7 +133,7 @@ def test_a_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
 
 @pytest.fixture(params=["light", "heavy"])
 def _session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches have a session of their own; here they also go the way of large ones."""
+    """Write batches as small ones, in their own session, and in the way of large ones."""
     if request.param == "heavy":
         monkeypatch.setattr("chronolake.lake._LIGHT_ROWS", -1)
 

@@ -1,4 +1,4 @@
-"""Truncate: strictly before a millisecond, hard or soft, and never more than that."""
+"""Truncate affects rows strictly before a millisecond, hard or soft, and never more than that."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def table(caller: Caller) -> Caller:
 def test_a_hard_truncate_removes_exactly_what_was_synced_before(table: Caller) -> None:
     assert table.truncate("t", CUTOFF).success
     assert table.rows("t", "id") == [(2,), (3,)]
-    # It comes late, or again: rows written since are newer than it.
+    # A late or repeated truncate: rows written since are newer than its time.
     assert table.truncate("t", CUTOFF).success
     assert table.rows("t", "id") == [(2,), (3,)]
 
 
 def test_a_time_that_is_none_is_a_task_and_removes_no_row(table: Caller) -> None:
     before = table.snapshot("t")
-    # Milliseconds for seconds, among others.
+    # Milliseconds in place of seconds, among others.
     for wrong in (-(2**62) * 1000, 2**62 * 1000, CUTOFF * 1000):
         answer = table.truncate("t", wrong)
         assert "no time of the years 1 to 9999" in answer.task.message
@@ -89,7 +89,7 @@ def test_times_before_1970_and_at_zero_are_times_like_any_other(caller: Caller) 
     assert caller.truncate("t", -1).success
     assert caller.rows("t", "id") == [(1,), (2,), (3,)]
     assert caller.truncate("t", 0).success
-    # A row that was never synced was not synced before anything.
+    # A row that was never synced was not synced before any time.
     assert caller.rows("t", "id") == [(2,), (3,)]
 
 

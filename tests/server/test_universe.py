@@ -1,4 +1,4 @@
-"""The small universe: every short sequence of events, cut into batches in every way."""
+"""The small universe: every short sequence of events, split into batches in every way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEGIN, _HOUR = micros("2024-01-01T00:00:00+00:00"), 3_600_000_000
 
 @dataclass(frozen=True)
 class Scenario:
-    """A key's events, cut into batches: `parts` holds the places of the events of each batch."""
+    """A key's events, split into batches: `parts` holds the places of the events of each batch."""
 
     key: int
     events: str
@@ -38,7 +38,7 @@ class Scenario:
 
 
 def compositions(length: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every way to cut 0, 1, … into consecutive parts."""
+    """Return every way to split 0, 1, … into consecutive parts."""
     for cuts in itertools.product((False, True), repeat=length - 1):
         parts: list[tuple[int, ...]] = [(0,)]
         for place, cut in enumerate(cuts, start=1):
@@ -67,7 +67,7 @@ def time_of(place: int) -> int:
 
 
 def history_batch(scenarios: Sequence[Scenario], number: int) -> Batch:
-    """A batch as a sender makes it: ends and active flags are right within the batch."""
+    """Return a batch as a sender makes it: ends and active flags are right within the batch."""
     kinds: defaultdict[str, list[Row]] = defaultdict(list)
     for scenario in scenarios:
         places = scenario.part(number)
@@ -94,7 +94,7 @@ def history_batch(scenarios: Sequence[Scenario], number: int) -> Batch:
 
 
 def timeline(scenario: Scenario) -> list[Row]:
-    """The versions that the events make, one after the other, whatever the batches are."""
+    """Return the versions that the events make in order, whatever the batches are."""
     versions: list[Row] = []
     for place, event in enumerate(scenario.events):
         at = time_of(place)

@@ -1,4 +1,4 @@
-"""WriteBatch: replace, then update, then delete, with the meaning of the guide."""
+"""WriteBatch replaces, then updates, then deletes, with the meaning of the guide."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_only_a_full_match_of_a_composite_key_counts(caller: Caller) -> None:
         "t",
         columns,
         update=[row(1, "b", "new"), row(2, "b", "no")],
-        # The other cells of a deleted row mean nothing.
+        # The other cells of a deleted row are ignored.
         delete=[row(2, "a", UNMODIFIED), row(3, "a", None)],
     ).success
     assert caller.rows("t", "k1", "k2", "v") == [(1, "a", "1a"), (1, "b", "new")]
@@ -401,7 +401,7 @@ def test_every_compression_and_no_encryption_are_read(
     file = table.file('odd name "ä" ', [full(1, "x")], **form)
     request = table.request("t", COLUMNS, replace=[file], **form)
     if not encrypted:
-        # A key that nobody needs is ignored.
+        # A key that is not needed is ignored.
         request.keys[file.path] = b"short"
     assert table.stub.WriteBatch(request).success
     assert table.rows("t", "id", "a") == [(1, "x")]

@@ -1,4 +1,4 @@
-"""WriteHistoryBatch over the wire: what it asks of requests and files, and the worked example."""
+"""WriteHistoryBatch over gRPC: required parts of requests and files, and the worked example."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def before(day: str) -> datetime:
 
 @pytest.fixture
 def table(caller: Caller) -> Caller:
-    """The stored versions of the specification's worked example."""
+    """Return a caller whose table has the stored versions of the specification's worked example."""
     assert caller.create("t", COLUMNS).success
     stored = [
         version(7, "x0", "y0", "2024-01-01", just_before("2024-02-01")),
@@ -96,7 +96,7 @@ def test_the_worked_example_gives_its_table_once_and_twice(
                 ],
             )
         ],
-        # Production sends no more than this in a delete file.
+        # In production, a delete file contains no more than this.
         delete=[table.file("d", [{"k": "9", "_fivetran_end": "2024-03-03T00:00:00Z"}])],
     )
     for _ in range(2):
@@ -179,13 +179,16 @@ def test_the_end_of_time_may_be_written_with_other_digits(table: Caller, end: st
             (7, "a", "b", at("2024-05-01"), MAX, True),
             (8, "a", "q", at("2024-05-01"), MAX, True),
         ]
-    # What WriteBatch writes to a history table are versions, too.
+    # WriteBatch writes versions to a history table, too.
     assert table.write("t", COLUMNS, replace=rows[:1]).success
     assert [row[-2:] for row in table.rows("t", *SHOWN) if row[0] == 7 and row[-1]] == [(MAX, True)]
 
 
 def test_a_delete_from_before_the_switch_to_history_closes_the_record(caller: Caller) -> None:
-    """The versions of a table that was switched start at its last sync, deletes may be earlier."""
+    """A delete from before the switch to history closes the record.
+
+    The versions of a switched table start at its last sync, and deletes may be earlier.
+    """
     soft, marker = ["k*:LONG", "a:STRING", SYNCED, DELETED], "_fivetran_deleted"
     rows = [
         {"k": str(k), "a": "x", "_fivetran_synced": "2024-05-01T10:00:05Z", marker: "false"}
@@ -310,7 +313,7 @@ def test_a_history_request_without_files_changes_nothing(table: Caller) -> None:
 
 
 def test_columns_may_have_any_name_in_a_history_table(caller: Caller) -> None:
-    """Among them those that a statement would give its own relations and columns."""
+    """A history table's columns may have any name, even one that a statement uses itself."""
     names = ["t", "s", "b", "k0", "since", "newest", "count", "a.b", "a`b", 'Key. "`']
     columns = ["t*:STRING", *(f"{name}:STRING" for name in names[1:]), *HISTORY]
 
