@@ -99,7 +99,7 @@ def placed(body: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """A value with the names put in, wherever text holds them.
+    """Replace the names in a value, wherever text contains them.
 
     They are the path's, `{server}`, `{elsewhere}` (the server as another host) and `{n}`.
     """
@@ -257,7 +257,7 @@ class Api:
 
 
 def applies(when: dict[str, Any] | None, request: Request) -> bool:
-    """Whether a request has the path and the values that a fault or a route is meant for."""
+    """Return whether a request has the path and the values that a fault or a route is meant for."""
     if when is None:
         return True
     if "path" in when and not re.fullmatch(when["path"], request.path):
@@ -282,7 +282,7 @@ def packed(body: bytes, how: str | None) -> bytes:
 def chosen(
     route: dict[str, Any], request: Request, names: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """A route's rows, without those that the path, a parameter or a range of times leaves out."""
+    """Return a route's rows, filtered by the path, a parameter or a range of times."""
     rows: list[dict[str, Any]] = route.get("rows", [])
     for column, name in route.get("match", {}).items():
         wanted = names.get(name, request.value(name))

@@ -83,7 +83,7 @@ class Case:
         return {*reported, *([self.compare["difference"]] if "difference" in self.compare else [])}
 
     def configured(self, address: str) -> dict[str, Any]:
-        """The config, which knows the server."""
+        """Return the config with the server's address."""
         return {"api": address, **deepcopy(dict(self.config))}
 
 
@@ -149,13 +149,13 @@ def _case(told: Mapping[str, Any]) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """All cases, by file, in the order in which they are written."""
+    """Yield all cases, by file, in the order in which they are written."""
     for path in sorted(FOLDER.glob("*.yaml")):
         yield from cases_in(path)
 
 
 def cases_in(path: Path) -> Iterator[Case]:
-    """The cases of a file."""
+    """Yield the cases of a file."""
     reported = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
     for one in reported["cases"]:
         try:

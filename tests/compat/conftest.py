@@ -18,7 +18,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def python() -> Path:
-    """The Python that has airbyte-cdk."""
+    """Return the path of the Python that has airbyte-cdk."""
     found = reference_python()
     if found is None:
         pytest.skip(f"the reference is not installed at {PYTHON}: `make test-compat` installs it")

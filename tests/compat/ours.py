@@ -59,7 +59,7 @@ def read_all(
     state: Any,
     components: str | None,
 ) -> dict[str, Any]:
-    """The records, state, failure and waits of a reading."""
+    """Read a stream; return its records, state, failure and waits."""
     clock = Clock()
     with TemporaryDirectory() as folder:
         file = MANIFEST

@@ -16,7 +16,7 @@ import ours
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """What our reader gives, or what has broken it."""
+    """Read with our reader; return its outcome or its error."""
     reported = [question[name] for name in ("manifest", "config", "stream", "state", "components")]
     written = io.StringIO()
     try:

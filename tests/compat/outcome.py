@@ -29,7 +29,7 @@ class Outcome:
 
 
 def steady(state: Any) -> Any:
-    """A state without what the clock or the order of threads put into it."""
+    """Return a state without the parts that depend on the clock or the order of threads."""
     if isinstance(state, list):
         return [steady(inner) for inner in state]
     if not isinstance(state, Mapping):

@@ -84,7 +84,7 @@ class World:
     end: str
 
     def up_to_end(self, text: str) -> str:
-        """A time, or the end of the last slice, whichever is earlier."""
+        """Return a time, or the end of the last slice, whichever is earlier."""
         cursor = self.manifest["streams"][0]["incremental_sync"]
         end = self.form.read(self.end)
         if cursor.get("is_compare_strictly"):
@@ -93,7 +93,7 @@ class World:
         return self.form.written(min(self.form.read(text), end))
 
     def ends_with_a_whole_step(self, asked: Iterable[Request]) -> bool:
-        """Whether a last slice is as long as a step, which ours cuts in two."""
+        """Return whether a last slice is as long as a step, which ours cuts in two."""
         for request in asked:
             start, end = request.value("start"), request.value("end")
             if end == self.end and start and self.step is not None:
@@ -135,7 +135,7 @@ def option(name: str) -> dict[str, str]:
 
 
 def paginators() -> st.SearchStrategy[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
-    """A paginator, and how the API pages."""
+    """Draw a paginator, and how the API pages."""
 
     def made(
         strategy: dict[str, Any], token: dict[str, Any] | None, pages: dict[str, Any]
@@ -211,7 +211,7 @@ def router(kind: str, requester: dict[str, Any], cursor: dict[str, Any]) -> dict
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """A world in which both readers must do the same."""
+    """Draw a world in which both readers must do the same."""
     form = draw(st.sampled_from(FORMS))
     step = draw(st.sampled_from([None, *STEPS]))
     kind = draw(st.sampled_from(["none", "none", "list", "parents", "dependent"]))
@@ -273,7 +273,7 @@ def routes(
     pages: dict[str, Any] | None,
     faults: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The API: the records by partition and time, and the partitions' own."""
+    """Return the API: the records by partition and time, and the partitions' own."""
     kinds = [
         {"name": name, "updated": form.written(draw(times(form, 0, 30)))} for name in PARTITIONS
     ]
@@ -294,7 +294,7 @@ def routes(
 
 @st.composite
 def states(draw: st.DrawFn, form: Form, kind: str, earliest: dt.datetime) -> Any:
-    """No state, one value, or a value for some partitions; never before a time."""
+    """Draw no state, one value, or a value for some partitions; never before a time."""
     if draw(st.booleans()):
         return None
     first = (earliest - BASE).days + 1

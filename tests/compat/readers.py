@@ -25,7 +25,7 @@ PYTHON = Path(os.environ.get("CHRONOLAKE_COMPAT_PYTHON", ".venv-compat/bin/pytho
 
 
 def reference_python() -> Path | None:
-    """Where the reference's Python is, or None where `make test-compat` has not made it."""
+    """Return the path of the reference's Python; None if `make test-compat` has not created it."""
     python = PYTHON if PYTHON.is_absolute() else ROOT / PYTHON
     return python if python.exists() else None
 
@@ -37,7 +37,7 @@ class Reference:
         self._process = process
 
     def read(self, **question: Any) -> dict[str, Any]:
-        """What the reference gives for `manifest`, `config`, `stream` and `state`."""
+        """Read `manifest`, `config`, `stream` and `state` with the reference; return its answer."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -60,7 +60,7 @@ class Reference:
         partition_limit: int | None = None,
         components: str | None = None,
     ) -> Outcome:
-        """The reference's reading of a stream from an API programmed for it."""
+        """Read a stream with the reference, from an API programmed for it."""
         programmed = server.program(api)
         answer = self.read(
             manifest=manifest,
@@ -83,7 +83,7 @@ class Reference:
 
 @contextmanager
 def reference(python: Path) -> Iterator[Reference]:
-    """The reference, ready to read; its process ends with the block."""
+    """Start the reference; its process ends with the block."""
     script = Path(__file__).with_name("reference.py")
     with _answering([python, "-I", script]) as ready:
         yield ready
@@ -121,7 +121,7 @@ def _answering(command: list[str | Path]) -> Iterator[Reference]:
 
 
 def readings(case: Case, reader: Reference, server: Server) -> Iterator[tuple[Any, Outcome]]:
-    """Each sync of a case with the state it began from, as the reference reads it."""
+    """Yield the reference's outcome of each sync of a case, with the state that it began from."""
     last: Any = None
     for sync in case.syncs:
         state = last if sync.state == HANDED else sync.state

@@ -69,7 +69,7 @@ class Waits:
         return getattr(self._own, "passed", 0.0)
 
     def now(self) -> dt.datetime:
-        """The time as the retries see it, which counts what they have not really waited."""
+        """Return the time as the retries see it, including the waits that were skipped."""
         return dt.datetime.now(dt.UTC) + dt.timedelta(seconds=self.passed)
 
 
@@ -130,7 +130,7 @@ def register(code: str) -> None:
 
 
 def reading(question: dict[str, Any]) -> dict[str, Any]:
-    """What the reference gives for a stream: its records, its last state, its failure."""
+    """Read a stream with the reference; return its records, last state and failure."""
     waits = patched()
     heard = Heard()
     logging.getLogger().handlers = [heard]

@@ -21,7 +21,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def opened_token(value: str) -> str:
-    """A JWT's claims, times relative to when it was issued; any other text as it is."""
+    """Return a JWT's claims, with times relative to its issue; any other text unchanged."""
     scheme, _, token = value.rpartition(" ")
     if token.count(".") != 2 or not token.startswith("ey"):
         return value
@@ -107,7 +107,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """An API on loopback, with nothing in it yet; it ends with the block."""
+    """Run an empty API on loopback; it ends with the block."""
     server = _Server(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

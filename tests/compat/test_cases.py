@@ -22,7 +22,7 @@ def named(case: Case) -> str:
 
 
 def apart(differs: Any) -> set[str]:
-    """The parts in which ours gives something else on purpose."""
+    """Return the parts in which ours differs on purpose."""
     expected = (differs or {}).get("expect", {})
     return {_SHOWN_BY.get(part, part) for part in expected} & set(PARTS)
 

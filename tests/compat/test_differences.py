@@ -16,7 +16,7 @@ _HEADING = "## Differences from the reference"
 
 
 def listed() -> dict[str, list[str]]:
-    """What the docs list: the cells of each row, by the difference's name."""
+    """Return the differences in the docs: the cells of each row, by the difference's name."""
     section = DOCS.read_text().partition(f"\n{_HEADING}\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
@@ -40,7 +40,7 @@ def shown() -> dict[str, set[str]]:
 
 
 def _marked(path: Path) -> set[str]:
-    """What the tests of a file are marked with: `@pytest.mark.differs(name)`."""
+    """Return the marks of a file's tests: the names in `@pytest.mark.differs(name)`."""
     return {
         str(ast.literal_eval(mark.args[0]))
         for test in ast.parse(path.read_text()).body

@@ -36,7 +36,7 @@ def _without_parents(outcome: Outcome) -> Outcome:
 
 
 def _up_to(told: Any, world: World) -> Any:
-    """A state without how far beyond the end of what was asked for records have moved it."""
+    """Return a state without times beyond the requested end, which records may have reached."""
     if isinstance(told, list):
         return [_up_to(inner, world) for inner in told]
     if not isinstance(told, dict):

@@ -11,6 +11,6 @@ from chronolake.source.declarative.http.response import Answer
 
 
 def answer(body: Any, headers: dict[str, str] | None = None) -> Answer:
-    """An answer with these bytes, or with this value as JSON."""
+    """Return a response with these bytes, or with this value as JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
     return Answer(200, httpx.Headers(headers or {}), content, "https://api.test/things", "GET")

@@ -63,7 +63,7 @@ class Connector:
 def connector(
     folder: Path, code: str | None, *streams: Mapping[str, Any], name: str = "manifest.yaml"
 ) -> Connector:
-    """A folder with a manifest of these streams, and its components.py."""
+    """Write a folder with a manifest of these streams, and its components.py."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
     content = {"type": "DeclarativeSource", "streams": list(streams), "spec": _SPEC}
@@ -74,6 +74,6 @@ def connector(
 
 
 def own(kind: str, name: str, **fields: Any) -> dict[str, Any]:
-    """A component that is a class of the connector's own."""
+    """Return a component that is a class of the connector's own."""
     class_name = f"source_declarative_manifest.components.{name}"
     return {"type": f"Custom{kind}", "class_name": class_name, **fields}

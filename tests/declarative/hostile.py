@@ -35,7 +35,7 @@ _ALL = DpathExtractor(type="DpathExtractor", field_path=[])
 
 
 def _peak() -> int:
-    """The peak memory of this process so far, in MiB."""
+    """Return the peak memory of this process so far, in MiB."""
     (line,) = (
         splitline for splitline in _STATUS.read_text().splitlines() if splitline.startswith("VmHWM")
     )
@@ -87,7 +87,7 @@ _LINES = {"decoder": {"type": "JsonlDecoder"}}
 
 
 def _members(count: int) -> bytes:
-    """An archive whose directory names many members, which are all the same one."""
+    """Make an archive whose directory names many members, which are all the same one."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("a", b"{}")

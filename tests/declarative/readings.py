@@ -40,7 +40,7 @@ def requester(path: str = "/items", **more: Any) -> dict[str, Any]:
 
 
 def retriever(path: str = "/items", **more: Any) -> dict[str, Any]:
-    """A retriever of the records below `data`; `asks` goes to its requester."""
+    """Return a retriever of the records below `data`; `asks` goes to its requester."""
     return {
         "type": "SimpleRetriever",
         "requester": requester(path, **more.pop("asks", {})),
@@ -61,7 +61,7 @@ def option(name: str) -> dict[str, Any]:
 
 
 def does(action: str, *codes: int) -> dict[str, Any]:
-    """An error handler that does something about some statuses."""
+    """Return an error handler that does something about some statuses."""
     one = {"type": "HttpResponseFilter", "action": action, "http_codes": list(codes)}
     return {"error_handler": {"type": "DefaultErrorHandler", "response_filters": [one]}}
 

@@ -116,7 +116,7 @@ def desk() -> Iterator[Desk]:
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> list[IO[bytes]]:
-    """The temporary files that were made."""
+    """Record the temporary files that are created."""
     made: list[IO[bytes]] = []
     make = tempfile.TemporaryFile
 

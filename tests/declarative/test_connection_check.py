@@ -35,7 +35,7 @@ def api() -> Iterator[Api]:
 
 
 def _tables(**more: Any) -> dict[str, Any]:
-    """A stream for each of the API's tables."""
+    """Describe a stream for each of the API's tables."""
     path = {**_NAMED, "field_path": ["retriever", "requester", "path"]}
     return {
         "type": "DynamicDeclarativeStream",
@@ -324,7 +324,7 @@ def test_what_is_configured_for_no_stream_hides_none(
 
 
 def _nested() -> Manifest:
-    """A stream with a slice for each of the API's tables."""
+    """Describe a stream with a slice for each of the API's tables."""
     parent = {
         "type": "ParentStreamConfig",
         "stream": stream("tables", retriever=retriever("/tables")),

@@ -226,7 +226,7 @@ def test_two_that_take_turns_may_be_the_template() -> None:
 
 
 def _put(*mappings: dict[str, Any], template: dict[str, Any] | None = None, **told: Any) -> Any:
-    """The stream that mappings make, as the API would see its parameters and path."""
+    """Return the stream that mappings make, as its requests show its parameters and path."""
     values = {"name": "one", **told}
     return _plain(_made(_dynamic(_listed([values], _NAMED, *mappings), template)), "one")
 

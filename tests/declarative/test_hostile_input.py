@@ -45,7 +45,7 @@ _MOST = {"body": 1.25 * hostile.MEMORY / (1 << 20), "template": 160}
 
 
 def _measured(*cases: str) -> dict[str, dict[str, Any]]:
-    """What a worker took for each case; it is another process, with nothing of ours in memory."""
+    """Measure each case in a worker: another process, with nothing of ours in memory."""
     done = subprocess.run(
         [sys.executable, str(Path(hostile.__file__)), *cases],
         check=True,
@@ -174,7 +174,7 @@ def test_long_texts_are_read_as_python_reads_them(text: str) -> None:
 
 
 def _is_unusual(text: str) -> bool:
-    """Whether a text has what no value is printed as: arithmetic."""
+    """Return whether a text contains arithmetic, which no printed value does."""
     return "+" in text or "-" in text
 
 

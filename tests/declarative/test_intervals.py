@@ -29,7 +29,7 @@ def at(seconds: int) -> datetime:
 
 
 def sliced(**described: object) -> list[tuple[str, str]]:
-    """The slices of a first run over a cursor that is described so."""
+    """Return the slices of a first run with the described cursor."""
     cursor = time_cursor(
         DatetimeBasedCursor.model_validate(
             {"type": "DatetimeBasedCursor", "cursor_field": "updated_at", **described}

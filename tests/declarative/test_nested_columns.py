@@ -33,7 +33,7 @@ _SCHEMA = {
 
 
 def columns(records: list[dict[str, Any]], schema: Any = _SCHEMA, **types: Kind) -> dict[str, Any]:
-    """What records become: the type and the values of each column."""
+    """Return the type and the values of each column that records are spread into."""
     nesting = Nesting("orders", schema, ("id",))
     known = {**nesting.declared, **{name: ColumnType(kind) for name, kind in types.items()}}
     shape = Shape(known, frozenset(nesting.declared), nesting)
@@ -150,7 +150,7 @@ def _pruned(value: Any) -> Any:
 
 
 def _joined(column: str, schema: Any, cells: dict[str, Any]) -> Any:
-    """The value that columns stand for."""
+    """Return the value that columns represent."""
     own = cells.get(column)
     properties = schema.get("properties")
     if not properties or (own is not None and not isinstance(own, dict)):

@@ -46,7 +46,7 @@ def api() -> Iterator[Api]:
 
 
 def _pages(api: Api, token_of: Any) -> None:
-    """A page for each token, which names the next one; the first is asked for without one."""
+    """Serve a page for each token, which names the next one; the first is requested without one."""
     following = dict(zip([None, *TOKENS], [*TOKENS, None], strict=True))
 
     def answer(asked: Asked) -> Reply:
@@ -72,7 +72,7 @@ def _paged(place: str, **more: Any) -> dict[str, Any]:
 
 
 def _told(asked: Asked) -> Any:
-    """The token that a request has, wherever it is; a text of digits is a number in JSON."""
+    """Return a request's token, wherever it is; a text of digits is a number in JSON."""
     if asked.method == "POST":
         if asked.headers.get("content-type") == "application/json":
             found = asked.json.get("page")

@@ -162,7 +162,7 @@ def _read(described: dict[str, Any], **network: Any) -> Result:
 
 
 def _serve(api: Api, other: str, way: str) -> None:
-    """An API whose second page is at another server."""
+    """Serve an API whose second page is at another server."""
     cookie = {"Set-Cookie": f"session={SECRET}; Path=/"}
     there = f"{other}/items?page=2"
     if way == "redirect":
@@ -507,7 +507,7 @@ def test_allowed_hosts_are_hosts_or_origins(entry: str, is_good: bool) -> None:
 
 @contextmanager
 def _dripping(head: bytes, drop: bytes) -> Iterator[str]:
-    """A server that sends some bytes at once, and then a drop each tenth of a second."""
+    """Run a server that sends some bytes at once, and then a few each tenth of a second."""
     stopped = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 

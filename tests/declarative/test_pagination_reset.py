@@ -31,7 +31,7 @@ _PAGES = {
 
 
 def _rows(asked: Asked) -> Reply:
-    """The rows of a time, page by page."""
+    """Return the rows of a time, page by page."""
     params = asked.params
     rows = [
         row

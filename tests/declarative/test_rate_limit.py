@@ -75,7 +75,7 @@ def answer(status: int = 200, **headers: str) -> Answer:
 
 
 def starts(clock: Clock, made: Budget, count: int, request: Encoded | None = None) -> list[float]:
-    """When each of several requests may begin, in seconds from the first's on."""
+    """Return when each of several requests may begin, in seconds after the first."""
     began = clock.time
     times = []
     for _ in range(count):

@@ -52,7 +52,7 @@ def test_each_form_of_a_configuration_gives_access(name: str) -> None:
 
 
 def _described(**changes: Any) -> dict[str, Any]:
-    """A stream with credentials, parameters, pages and slices; changes go to its parts."""
+    """Describe a stream with credentials, parameters, pages and slices; changes go to its parts."""
     parts: dict[str, Any] = {
         "path": "things",
         "parameters": {"sort": "at"},
@@ -130,7 +130,7 @@ def _file(described: dict[str, Any], folder: Path, name: str) -> Path:
 
 
 def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcome:
-    """What becomes of a stream that its API and its reader know from these descriptions."""
+    """Read a stream; its API knows one description of it, its reader the other."""
     known = written.manifest(_file(api, folder, "api.yaml"))
     one = Real("things", known, load(_file(reader, folder, "reader.yaml")))
     with mocked(one) as trial:

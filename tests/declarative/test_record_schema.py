@@ -30,7 +30,7 @@ from chronolake.types import ColumnType, Kind
 
 
 def shape(**kinds: Kind) -> Shape:
-    """A shape whose columns a schema declares."""
+    """Make a shape whose columns a schema declares."""
     return Shape({name: ColumnType(kind) for name, kind in kinds.items()}, frozenset(kinds))
 
 

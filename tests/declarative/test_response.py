@@ -77,7 +77,7 @@ def api() -> Iterator[Api]:
 def described(
     extractor: dict[str, Any], decoder: str | None = None, handler: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A stream whose two slices are read by an extractor; the first has a record."""
+    """Describe a stream whose two slices are read by an extractor; the first has a record."""
     made = retriever(asks={} if handler is None else {"error_handler": handler})
     made["record_selector"]["extractor"] = extractor
     if decoder is not None:
@@ -96,7 +96,7 @@ def described(
 
 
 def outcome(api: Api, reply: Reply, record: Any, one: dict[str, Any]) -> tuple[str, str | None]:
-    """What becomes of a slice that is answered by `reply`; the slice after it has a record."""
+    """Return the outcome of a slice that gets `reply`; the slice after it has a record."""
     api.on(
         "/items", lambda asked: reply if asked.params["since"] == "2024-01-01" else Reply(record)
     )

@@ -69,7 +69,7 @@ def read(state: StreamState, partition: StreamSlice, latest: int | None) -> None
 
 
 def stored(state: StreamState) -> dict[str, Any]:
-    """The state as a store gives it back."""
+    """Return the state as a store returns it."""
     found: dict[str, Any] = json.loads(json.dumps(state.as_json()))
     return found
 
@@ -273,7 +273,7 @@ _KINDS: dict[str, Callable[..., StreamState]] = {
 
 
 def _reached(state: StreamState) -> list[datetime]:
-    """Each time that the exported state has."""
+    """Return all times in the exported state."""
     told = state.exported()
     values = [told, told.get("state", {}), *(one["cursor"] for one in told.get("states", []))]
     return [state.cursor.parsed(one["updated"]) for one in values if "updated" in one]

@@ -50,7 +50,7 @@ _STREAMS = [
 
 
 def offered(folder: Path, settings: str, more: str = "") -> dict[str, Stream]:
-    """The streams of a pipeline with these settings of streams."""
+    """Return the streams of a pipeline with these settings of streams."""
     manifest = {
         "version": "6.48.0",
         "type": "DeclarativeSource",

@@ -34,7 +34,7 @@ SECRET = "s3cr3t-t0k3n"
 
 @pytest.fixture
 def context():
-    """What templates are given, new for each test: a template may change lists."""
+    """Make the variables of templates, new for each test: a template may change lists."""
     return copy.deepcopy(CONTEXT)
 
 

@@ -29,19 +29,19 @@ def _manifest(*streams: Any, **more: Any) -> Manifest:
 
 
 def _asking(**asks: Any) -> dict[str, Any]:
-    """A stream whose requester has these fields."""
+    """Describe a stream whose requester has these fields."""
     described = retriever()
     described["requester"].update(asks)
     return stream(retriever=described)
 
 
 def _by(**cursor: Any) -> dict[str, Any]:
-    """A stream whose cursor has these fields."""
+    """Describe a stream whose cursor has these fields."""
     return stream(incremental_sync={**_CURSOR, **cursor})
 
 
 def _handling(**one: Any) -> dict[str, Any]:
-    """A stream whose error handler has one filter with these fields."""
+    """Describe a stream whose error handler has one filter with these fields."""
     handler = {
         "type": "DefaultErrorHandler",
         "response_filters": [{"type": "HttpResponseFilter", "action": "FAIL", **one}],
@@ -50,7 +50,7 @@ def _handling(**one: Any) -> dict[str, Any]:
 
 
 def _waiting(kind: str, **fields: Any) -> dict[str, Any]:
-    """A stream whose error handler waits by a strategy with these fields."""
+    """Describe a stream whose error handler has a backoff strategy with these fields."""
     handler = {"type": "DefaultErrorHandler", "backoff_strategies": [{"type": kind, **fields}]}
     return _asking(error_handler=handler)
 
@@ -61,7 +61,7 @@ def _adding(value: str) -> dict[str, Any]:
 
 
 def _paged(**strategy: Any) -> dict[str, Any]:
-    """A stream whose pages go by this strategy."""
+    """Describe a stream with this pagination strategy."""
     paginator = {"type": "DefaultPaginator", "pagination_strategy": strategy}
     return stream(retriever=retriever(paginator=paginator))
 
@@ -72,7 +72,7 @@ def _with_schema(properties: dict[str, Any], **cursor: Any) -> dict[str, Any]:
 
 
 def _split(value: str) -> dict[str, Any]:
-    """A stream with partitions by `id` and `pid` that sends a template."""
+    """Describe a stream with partitions by `id` and `pid` that sends a template."""
     described = retriever(
         partition_router=[
             {"type": "ListPartitionRouter", "cursor_field": name, "values": ["x"]}
@@ -84,7 +84,7 @@ def _split(value: str) -> dict[str, Any]:
 
 
 def _dependent(parent: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A stream whose parent is to be read incrementally."""
+    """Describe a stream whose parent is read incrementally."""
     config = {
         "type": "ParentStreamConfig",
         "parent_key": "id",

@@ -327,7 +327,7 @@ printed = st.builds(formatted, st.datetimes(timezones=offsets), st.sampled_from(
 
 @st.composite
 def damaged(draw):
-    """A printed moment of which one or two characters were taken out, put in or changed."""
+    """Draw a printed time of which one or two characters were removed, inserted or changed."""
     text = draw(printed)
     for _ in range(draw(st.integers(1, 2))):
         at = draw(st.integers(0, len(text)))

@@ -17,7 +17,7 @@ EPSILON = 1_000
 
 
 def _lives(chance: random.Random) -> list[Row]:
-    """Of each record some versions, with less than epsilon between an end and the next start."""
+    """Make versions of some records, with less than epsilon between an end and the next start."""
     rows: list[Row] = []
     for key in range(30):
         start = BEGIN + chance.randrange(400)

@@ -24,7 +24,7 @@ ORDERS = TableName("shop", "orders")
 
 @pytest.fixture(scope="session")
 def written(lake: Lake) -> TableName:
-    """A history table: two batches, a compaction, a batch that changed nothing, and a third."""
+    """Write a history table: two batches, a compaction, a batch without changes, a third batch."""
     name = TableName("in side", "orders")
     create(lake, name, [column(text) for text in ("id*:LONG", *HISTORY)])
     row = "TIMESTAMP '2024-01-01T00:00:00Z' AS _fivetran_start, {} AS _fivetran_end, {} AS {}"

@@ -328,7 +328,7 @@ def test_a_life_counts_what_began_and_ended_in_each_bucket(
 
 @pytest.fixture(scope="session")
 def soft(lake: Lake) -> tuple[TableName, list[tuple[int, list[dict[str, Cell]]]]]:
-    """A table without history, and what Spark reads of it after each change."""
+    """Make a table without history; return it and what Spark reads of it after each change."""
     name = TableName("past.of", "soft")
     texts = ["id*:INT", "name:STRING", f"{SYNCED}:UTC_DATETIME", "_fivetran_deleted:BOOLEAN"]
     create(lake, name, [column(text) for text in texts])

@@ -32,12 +32,12 @@ class Told:
     rows: list[Row] = field(default_factory=list)
 
     def as_of(self, at: int) -> list[Row]:
-        """What is true at a time, by key and start."""
+        """Return the versions that are valid at a time, by key and start."""
         rows = [row for row in self.rows if row[START] <= at < row[END] + self.epsilon]
         return sorted(rows, key=self.order)
 
     def diff(self, before: int, after: int) -> list[tuple[str, Row | None, Row | None]]:
-        """What differs between two times, by key."""
+        """Return the differences between two times, by key."""
         first = {self.order(row)[:-1]: row for row in self.as_of(before)}
         second = {self.order(row)[:-1]: row for row in self.as_of(after)}
         found: list[tuple[str, Row | None, Row | None]] = []
@@ -60,7 +60,7 @@ class Told:
         return (*(comparable(row[name]) for name in self.key), row.get(START, 0))
 
     def is_clear(self, at: int) -> bool:
-        """Whether no record has two versions at a time: near a delete it may."""
+        """Return whether no record has two versions at a time, which is possible near a delete."""
         keys = [self.order(row)[:-1] for row in self.as_of(at)]
         return len(keys) == len(set(keys))
 
@@ -90,7 +90,7 @@ def told(
     epsilon: int,
     deletes_are_near: bool = False,
 ) -> Told:
-    """A life of each key: replaced, deleted, revived, deleted at once, deleted before history."""
+    """Draw versions: replaced, deleted, revived, deleted at once, deleted before history."""
     table = Told(tuple(keys[0]), epsilon)
     for key in keys:
         starts = sorted({BEGIN + chance.randrange(40) * HOUR // 4 for _ in range(5)})

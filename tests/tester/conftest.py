@@ -11,7 +11,7 @@ VENDOR = Path(__file__).parents[3] / "shared" / "data" / "partner-sdk"
 
 @pytest.fixture(scope="session")
 def vendor() -> Path:
-    """The folder with `inputs/` and `files/`."""
+    """Return the folder with `inputs/` and `files/`."""
     if not VENDOR.is_dir():
         pytest.skip("the vendor's scenarios and files are not there (../shared/data/partner-sdk)")
     return VENDOR

@@ -367,7 +367,7 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
         return response(success=True)
 
     def rows(self, schema, table):
-        """The rows of a table as dicts, BLOBs as bytes, times as microseconds since 1970."""
+        """Return the rows of a table as dicts, BLOBs as bytes, times as microseconds since 1970."""
         where, stored = self._find(schema, table)
         cells = []
         for column in stored.columns.values():

@@ -45,7 +45,7 @@ def sql_type(column):
 
 
 def settled(column):
-    """The column with a precision, if it is a DECIMAL that has none."""
+    """Return the column, with the default precision if it is a DECIMAL without one."""
     copy = common.Column()
     copy.CopyFrom(column)
     if copy.type == common.DECIMAL and not copy.HasField("params"):

@@ -34,7 +34,7 @@ def day(text):
 
 
 def version(k, a, b, start, end, *, active):
-    """A row of a history file."""
+    """Return a row of a history file."""
     return {
         "k": str(k),
         "a": a,
@@ -47,7 +47,7 @@ def version(k, a, b, start, end, *, active):
 
 
 def ended(k, end):
-    """A row of a delete file."""
+    """Return a row of a delete file."""
     row = dict.fromkeys(HISTORY.names, Marker.NULL)
     return {**row, "k": str(k), "_fivetran_end": day(end), "_fivetran_active": "false"}
 
@@ -224,7 +224,7 @@ _EVENTS = st.lists(
 
 
 def batch_of(events):
-    """What a sender makes of events."""
+    """Return the batch that a sender makes of events."""
     lists = {"earliest": [], "upsert": [], "update": [], "delete": []}
     for k in {event[1] for event in events}:
         mine = sorted((event for event in events if event[1] == k), key=lambda event: event[2])

@@ -369,7 +369,7 @@ def test_every_option_stands_in_the_guide():
 
 
 def certificate(tmp_path):
-    """A certificate that signs itself, for localhost: credentials and the file to trust."""
+    """Make a self-signed certificate for localhost; return credentials and the file to trust."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)

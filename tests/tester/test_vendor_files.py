@@ -44,7 +44,7 @@ def without_synced(rows):
 
 @pytest.fixture(scope="module")
 def made(vendor, tmp_path_factory):
-    """The folder of the plain CSV files that we make from the vendor's scenarios."""
+    """Make the folder of plain CSV files from the vendor's scenarios."""
     scenarios, work = tmp_path_factory.mktemp("scenarios"), tmp_path_factory.mktemp("work")
     for number in (1, 2, 3, 4):
         text = (vendor / "inputs" / f"tester_input_{number}.json").read_text()

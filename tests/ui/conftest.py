@@ -50,7 +50,7 @@ def _make(folder: Path, done: Path) -> None:
 
 @pytest.fixture(scope="session")
 def served(shop: Shop) -> Iterator[Served]:
-    """The page over the lake."""
+    """Serve the web UI over the lake."""
     running = start(shop.folder)
     yield running
     assert stop(running) == 0

@@ -161,7 +161,7 @@ def test_a_value_is_text_whatever_it_holds(value: object, html: str) -> None:
 
 
 def seen(html: str) -> str:
-    """What there is to read of HTML."""
+    """Return the readable text of HTML."""
     return unescape(re.sub("<[^>]*>", "", html))
 
 

@@ -30,7 +30,7 @@ MANY = 1_000
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake whose catalog lists one table under a thousand names."""
+    """Make a lake whose catalog lists one table under a thousand names."""
     folder = tmp_path_factory.mktemp("many-tables")
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db")
     catalog.create_namespace("shop")
@@ -155,7 +155,7 @@ def test_a_table_needs_care_when_maintenance_would_do_something(
 
 
 def health_of(health: Health, fresh: Freshness | None) -> str:
-    """The words of the column, one space between them."""
+    """Return the words of the column, one space between them."""
     name = TableName("s", "t")
     summary = TableSummary(name, Mode.LIVE, (), (), 100, None, 1, 0, 1, None, None)
     template = environment().get_template("health.html")
@@ -201,7 +201,7 @@ def test_badges_can_be_read_in_light_and_dark(badge: str) -> None:
 
 
 def luminance(colour: str) -> float:
-    """The relative luminance of a colour, as WCAG defines it."""
+    """Return the relative luminance of a colour, as WCAG defines it."""
     parts = [int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)]
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts

@@ -42,7 +42,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def usual(browser: Browser) -> Iterator[BrowserContext]:
-    """One for all: what was loaded once, such as Plotly, stays."""
+    """Make one browser context for all tests, so that files such as Plotly's are loaded once."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     yield context
     context.close()
@@ -183,7 +183,7 @@ Told = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def told_by_the_program(shop: Shop, capsys: pytest.CaptureFixture[str]) -> Told:
-    """The versions that `chronolake history --json` prints of a record."""
+    """Return the versions that `chronolake history --json` prints of a record."""
 
     def told(table: str, key: str) -> list[dict[str, Any]]:
         code, out, _ = ran(shop.folder, capsys, "history", table, "--key", key, "--json")
@@ -221,7 +221,7 @@ def text_of(value: object) -> str:
 
 
 def as_listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the program prints, as the list shows it."""
+    """Return the program's output as the list displays it."""
     return [
         {
             "start": version["start"],

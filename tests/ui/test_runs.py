@@ -236,7 +236,7 @@ _LOOKING = """() => ({
 
 
 def _followed(page: Page, *, deadline: float) -> list[tuple[list[str], int, float | None]]:
-    """What the page of a run shows until it has ended: stages, rows read, and the part done."""
+    """Return what a run's page shows until the run has ended: stages, rows read, and progress."""
     found: list[tuple[list[str], int, float | None]] = []
     while time.monotonic() < deadline:
         now: dict[str, Any] = page.evaluate(_LOOKING)

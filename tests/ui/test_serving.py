@@ -42,7 +42,7 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake with a catalog, and no table in it."""
+    """Make a lake with a catalog, and no table in it."""
     folder = tmp_path_factory.mktemp("empty-lake")
     SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db").engine.dispose()
     return folder
@@ -50,7 +50,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(empty: Path) -> Iterator[Served]:
-    """A page beyond loopback."""
+    """Serve the web UI beyond loopback."""
     served = start(empty, "--host", "0.0.0.0")
     yield served
     assert stop(served) == 0
@@ -83,7 +83,7 @@ def test_it_is_up_within_three_seconds_and_never_knows_spark(shop: Shop) -> None
 
 
 def processor_seconds(process: int) -> float:
-    """How long a process has used the processor, with all of its threads."""
+    """Return the CPU seconds of a process, with all of its threads."""
     reported = Path(f"/proc/{process}/stat")
     if not reported.exists():
         pytest.skip("this system does not tell how long another process has used the processor")

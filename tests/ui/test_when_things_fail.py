@@ -117,7 +117,7 @@ def test_usage_that_is_none_makes_no_table_unreadable(asked: httpx.Client) -> No
 
 
 def all_read(asked: httpx.Client) -> str:
-    """The list of tables once all of them are read."""
+    """Return the list of tables once all of them are read."""
     deadline = time.monotonic() + 60
     while "data-unread" in (reported := asked.get("/part/tables").text):
         assert time.monotonic() < deadline
@@ -253,7 +253,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
 
 
 def expect_status(asked: httpx.Client, path: str, status: int) -> httpx.Response:
-    """An answer with a status, which may take a moment to come."""
+    """Repeat a request until its response has this status, for at most 60 s."""
     deadline = time.monotonic() + 60
     while (answer := asked.get(path)).status_code != status:
         assert time.monotonic() < deadline, answer.text

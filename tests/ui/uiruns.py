@@ -24,7 +24,7 @@ _T = 1_767_225_600_000_000
 
 
 def manifest(url: str) -> dict[str, Any]:
-    """An API whose streams are read region by region, one request each."""
+    """Describe an API whose streams are read region by region, one request each."""
     return {
         "version": "6.48.0",
         "type": "DeclarativeSource",
@@ -77,7 +77,7 @@ def _stream(name: str, url: str) -> dict[str, Any]:
 
 
 def configured(folder: Path, url: str) -> Project:
-    """The project: a data lake, and the API."""
+    """Write the project: a data lake, and the API."""
     (folder / "shop.yaml").write_text(json.dumps(manifest(url)), encoding="utf-8")
     return project(
         folder,

@@ -17,7 +17,7 @@ from chronolake.cli.app import PANELS
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The installed program in a process of its own, as a person starts it."""
+    """Run the installed program in a process of its own, as a user starts it."""
     return subprocess.run(
         [str(Path(sys.executable).with_name("chronolake")), *words],
         env={**os.environ, "COLUMNS": "100", **(env or {})},

@@ -22,7 +22,7 @@ from chronolake.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No chronolake.yml in the working directory, and no settings in the environment."""
+    """Run each test without a chronolake.yml and without settings in the environment."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for key in keys():

@@ -52,7 +52,7 @@ def nodes() -> Iterator[ast.AST]:
 
 @cache
 def texts() -> frozenset[str]:
-    """All string constants but docstrings, the constant parts of f-strings included."""
+    """Return all string constants but docstrings, the constant parts of f-strings included."""
     docstrings = {
         id(node.body[0].value)
         for node in nodes()
@@ -97,7 +97,7 @@ def environment() -> list[str]:
 
 
 def log_events() -> dict[str, list[str]]:
-    """Each event with the keys that it may have."""
+    """Return each event with the keys that it may have."""
     found: dict[str, set[str]] = {}
     for node in nodes():
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -127,7 +127,7 @@ def log_context() -> list[str]:
 
 
 def metrics() -> dict[str, list[str]]:
-    """Each metric with its labels."""
+    """Return each metric with its labels."""
     found = {}
     for node in nodes():
         is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
@@ -143,7 +143,7 @@ def metrics() -> dict[str, list[str]]:
 
 
 def store() -> dict[str, list[str]]:
-    """The tables of the operational store and of the catalog's database, with their columns."""
+    """Return the tables of the operational store and of the catalog's database, with columns."""
     found = {}
     for node in nodes():
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Table") and node.args:
@@ -245,7 +245,7 @@ def configuration() -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    """Each command with its options and arguments."""
+    """Return each command with its options and arguments."""
     script = (
         "import json, typer; from chronolake.cli import app; command = typer.main.get_command(app);"
         "print(json.dumps({'': sorted(o for p in command.params for o in p.opts + p.secondary_opts)"
@@ -258,7 +258,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def errors() -> dict[str, bool]:
-    """The types of errors, which logs and metrics name, and whether each is retryable."""
+    """Return the types of errors, which logs and metrics name, and whether each is retryable."""
     from chronolake import errors as module  # noqa: PLC0415 - a name that does not change
 
     return {

@@ -65,7 +65,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: a folder below the one that has a chronolake.yml, without a lake."""
+    """Change to a folder below the one that has a chronolake.yml, without a lake."""
     folder = tmp_path / "project"
     (folder / "queries").mkdir(parents=True)
     (folder / "chronolake.yml").write_text(_PROJECT)

@@ -24,7 +24,7 @@ def _stream(rows: int, stage: Stage | None = Stage.APPLYING) -> StreamRun:
 
 
 def _opened(folder: Path) -> tuple[Store, list[str]]:
-    """A store, and the statements that write how far streams are."""
+    """Open a store; return it and the statements that write the offsets of streams."""
     store = Store.open(load(folder))
     store.begin_run(_RUN)
     written: list[str] = []

@@ -218,7 +218,7 @@ class MockApi(Api):
         body: Mapping[tuple[str, ...], str],
         bounds: tuple[Any, Any],
     ) -> Paged:
-        """What a request asks a page of: all of it but the page."""
+        """Return the pages that a request belongs to, by all of its values except the page."""
         names = {name_of(offer.turning.token_option), name_of(offer.turning.size_option), _LINK}
         names |= {
             name
@@ -257,7 +257,7 @@ class MockApi(Api):
     def _number(
         offer: Offer, paged: Paged, recognized: Recognized, sent: Mapping[str, Any]
     ) -> int | None:
-        """Which page a request asks for; None: it has none like that."""
+        """Return the number of the requested page, or None if there is no such page."""
         turning = offer.turning
         name = name_of(turning.token_option)
         reported = [
@@ -282,7 +282,7 @@ def _requesters(retriever: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _steps(authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[_Step]:
-    """What is asked for credentials."""
+    """Return the requests that get credentials."""
     one = chosen(authenticator, config)
     if not one:
         return []

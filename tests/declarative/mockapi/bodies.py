@@ -14,7 +14,7 @@ import xmltodict
 
 
 def encoded(body: Any, decoder: Mapping[str, Any] | None) -> bytes:
-    """A body as a decoder expects it."""
+    """Encode a body as a decoder expects it."""
     decoder = decoder or {}
     match decoder.get("type"):
         case "GzipDecoder":

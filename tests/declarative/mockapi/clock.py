@@ -17,7 +17,7 @@ _MILLISECONDS = "%_ms"
 
 
 def written(at: datetime, form: str) -> str:
-    """A time in a format."""
+    """Write a time in a format."""
     micros = (at - _EPOCH) // timedelta(microseconds=1)
     if form == "%s_as_float":
         return str(micros / 1_000_000)
@@ -29,7 +29,7 @@ def written(at: datetime, form: str) -> str:
 
 
 def read(value: Any, forms: Sequence[str]) -> datetime | None:
-    """The time that a value is in the first format that it has; None if it has none of them."""
+    """Parse a value by the first format that fits; return None if none of them does."""
     for form in forms:
         try:
             if form in _COUNTS:
@@ -42,5 +42,5 @@ def read(value: Any, forms: Sequence[str]) -> datetime | None:
 
 
 def forms_of(cursor: dict[str, Any]) -> list[str]:
-    """The formats that records of a cursor may have."""
+    """Return the formats that records of a cursor may have."""
     return [*(cursor.get("cursor_datetime_formats") or ()), cursor["datetime_format"]]

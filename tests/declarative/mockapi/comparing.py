@@ -24,7 +24,7 @@ class Reading:
 
 
 def differences(offer: Offer, work: Work, came: list[Any], sent: list[Any]) -> list[str]:
-    """Where the records that came are not those that were sent."""
+    """Return how the read records differ from those that were sent."""
     stream = offer.stream
     is_filtered = bool(stream["retriever"]["record_selector"].get("record_filter"))
     if len(came) != len(sent):
@@ -109,7 +109,7 @@ def _moved(records: list[Any], offer: Offer) -> datetime | None:
 
 
 def unlike(state: Mapping[str, Any], reading: Reading, offer: Offer) -> list[str]:
-    """Where a state is not the greatest cursor of what has been read."""
+    """Return faults if a state is not the greatest cursor value that has been read."""
     cursor = dict(offer.cursor or {})
     form = str(cursor["datetime_format"])
     name = cursor["cursor_field"]
@@ -142,7 +142,7 @@ def unlike(state: Mapping[str, Any], reading: Reading, offer: Offer) -> list[str
 
 
 def not_from_there(state: Mapping[str, Any], second: Reading, offer: Offer) -> list[str]:
-    """Where a second reading does not begin where the state is."""
+    """Return faults if a second read does not begin where the state is."""
     cursor = dict(offer.cursor or {})
     forms, name = [cursor["datetime_format"]], cursor["cursor_field"]
     begin = str(cursor.get("partition_field_start") or "start_time")

@@ -18,7 +18,7 @@ _PLACES = ("url", "uri", "href", "link")
 
 
 def record(schema: Mapping[str, Any], number: int, full: Sequence[tuple[str, ...]] = ()) -> Any:
-    """A record that fits a schema.
+    """Make a record that fits a schema.
 
     Args:
         schema: the schema.
@@ -90,13 +90,13 @@ def schema_at(schema: Any, path: Sequence[str]) -> Mapping[str, Any]:
 
 
 def kinds_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema names."""
+    """Return the types that a schema names."""
     kinds = schema.get("type")
     return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
 
 
 def key_value(name: str, schema: Mapping[str, Any], number: int) -> Any:
-    """A value of a key, which no other record has."""
+    """Make a value of a key, which no other record has."""
     kinds = kinds_of(schema)
     if "string" not in kinds and ("integer" in kinds or "number" in kinds):
         return 1000 + number

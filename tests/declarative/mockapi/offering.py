@@ -50,7 +50,7 @@ class Offer:
         config: Mapping[str, Any],
         children: list[Mapping[str, Any]],
     ) -> None:
-        """What a stream offers.
+        """Prepare the records of a stream.
 
         Args:
             stream: as it is written.
@@ -151,7 +151,7 @@ class Offer:
         return {path: self._form_for(value, path, forms) for path in places[:1]}
 
     def _form_for(self, value: str, path: tuple[str, ...], forms: list[str]) -> str:
-        """The format in which a time at a place gives one in another, through a template."""
+        """Return the format that a time needs so that a template turns it into a given one."""
         at = clock.NOW - timedelta(days=2)
         for form in (*forms, "%Y-%m-%dT%H:%M:%SZ", "%ms", "%s", "%Y-%m-%d"):
             one: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class Offer:
         return tuple(bounds)
 
     def between(self, bounds: tuple[datetime | None, datetime | None]) -> tuple[datetime, datetime]:
-        """The times that records are between, by the bounds that a request has."""
+        """Return the times that records are between, by the bounds that a request has."""
         end = min(bounds[1] or clock.NOW, clock.NOW) - timedelta(seconds=1)
         begin = bounds[0] or end - timedelta(days=2)
         return (begin, max(begin, end))
@@ -207,7 +207,7 @@ def _schema(stream: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _added(stream: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
-    """What is added to records, by its place."""
+    """Return the values that are added to records, by their places."""
     return {
         tuple(map(str, one["path"])): str(one["value"])
         for step in stream.get("transformations") or ()
@@ -227,7 +227,7 @@ def _is_text(decoder: Mapping[str, Any] | None) -> bool:
 
 
 def _texts(record: Any) -> Any:
-    """A record as formats have it that know texts only."""
+    """Return a record with texts only, for formats that have no other values."""
     return {
         key: one if isinstance(one, str) else orjson.dumps(one).decode()
         for key, one in record.items()
@@ -235,7 +235,7 @@ def _texts(record: Any) -> Any:
 
 
 def offers(stream: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Offer]:
-    """What is offered for a stream to be read: itself first, and those it gets partitions from."""
+    """Yield the offers for a stream: its own first, then those that it gets partitions from."""
     waiting: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [(stream, [])]
     while waiting:
         one, children = waiting.pop(0)

@@ -108,7 +108,7 @@ class Request:
             found.missing.append(f"{what}: {expected.text!r} is wanted, {text!r} was sent")
 
     def proves(self, asked: Asked) -> str | None:
-        """What is wrong with a request's credentials, or None."""
+        """Return what is wrong with a request's credentials, or None."""
         if self.proof is None:
             return None
         place, name, texts = self.proof
@@ -121,7 +121,7 @@ _NOTHING = frozenset({"", "None", "{}", "[]"})
 
 
 def _same(wanted: str, sent: str | None) -> bool:
-    """Whether two texts are the same but for how they are written."""
+    """Return whether two texts mean the same value, however they are formatted."""
     if sent is None:
         return False
     if wanted.strip().startswith(("{", "[")):
@@ -158,7 +158,7 @@ def _leaves(told: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def body_of(asked: Asked) -> dict[tuple[str, ...], str]:
-    """The texts of a request's body, by their places."""
+    """Return the texts of a request's body, by their places."""
     if not asked.body:
         return {}
     try:

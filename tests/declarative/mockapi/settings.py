@@ -24,7 +24,7 @@ _TEXTS = ("org-1:key1", "Key1", "12345678", "Sev1", "DE00", "https://example.tes
 
 
 def configuration(manifest: Mapping[str, Any], branch: int = 0) -> dict[str, Any]:
-    """What a user may set.
+    """Make a configuration as a user may set it.
 
     Args:
         manifest: as it is written.
@@ -46,7 +46,7 @@ def _read_by(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _forms_by(manifest: Any) -> Iterator[tuple[str, str]]:
-    """The formats of times that the manifest reads from the configuration."""
+    """Yield the formats of times that the manifest reads from the configuration."""
     if isinstance(manifest, list):
         for one in manifest:
             yield from _forms_by(one)
@@ -59,7 +59,7 @@ def _forms_by(manifest: Any) -> Iterator[tuple[str, str]]:
 
 
 def branches(manifest: Mapping[str, Any]) -> int:
-    """How many forms of configuration a specification has, at the place with the most of them."""
+    """Return the greatest number of alternative forms at any place of the specification."""
     return max(_branches(specification(manifest)), default=1)
 
 

@@ -14,7 +14,7 @@ from mockapi.trying import Outcome, mocked, names, real
 
 
 def outcomes(chosen: Iterable[str]) -> list[Outcome]:
-    """What becomes of the streams of some manifests, read from their own APIs."""
+    """Read the streams of some manifests from their own APIs; return their outcomes."""
     found = []
     for name in chosen:
         one = real(name)
@@ -24,7 +24,7 @@ def outcomes(chosen: Iterable[str]) -> list[Outcome]:
 
 
 def table(found: Iterable[Outcome]) -> str:
-    """The shares of manifests, streams and incremental streams that run, and why others do not."""
+    """Format the shares of manifests and streams that run, and why others do not."""
     streams = list(found)
     manifests = {stream.manifest for stream in streams}
     whole = manifests - {stream.manifest for stream in streams if not stream.runs}

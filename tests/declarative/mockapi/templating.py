@@ -162,7 +162,7 @@ def text_of(template: Any, variables: Mapping[str, Any]) -> str:
 
 
 def value_of(template: Any, variables: Mapping[str, Any]) -> Any:
-    """What a template gives: numbers, lists and so on where its text is one."""
+    """Evaluate a template: return a number, list and so on if its text is one."""
     if not isinstance(template, str):
         return template
     text = text_of(template, variables)
@@ -173,12 +173,12 @@ def value_of(template: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def holds(condition: str, variables: Mapping[str, Any]) -> bool:
-    """Whether a condition is true as manifests have it."""
+    """Return whether a condition is true by the rules of manifests."""
     return text_of(condition, variables).strip() not in _FALSE
 
 
 def known(config: Mapping[str, Any], component: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of a component's templates, with holes for what only the reader knows."""
+    """Return the variables of a component's templates, with holes for the reader's own values."""
     holes: dict[str, Any] = {name: Hole(name) for name in HIDDEN}
     # What time it is for the reader, nobody else knows.
     holes |= dict.fromkeys(("now_utc", "today_utc", "day_delta"), Hole("").changed)
@@ -186,7 +186,7 @@ def known(config: Mapping[str, Any], component: Mapping[str, Any]) -> dict[str, 
 
 
 def pattern_of(text: str) -> tuple[re.Pattern[str], list[tuple[str, str]]]:
-    """What texts with a template's holes filled in are like, and where each hole comes from.
+    """Return a pattern for a template's text with filled holes, and where each hole comes from.
 
     Returns the pattern, with a group for each hole; and of each hole its path and, if it is a time
     in a format of its own, that format.
@@ -203,12 +203,12 @@ def pattern_of(text: str) -> tuple[re.Pattern[str], list[tuple[str, str]]]:
 
 
 def has_holes(text: str) -> bool:
-    """Whether a text has a hole."""
+    """Return whether a text has a hole."""
     return "\ue000" in text
 
 
 def paths_in(template: Any, root: str) -> list[tuple[str, ...]]:
-    """The places below a variable that a template reads, the longest of each."""
+    """Return the places below a variable that a template reads, the longest of each."""
     if not isinstance(template, str) or "{" not in template:
         return []
     tree = _syntax(template)
@@ -221,7 +221,7 @@ def paths_in(template: Any, root: str) -> list[tuple[str, ...]]:
 
 
 def names_in(template: Any) -> list[str]:
-    """The texts that a template's expressions name."""
+    """Return the string constants in a template's expressions."""
     if not isinstance(template, str) or "{" not in template:
         return []
     found = (node.value for node in _syntax(template).find_all(nodes.Const))
@@ -229,7 +229,7 @@ def names_in(template: Any) -> list[str]:
 
 
 def _path(node: nodes.Node, root: str) -> tuple[str, ...]:
-    """The place that an expression reads, or nothing."""
+    """Return the place that an expression reads; empty if it reads none."""
     keys: list[str] = []
     while not isinstance(node, nodes.Name):
         if (

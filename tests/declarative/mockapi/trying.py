@@ -93,20 +93,20 @@ class Real:
 
 
 def names() -> list[str]:
-    """The real manifests that are here."""
+    """Return the names of the available real manifests."""
     return sorted(file.stem for file in MANIFESTS.glob("*.yaml"))
 
 
 @cache
 def real(name: str) -> Real:
-    """A real manifest."""
+    """Load a real manifest."""
     file = MANIFESTS / f"{name}.yaml"
     return Real(name, {**written.manifest(file), "$file": name}, load(file))
 
 
 @contextmanager
 def mocked(one: Real, branch: int = 0) -> Iterator[Trial]:
-    """A manifest's API while it runs, and access to it."""
+    """Run a manifest's API; yield access to it."""
     config = settings.configuration(one.written, branch)
     with MockApi(config) as api, httpx.Client(transport=ToTheTest(api.url)) as client:
         waits: list[float] = []
@@ -192,7 +192,7 @@ class Trial:
     # ------------------------------------------------------------------ what came
 
     def faults_of(self, reading: Reading, offer: Offer) -> list[str]:
-        """What is wrong with what came: records that are not those that were sent, pages missed."""
+        """Return the faults of a read: records that differ from the sent ones, and missed pages."""
         faults = list(dict.fromkeys(self.api.complaints))
         faults += [f"something went wrong: there was a wait of {wait}" for wait in self.waits]
         if not any(records for _, records, _ in reading.slices):
@@ -217,7 +217,7 @@ class Trial:
 
 
 def _reason(message: str) -> str:
-    """What a problem is called: its kind, and the component that it names."""
+    """Return the name of a problem: its kind, and the component that it names."""
     for pattern, kind in UNSUPPORTED.items():
         if found := re.fullmatch(pattern, message):
             return f"{kind}: {found.group(1)}"

@@ -80,7 +80,7 @@ class Turning:
     # ------------------------------------------------------------------ how many
 
     def sizes(self, number: int, sample: Any, *, is_brief: bool) -> list[int]:
-        """How many records the pages have.
+        """Return the number of records of each page.
 
         Args:
             number: of what is paged; the first ones have several full pages.
@@ -117,7 +117,7 @@ class Turning:
         return found or Sheet(self.body(records), records)
 
     def body(self, records: list[Any]) -> Any:
-        """A body with the records where the extractor looks for them."""
+        """Return a body with the records where the extractor looks for them."""
         if self.is_object:
             return records[0] if records else {}
         if self.path[:1] == ["*"]:
@@ -148,7 +148,7 @@ class Turning:
     def _with(
         self, records: list[Any], chosen: Mapping[tuple[str, tuple[str, ...]], Any]
     ) -> Sheet | None:
-        """A page with these values in these places; None if its templates cannot be evaluated."""
+        """Return a page with these values in these places; None if a template fails."""
         own = [*records[:-1], *map(deepcopy, records[-1:])]
         body = self.body(own)
         headers: dict[str, Any] = {}

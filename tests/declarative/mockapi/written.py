@@ -29,7 +29,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def manifest(file: Path) -> dict[str, Any]:
-    """A manifest with its references and its parameters in their places."""
+    """Return a manifest with its references and its parameters resolved."""
     raw = yaml.load(file.read_bytes(), Loader=_LOADER)  # noqa: S506 - it is a SafeLoader
     whole = {key: one for key, one in raw.items() if key != "definitions"}
     found: dict[str, Any] = _with_parameters(_resolved(whole, raw), {})
@@ -80,25 +80,25 @@ def _kept(node: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def streams(whole: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The streams that a manifest lists, with their names."""
+    """Yield the streams that a manifest lists, with their names."""
     for one in whole.get("streams") or ():
         yield str(one["name"]), one
 
 
 def specification(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of the configuration; empty if the manifest has none."""
+    """Return the JSON schema of the configuration; empty if the manifest has none."""
     return (whole.get("spec") or {}).get("connection_specification") or {}
 
 
 def listed(value: Any) -> list[Any]:
-    """One of them, a list of them or nothing, as a list."""
+    """Return a value, a list of values or nothing, as a list."""
     if not value:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def routers(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What gives a stream its partitions."""
+    """Yield the partition routers of a stream."""
     waiting = [*listed(stream["retriever"].get("partition_router"))]
     while waiting:
         router = waiting.pop(0)
@@ -108,6 +108,6 @@ def routers(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def parents(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The configurations of the parents that a stream's partitions come from."""
+    """Yield the configurations of the parents that a stream's partitions come from."""
     for router in routers(stream):
         yield from router.get("parent_stream_configs") or ()

@@ -113,7 +113,7 @@ ALL_KINDS: dict[str, tuple[Kind | ColumnType, str, Any]] = {
 
 
 def flags(table: Any, names: list[str]) -> list[set[str] | None]:
-    """The unmodified columns of each row, from the bit words."""
+    """Return the unmodified columns of each row, from the bit words."""
     return [
         None
         if words is None
