@@ -1,4 +1,4 @@
-"""A source that is pulled: a change log in SQLite, which forgets what it was told is durable."""
+"""A source with a change log in SQLite, which deletes changes that were acknowledged as durable."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ChangeLog:
     """The log, as a source with one stream.
 
     Attributes:
-        project: whose pipeline `shop` it is the source of.
-        piece: how many changes it brings at once.
-        before: called with the number of each piece before it is brought.
+        project: the project whose pipeline `shop` reads this source.
+        piece: the number of changes in a change batch.
+        before: called with the number of each batch before it is read.
     """
 
     project: Project
@@ -50,7 +50,7 @@ class ChangeLog:
         return self.project.file.parent / "log.db"
 
     def append(self, rows: Sequence[LandedRow]) -> None:
-        """Changes that happen in the source."""
+        """Append changes that happen in the source."""
         with closing(sqlite3.connect(self.file)) as log, log:
             log.execute(
                 "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, "
@@ -73,7 +73,7 @@ class ChangeLog:
             )
 
     def left(self) -> list[int]:
-        """The numbers of what the source has not forgotten."""
+        """Return the numbers of the changes that the source has not deleted."""
         with closing(sqlite3.connect(self.file)) as log:
             return [row[0] for row in log.execute("SELECT number FROM changes ORDER BY number")]
 
@@ -129,12 +129,12 @@ def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
 
 
 def shop(folder: Path) -> Project:
-    """A project with the pipeline `shop`."""
+    """Return a project with the pipeline `shop`."""
     return project(folder, _PIPELINES)
 
 
 def synced(folder: Path) -> RunResult:
-    """One run of the pipeline, in a lake of its own process."""
+    """Run the pipeline once, in a lake of its own process."""
     there = shop(folder)
     with Lake.open(there.lake.path, config=there.lake) as lake:
         return sync(lake, there, "shop", source=ChangeLog(there))

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that does what it is told, and sometimes does not live to say so."""
+"""A PostgreSQL server that executes every statement, and whose response can get lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STARTUP = 196_608
 
 
 class Lossy:
-    """A way to a server that lets every statement through, and can lose the answer to one."""
+    """A proxy to a server that forwards every statement, and can lose the response to one."""
 
     def __init__(self, port: int) -> None:
         self._server = port
@@ -22,13 +22,13 @@ class Lossy:
         self._needle: bytes | None = None
         self._passes = 0
         self._then: Callable[[], None] = _nothing
-        #: How many answers were lost.
+        #: The number of lost responses.
         self.lost = 0
 
     def lose(self, statement: bytes, *, nth: int, then: Callable[[], None] | None = None) -> None:
-        """Lose the answer to the nth statement from now on that has this in its text.
+        """Lose the response to the nth statement from now on that has this in its text.
 
-        When the server has done it, and before anybody can know, `then` is called.
+        `then` is called when the server has executed it, and before anybody can know that.
         """
         with self._guard:
             self._needle, self._passes, self._then = statement, nth, then or _nothing
@@ -65,7 +65,7 @@ def _nothing() -> None:
 
 
 class _Link:
-    """One connection through it."""
+    """One connection through the proxy."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class _Link:
         self._client, self._server = client, server
         self._is_due, self._between = is_due, between
         self._is_muted = False
-        # Statements that are prepared are executed by name.
+        # Prepared statements are executed by name.
         self._prepared: dict[bytes, bytes] = {}
         for work in (self._ask, self._answer):
             threading.Thread(target=work, daemon=True).start()
@@ -113,7 +113,7 @@ class _Link:
     def _answer(self) -> None:
         with suppress(OSError):
             while data := self._server.recv(65_536):
-                # The server has done what it was asked for when it is ready for the next.
+                # The server has executed the statement when it is ready for the next one.
                 if self._is_muted:
                     if data[-6:-1] == b"Z\0\0\0\5":
                         self._between()
@@ -140,7 +140,7 @@ class _Link:
 
 @contextmanager
 def lossy(port: int) -> Iterator[Lossy]:
-    """Run a way to the server at a port of this machine."""
+    """Run a proxy to the server at a port of this machine."""
     way = Lossy(port)
     thread = threading.Thread(target=way.serve, daemon=True)
     thread.start()

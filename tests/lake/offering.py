@@ -1,4 +1,4 @@
-"""What the sources of the tests offer."""
+"""Stream descriptors of the sources in the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chronolake.source.protocol import CaptureMethod, StreamDescriptor, raw_fold
 
 
 def pulled_stream(project: Project, name: str) -> StreamDescriptor:
-    """A stream of the pipeline `shop` that tells every change."""
+    """Return a stream of the pipeline `shop` that contains every change."""
     return StreamDescriptor(
         StreamCapabilities(name, reports_changes=True, is_reimported=False),
         CaptureMethod.EVERY_CHANGE,

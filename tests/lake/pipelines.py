@@ -1,4 +1,4 @@
-"""Pipelines of data lakes, and what they make."""
+"""Pipelines of data lakes, and the tables that they fill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datalakes import DataLake, iceberg, project
 
 
 class Pipeline:
-    """A project with one pipeline, the lake it fills and the data lake it reads."""
+    """A project with one pipeline, the lake that it fills and the data lake that it reads."""
 
     def __init__(self, folder: Path, more: str = "") -> None:
         self.folder = folder

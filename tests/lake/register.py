@@ -1,5 +1,4 @@
-"""A source with a state: its log tells changes, its columns get other names, and it can be read
-anew."""
+"""A source with a state: a log of changes, renamed columns, and full refreshes."""
 
 from __future__ import annotations
 
@@ -37,11 +36,11 @@ class Register:
     """Records with a key of two columns, which may be renamed like all others.
 
     Attributes:
-        project: whose pipeline `shop` it is the source of.
-        columns: the columns as they are called now, the key first.
-        records: the records as they are now.
-        log: what happened to records, with the columns of then and their numbers.
-        numbers: the columns' numbers, which they keep when they get other names.
+        project: the project whose pipeline `shop` reads this source.
+        columns: the current names of the columns, the key first.
+        records: the current records.
+        log: the changes of records, with the columns at that time and their numbers.
+        numbers: the columns' numbers, which stay the same when columns are renamed.
     """
 
     project: Project
@@ -57,7 +56,7 @@ class Register:
     ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def now(self) -> int:
-        """A time later than all before, in microseconds."""
+        """Return a time later than all before, in microseconds."""
         return _T + next(self.ticks) * 1_000_000
 
     def put(self, key: Key, fields: Mapping[str, Any], *, omitted: str | None = None) -> None:
@@ -71,7 +70,7 @@ class Register:
         self._note(key, None)
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give columns other names; what is there is called so from now on."""
+        """Rename columns, in existing records, too."""
         self.columns = tuple(
             Column(names.get(column.name, column.name), column.type, column.primary_key)
             for column in self.columns
@@ -81,7 +80,7 @@ class Register:
         self.numbers = {names.get(name, name): number for name, number in self.numbers.items()}
 
     def drop(self, name: str) -> None:
-        """Take a column away."""
+        """Drop a column."""
         self.columns = tuple(column for column in self.columns if column.name != name)
         del self.numbers[name]
 

@@ -1,4 +1,4 @@
-"""Of which files a table is made: it never loses what it has, whoever moves, prunes or renames."""
+"""A table keeps all rows of its applied files, whoever moves, prunes or renames these."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _row(key: str, at: int = 1, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    """Two files in its lake, and a table that has them."""
+    """Return a pipeline with two files in its lake, and a table made from them."""
     found = Pipeline(tmp_path)
     found.source.write("Account", [_row("1", N="5", N_i=5), _row("2", N="6", N_i=6)])
     found.source.write("Account", [_row("3", N="7", N_i=7)])
@@ -59,7 +59,7 @@ def test_moved_back_it_is_still_not_made_of_less(
     if change:
         pipeline.configure(change)
     else:
-        # This makes the field a text, for which the table is made anew.
+        # This makes the field a text, for which the table is rebuilt.
         pipeline.source.write("Account", [_row("4", N="x")])
 
     (stream,) = pipeline.sync().streams
@@ -202,7 +202,7 @@ def test_a_lease_of_another_numbering_of_processes_is_not_taken(pipeline: Pipeli
         with store.transaction() as connection:
             connection.execute(LEASES.update().values(holder=other, expires=time.time() + 60))
         if is_free:
-            # It was taken without an answer.
+            # This process already holds the lease, from a request whose response was lost.
             with leased(store, "crm"):
                 pass
         else:
@@ -270,10 +270,10 @@ def test_what_a_table_had_before_goes_after_its_grace(pipeline: Pipeline) -> Non
             f"SET TBLPROPERTIES ('{REPLACED_PROPERTY}'='{spans}')"
         )
 
-    # Both replaced just now: whatever the age of the files, somebody may read them.
+    # Both were replaced just now: somebody may still read the files, however old they are.
     core.maintain(pipeline.lake, stream.table)
     assert set().union(*generations) <= files()
-    # The first generation was left 80 hours ago, the second an hour ago.
+    # The first generation was replaced 80 hours ago, the second an hour ago.
     replaced((91, 80), (81, 1))
     core.maintain(pipeline.lake, stream.table)
     assert not generations[0] & files()

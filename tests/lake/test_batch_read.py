@@ -1,4 +1,4 @@
-"""Batch files through Spark: what `read` gives, and which errors come back."""
+"""Batch files are read through Spark: the result of `read`, and the errors that it raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyIceberg tells about tables that Spark wrote, and questions in SQL."""
+"""Tables that Spark wrote are inspected with PyIceberg, and queried with SQL."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ COLUMNS = (
     Column("_fivetran_active", ColumnType(Kind.BOOLEAN)),
 )
 SQL_NAME = NAME.sql
-#: As it is named on a command line.
+#: The table's name as it is written on a command line.
 NAMED = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
 
 
 def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> DataFrame:
-    """A change set: operation, key, name, and start (or end, for a delete)."""
+    """Return a change set: operation, key, name, and start (or end, for a delete)."""
     fields = ", ".join(f"{quoted(column.name)} string" for column in COLUMNS)
     texts = [
         (int(op), place, None, str(key), name, start, start, end, str(op is not Op.DELETE))
@@ -62,7 +62,7 @@ def write(lake: Lake, batch: str, *rows: tuple[Op, int, str | None, str]) -> Non
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """A lake with one table: 40 records, of which some changed and some were deleted."""
+    """Return a lake with one table: 40 records, of which some changed and some were deleted."""
     folder = tmp_path_factory.mktemp("looked-at")
     with Lake.open(folder, config=lake_config(folder)) as opened:
         core.create(opened, NAME, COLUMNS)
@@ -277,7 +277,7 @@ def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
 
 #: More digits than a float has.
 EXACT = 9_007_199_254_740_993
-#: How Python tells of an import, with `PYTHONPROFILEIMPORTTIME`.
+#: The output of Python for an import, with `PYTHONPROFILEIMPORTTIME`.
 _PYSPARK = "pyspark\n"
 
 
@@ -286,7 +286,7 @@ def _told(lake: Lake, *words: str) -> str:
 
 
 def _ran(lake: Lake, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The installed program, in a process of its own, beside a lake that is open here."""
+    """Run the installed program in its own process, while the lake is open here."""
     return subprocess.run(
         [
             Path(sys.executable).with_name("chronolake"),
@@ -304,7 +304,10 @@ def _ran(lake: Lake, *words: str, **environment: str) -> subprocess.CompletedPro
 
 
 def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> None:
-    """Looking does not even import it, or it would not answer at once (`bench/looking.py`)."""
+    """The commands print JSON, and those that only read need no Spark.
+
+    They do not even import it, because they would then not answer at once (`bench/looking.py`).
+    """
     both = f"named_struct('exact', {EXACT}L, 'all', array(max(name), NULL)) AS both"
     question = f"SELECT count(*) AS n, max(name) AS last, {both} FROM {SQL_NAME}"
     asked = _ran(lake, "query", question, PYTHONPROFILEIMPORTTIME="1")

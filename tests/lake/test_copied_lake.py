@@ -1,4 +1,4 @@
-"""A lake that was copied, moved or restored: nothing outside of it is written or deleted."""
+"""A lake that was copied, moved or restored writes and deletes nothing outside of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def keys_in(lake: Lake, name: TableName = NAME) -> list[int]:
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Everything that is stored, but for SQLite's own bookkeeping."""
+    """Return everything that is stored, except SQLite's own temporary files."""
     return {
         str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -92,7 +92,7 @@ def age(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Make a lake one of an earlier version: without a recorded identity."""
+    """Turn a lake into one of an earlier version: without a recorded identity."""
     with closing(sqlite3.connect(folder / "catalog.db")) as connection:
         connection.execute("DROP TABLE chronolake_lake")
         connection.commit()
@@ -100,7 +100,7 @@ def forget(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def original(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A lake of three batches; `lake` has started Spark with the settings of tests."""
+    """Return a lake of three batches; `lake` has started Spark with the settings of tests."""
     return made(tmp_path_factory.mktemp("original") / "lake")
 
 
@@ -146,7 +146,7 @@ def test_a_copy_is_not_written_and_its_original_stays_as_it_is(
     assert files_of(original.config.path) == before
     assert files_of(copy) == copied
     assert dump_of(copy) == catalog
-    # And the original is still written and maintained, and read by others.
+    # The original is still written and maintained, and others can read it.
     write(original, range(100, 110), "again")
     assert core.maintain(original, NAME).orphans == 0
     assert keys_in(original)[-10:] == list(range(100, 110))
@@ -182,7 +182,7 @@ def test_a_lake_of_an_earlier_version_is_recorded_at_its_first_write(
 ) -> None:
     folder = original.config.path
     forget(folder)
-    # Its tables have no mark either: their files are looked through once.
+    # Its tables have no mark either: their files are checked once.
     original.spark.sql(f"ALTER TABLE {NAME.sql} UNSET TBLPROPERTIES ('{LAKE_PROPERTY}')")
     again = opened(folder)
     write(again, range(5), "adopted")
@@ -254,7 +254,7 @@ def test_the_catalog_of_another_warehouse_is_not_copied_either(lake: Lake, tmp_p
     shutil.copytree(tmp_path / "lake", tmp_path / "copy")
     with pytest.raises(LakeLocationError, match="lose each other's changes"):
         write(opened(tmp_path / "copy", **settings), range(5), "copied")
-    # Another warehouse for new tables is no copy, as long as the old ones lie inside.
+    # Another warehouse for new tables does not make a copy, as long as the old ones are inside.
     write(opened(tmp_path / "lake", **settings), range(5), "again")
     with pytest.raises(LakeLocationError, match="1 of 1 tables"):
         write(opened(tmp_path / "lake"), range(5), "outside")
@@ -265,7 +265,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
 ) -> None:
     folder, copied = tmp_path / "lake", tmp_path / "copied"
     first = opened(folder)
-    # What stands in the log alone is lost where the log is not copied.
+    # Changes that are only in the log are lost if the log is not copied.
     with closing(sqlite3.connect(folder / "catalog.db")) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM sqlite_master").fetchall()
@@ -274,7 +274,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
         shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("catalog.db-*"))
     code, found, reported = ran(copied, capsys, "tables")
     assert (code, found) == (1, "")
-    # A long path is broken anywhere.
+    # A long path is wrapped at any character.
     reported = "".join(reported.split())
     assert f"listsnotables,but{copied / 'tables'}holdsthefilesof1" in reported
     assert "catalog.db-wal" in reported
@@ -282,7 +282,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
     for change in (Lake.tables, WRITES["create"]):
         with pytest.raises(LakeLocationError, match="lists no tables"):
             change(again)
-    # A folder in which a table was only created may be a crash's.
+    # A folder in which a table was only created may be the result of a crash.
     created = tmp_path / "created"
     (created / "tables" / "a" / "metadata").mkdir(parents=True)
     (created / "tables" / "a" / "metadata" / "00000-0a-0b.metadata.json").touch()
@@ -315,7 +315,7 @@ def test_a_shared_catalog_belongs_to_one_warehouse(lake: Lake, tmp_path: Path) -
         write(opened(tmp_path / "mounted", **settings), range(5), "the same")
         with pytest.raises(LakeLocationError, match="or is mounted elsewhere"):
             write(opened(tmp_path / "other", **settings), range(5), "another")
-        # A machine of its own folder for what is not in the warehouse.
+        # A machine with its own folder for files outside the warehouse.
         shared = {**settings, "warehouse": str(tmp_path / "lake")}
         write(opened(tmp_path / "own", **shared), range(5), "shared")
         # The disk that is not mounted.
@@ -350,7 +350,7 @@ def test_only_files_that_no_table_needs_are_orphans(lake: Lake, tmp_path: Path) 
     assert needed.exists()
     assert (location / "nested" / "mine.parquet").exists()
     assert len(keys_in(ours, TableName("sales", "other"))) > 0
-    # What lies in another table's folder is not expired or purged with the table that lists it.
+    # Files in another table's folder are not expired or purged with the table that lists them.
     core.maintain(ours, TableName("sales", "other"))
     migration.drop_table(ours, TableName("sales", "other"))
     assert needed.exists()

@@ -1,4 +1,4 @@
-"""A Data Lake v2 that someone else writes, synced into tables."""
+"""A Data Lake v2 that someone else writes is synced into tables."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def _row(key: str, at: int, sequence: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
-    """`seeds/data-lake-v2.txt`, "A full example"; only a purge speaks of the record 2."""
+    """The example file of the document makes the expected versions.
+
+    The file is from `seeds/data-lake-v2.txt`, "A full example"; only a purge mentions the record 2.
+    """
     instants = {f"t{number}": number for number in range(1, 10)}
 
     def row(key: str, modified: str, sequence: str, **marks: Any) -> dict[str, Any]:
@@ -110,7 +113,10 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
 
 @pytest.mark.long
 def test_records_have_many_fields(pipeline: Pipeline) -> None:
-    """What Spark concludes from the equality of columns must not grow with their combinations."""
+    """Records may have many fields.
+
+    The conclusions that Spark draws from equal columns must not grow with their combinations.
+    """
 
     def wide(key: int, at: int, sequence: str) -> dict[str, Any]:
         fields = {f"F{number}": (key + 1) * (number + at) for number in range(60)}
@@ -142,7 +148,7 @@ def test_a_column_has_the_narrowest_type_and_keeps_the_sources_spelling(
     pipeline.done()
     assert pipeline.types()["N"] == "int"
 
-    # Widened in place, then rewritten as a number, then as what the lake's texts say.
+    # Widened in place, then rewritten as a number, then as the texts in the lake.
     pipeline.source.write("Account", [_row("2", 1, "1", N="5000000000", N_i=5_000_000_000)])
     pipeline.done()
     assert pipeline.types()["N"] == "long"
@@ -192,7 +198,7 @@ def test_absent_null_and_empty_are_null(pipeline: Pipeline) -> None:
         "x",
         None,
     ]
-    # A field that never had a value is no column.
+    # A field that never had a value has no column.
     assert "Empty" not in pipeline.types()
 
 
@@ -235,7 +241,7 @@ def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
         "1": (micros, *reported),
         "2": (micros, *reported),
     }
-    # Once the field is a text, it is the source's own.
+    # Once the field is a text, it is unchanged from the source.
     pipeline.source.write("Account", [_row("3", 0, "1", T="noon")])
     pipeline.done()
     assert {row["T"] for row in pipeline.rows()} == {"03:04:05.120Z", "noon"}
@@ -246,7 +252,7 @@ def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     pipeline.done()
     pipeline.source.write("Account", [_row("1", 1, "2", grax__purged=_T + 9 * _SECOND)])
     pipeline.done()
-    # A version from before the purge that comes late is closed as well.
+    # A late version from before the purge is closed as well.
     pipeline.source.write("Account", [_row("1", 2, "3", Name="late")])
     pipeline.done()
 
@@ -265,7 +271,7 @@ def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
     pipeline.done()
     assert [row[4] for row in pipeline.versions("Name")] == ["a", "b", None]
 
-    # Configured later, it is true of what is there as well, and of what comes late.
+    # A setting that changes later applies to existing versions as well, and to late ones.
     pipeline.configure("    on_purge: erase\n    keep_source_timestamp: true\n")
     pipeline.source.write("Account", [_row("1", 3, "4", Name="late"), _row("1", 20, "5", Name="c")])
     pipeline.done()
@@ -274,14 +280,18 @@ def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
         ("1", _T + _SECOND, _T + 3 * _SECOND - 1_000, False, None, _T + _SECOND),
         ("1", _T + 3 * _SECOND, _T + 5 * _SECOND - 1_000, False, None, _T + 3 * _SECOND),
         ("1", _T + 5 * _SECOND, _T + 9 * _SECOND, False, None, _T + 5 * _SECOND),
-        # The record came back, with data of its own.
+        # The record came back, with new data.
         ("1", _T + 20 * _SECOND, TMAX_MICROS, True, "c", _T + 20 * _SECOND),
         ("2", _T + _SECOND, TMAX_MICROS, True, None, _T + _SECOND),
     ]
 
 
 def test_a_version_of_which_only_purges_speak_is_there_without_data(pipeline: Pipeline) -> None:
-    """As files are that were written after the purge; whatever comes first, and in any mode."""
+    """A version that only purges mention exists without data.
+
+    Files that were written after the purge contain such versions; the order of the files and the
+    mode do not matter.
+    """
     purged = {"grax__purged": _T + 9 * _SECOND}
     pipeline.source.write(
         "Account",
@@ -300,7 +310,7 @@ def test_a_version_of_which_only_purges_speak_is_there_without_data(pipeline: Pi
         ("3", _T + 2 * _SECOND, _T + 9 * _SECOND, False, None),
     ]
     assert pipeline.versions("Name") == expected
-    # Data of such a version that comes late takes its place, although its sequence is smaller.
+    # Late data of such a version replaces it, although its sequence is smaller.
     pipeline.source.write("Account", [_row("1", 5, "2", Name="b"), _row("2", 3, "1", **purged)])
     pipeline.done()
     expected[1] = (*expected[1][:4], "b")
@@ -315,7 +325,10 @@ def test_a_version_of_which_only_purges_speak_is_there_without_data(pipeline: Pi
     "empty", [pa.null(), pa.struct([("a", pa.int32())]), pa.list_(pa.int8())], ids=str
 )
 def test_a_column_without_values_may_have_any_type(pipeline: Pipeline, empty: pa.DataType) -> None:
-    """Files that have such a column are not read with its type elsewhere, or that elsewhere."""
+    """A column without values may have any type.
+
+    Its type is not applied to the column in other files, nor their type to it.
+    """
     pipeline.source.write(
         "Account", [_row("1", 1, "1", Name=None, Size=None)], Name=empty, Size=empty
     )
@@ -328,7 +341,10 @@ def test_a_column_without_values_may_have_any_type(pipeline: Pipeline, empty: pa
 
 
 def test_columns_that_hold_several_values_are_json(pipeline: Pipeline) -> None:
-    """And UUIDs, numbers of 16 bits and a field with the name of Spark's own are read as well."""
+    """Columns that hold several values become JSON.
+
+    UUIDs, 16-bit numbers and a field with the name of Spark's own are read as well.
+    """
     folder = pipeline.source.path("Account", 0).parent
     folder.mkdir(parents=True)
     halves = np.array([1.5, -0.0, 65504, 6e-8], np.float16)
@@ -356,7 +372,7 @@ def test_columns_that_hold_several_values_are_json(pipeline: Pipeline) -> None:
         "grax__idseq": pa.array(["1"] * 4),
     }
     pq.write_table(pa.table({**base, **nested}), folder / "data-01.parquet")
-    # Another file has texts in their places.
+    # Another file has texts in these columns.
     texts = {name: ["text"] for name in nested}
     second = pa.table({**{name: column.slice(0, 1) for name, column in base.items()}, **texts})
     pq.write_table(second.set_column(0, "Id", [["9"]]), folder / "data-02.parquet")
@@ -383,7 +399,11 @@ def test_columns_that_hold_several_values_are_json(pipeline: Pipeline) -> None:
 
 
 def test_what_files_may_look_like(pipeline: Pipeline) -> None:
-    """Columns of no type, dates beyond Python's, INT96, few statistics, no rows, deltas."""
+    """Unusual files are read.
+
+    They have columns without a type, dates beyond Python's range, INT96, few statistics, no rows,
+    or deltas.
+    """
     folder = pipeline.source.path("Account", 0).parent
     folder.mkdir(parents=True)
     times = pa.array([_T], pa.timestamp("us", tz="UTC"))
@@ -432,7 +452,7 @@ def test_a_row_that_says_what_is_there_already_changes_nothing(pipeline: Pipelin
     pipeline.source.write("Account", [rows[0], rows[1], _row("2", 1, "1", Name="other")])
     result = pipeline.sync()
 
-    # Of equal sequences the later file counts, where it says something else.
+    # Of equal sequences, the later file counts if its values differ.
     assert result.streams[0].written == 1
     changed = [row for row in pipeline.rows() if row not in before]
     assert [(row["Id"], row["Name"]) for row in changed] == [("2", "other")]
@@ -466,7 +486,7 @@ def test_fields_get_other_names(pipeline: Pipeline) -> None:
     pipeline.configure("    rename: {columns: {_fivetran_deleted: gone, N: number}}\n")
     pipeline.done()
     assert [(row["gone"], row["number"]) for row in pipeline.rows()] == [("true", 5)]
-    # Under a name that comes later, there is what came before.
+    # A column that is renamed later contains the earlier values.
     pipeline.configure(
         "    rename: {columns: {_fivetran_deleted: gone}, tables: {Account: Account}}\n"
         "    streams: {Account: {rename: {N: total}}}\n"
@@ -488,7 +508,7 @@ def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:
     before = pipeline.rows()
     path.unlink()
 
-    # A type that changes would make it anew.
+    # A type change would rebuild the table.
     pipeline.source.write("Account", [_row("3", 1, "1", N="x")])
     (stream,) = pipeline.sync().streams
 
@@ -591,7 +611,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
     pipeline.done()
     for name in objects.values():
         assert [row["Id"] for row in pipeline.rows(name)] == ["good"]
-    # What is known to be bad is not read again, and what comes later is.
+    # Known bad files are not read again, and later files are read.
     assert [one.files for one in pipeline.sync().streams] == [0] * len(objects)
     for name in objects.values():
         pipeline.source.files = 1_000
@@ -607,7 +627,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
     stream = streams[objects["cut short"]]
     with leased(Store.open(pipeline.project.lake), "crm") as lease:
         assert differences(pipeline.lake, stream, lease).count == 0
-        # Restored, the file is in the table that is made of all files.
+        # The restored file is in the table that is made from all files.
         _write_bad(bad["cut short"], "")
         rebuild(pipeline.lake, stream, lease)
         assert differences(pipeline.lake, stream, lease).count == 0
@@ -671,7 +691,7 @@ def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
 
 
 def _write_late(pipeline: Pipeline, stream: Stream) -> None:
-    """A rebuild whose lease passes on after it has looked at the table for the first time."""
+    """Run a rebuild whose lease passes on after it has first read the table."""
     lease = Lease("crm", 2)
     made = rebuild_module._made_of_lake
 
@@ -707,7 +727,7 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
     history = pipeline.versions("Name")
 
     for mode, names in (("live", ["b"]), ("soft-delete", ["b", "c"])):
-        # Also where no new file comes.
+        # Also without new files.
         pipeline.configure(f"    mode: {mode}\n")
         pipeline.done()
         assert sorted(row["Name"] for row in pipeline.rows()) == names
@@ -720,7 +740,7 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
     pipeline.source.write("Account", [_row("3", 1, "2", Name="e")])
     pipeline.done()
 
-    # The lake has every version: nothing of the past is lost.
+    # The lake has every version: no history is lost.
     assert pipeline.versions("Name") == [
         *history,
         ("3", _T + _SECOND, TMAX_MICROS, True, "e"),
@@ -729,7 +749,10 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
 
 @pytest.mark.long
 def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None:
-    """The stream pauses at its next checkpoint, its table is switched, and the sync goes on."""
+    """The mode of a table can be switched while its pipeline runs.
+
+    The stream pauses at its next checkpoint, its table is switched, and the sync continues.
+    """
     for file in range(4):
         pipeline.source.write("Account", [_row("1", file, str(file), Name=f"n{file}")])
         pipeline.source.write("Contact", [_row("1", file, str(file), Name=f"c{file}")])
@@ -782,7 +805,7 @@ def test_types_that_go_on_changing_make_the_table_anew_once(pipeline: Pipeline) 
     result = pipeline.sync(watch=watch, step_bytes=1)
 
     assert result.status is Status.SUCCEEDED, [stream.error for stream in result.streams]
-    # The third file's text makes the column a text; that the fifth does so too costs nothing more.
+    # The third file's text makes the column a text; the same in the fifth costs nothing more.
     assert steps == [(1, 1, 4), (2, 2, 3), (5, 5, 0)]
     assert pipeline.versions("N", "D") == [
         (key, _T + _SECOND, TMAX_MICROS, True, number, other)
@@ -802,7 +825,7 @@ def test_a_file_without_rows_is_passed_over(pipeline: Pipeline) -> None:
     empty = pipeline.source.write("Account", [_row("2", 1, "1")])
     pq.write_table(pq.read_table(empty).slice(0, 0), empty)
     (before,) = pipeline.sync().streams
-    # The table does not say that it has it: no position that is told is ahead of the table's.
+    # The table does not list the empty file: the reported position is not ahead of the table's.
     assert (
         before.position
         == pipeline.source.path("Account", 1).relative_to(empty.parent.parent).as_posix()
@@ -843,7 +866,7 @@ def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> 
 
     pipeline.configure("    mode: live\n")
     pipeline.done()
-    # What asks for the history goes with it.
+    # The view that needs the history is dropped with it.
     assert not lake.spark.catalog.tableExists(view.sql)
 
 
@@ -864,7 +887,7 @@ def test_the_sources_time_stays_where_it_is_wanted(pipeline: Pipeline) -> None:
     pipeline.done()
 
     found = sorted(pipeline.rows(), key=lambda row: row[START])
-    # Closer than a millisecond: the later one is moved, and keeps its own time beside.
+    # Closer than a millisecond: the later one is moved, and keeps its own time in another column.
     assert [(row[START], row["source__modified"]) for row in found] == [
         (at, at),
         (at + 1_000, at + 300),
@@ -904,9 +927,9 @@ def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
     assert pipeline.versions("Name") == before
     new = iceberg(pipeline.project, "crm", "Account")
     assert new.metadata.table_uuid == old.metadata.table_uuid
-    # Who reads the old table goes on to do so.
+    # Readers of the old table can continue.
     assert old.scan().to_arrow().num_rows == len(before)
-    # And the next files go into the new one.
+    # The next files are written to the new one.
     pipeline.source.write("Account", [_row("zz", 1, "1", Name="after")])
     pipeline.done()
     assert ("zz", _T + _SECOND, TMAX_MICROS, True, "after") in pipeline.versions("Name")
@@ -928,7 +951,7 @@ def test_a_table_is_compared_with_its_lake(pipeline: Pipeline) -> None:
     assert (same.missing, same.extra) == (0, 0)
     assert same.rows == other.rows + other.missing - other.extra
     assert other.missing > other.extra == 1
-    # To compare is no use of the table.
+    # A comparison does not count as use of the table.
     assert pipeline.lake.catalog.load(stream.table).properties == usage
 
 
@@ -1001,7 +1024,11 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
 def test_a_table_is_a_function_of_its_files(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However files come into runs, whatever their fields become, and wherever a run breaks off."""
+    """A table is a function of its files.
+
+    It does not depend on how files are distributed over runs, on changes of their fields, or on
+    where a run breaks off.
+    """
     chance = random.Random(seed)
     pipeline = Pipeline(tmp_path)
     files = 7
@@ -1026,7 +1053,7 @@ def test_a_table_is_a_function_of_its_files(
         assert core.verify(pipeline.lake, TableName("crm", "Account")).holds
     (stream,) = streams_of(pipeline.project, "crm")
     with leased(Store.open(pipeline.lake.config), "crm") as lease:
-        # Made of all files at once, it would be the same.
+        # A table made from all files at once would be the same.
         found = differences(pipeline.lake, stream, lease)
     assert (found.missing, found.extra) == (0, 0)
 
@@ -1056,7 +1083,7 @@ def test_ten_thousand_files_with_three_hundred_schemas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, seed: int) -> None:
-    """Whatever files know of themselves: some have no statistics, some are empty."""
+    """Footers and columns show the forms of fields, also without statistics or rows."""
     chance = random.Random(seed)
     forms: dict[str, set[str]] = {}
     for number in range(12):
@@ -1081,7 +1108,7 @@ def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, see
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 
     def told(every: set[str]) -> set[str]:
-        # Of integers, the greatest decides; whether others were seen as well, does not.
+        # Of the integers, only the greatest type counts, whether there are others or not.
         return every - {"int"} if "long" in every else every
 
     assert {name: told({one.value for one in every}) for name, every in found.items() if every} == {

@@ -1,4 +1,4 @@
-"""`make demo`, as a person sees it."""
+"""`make demo` works as a user sees it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HISTORY = (
     Column("_fivetran_end", ColumnType(Kind.UTC_DATETIME)),
     Column("_fivetran_active", ColumnType(Kind.BOOLEAN)),
 )
-#: Greater than what a double holds exactly.
+#: Greater than the integers that a double holds exactly.
 LARGE = 2**53 + 1
 _CELLS = f"1.10, {LARGE}, true, date'2024-02-29', X'00FF'"
 _NULLS = "NULL, NULL, NULL, NULL, NULL"
@@ -41,7 +41,7 @@ _NULLS = "NULL, NULL, NULL, NULL, NULL"
 
 @pytest.fixture(scope="module")
 def versions(lake: Lake) -> chronolake.LakeTable:
-    """Record 1 from 2024 on, and record 2, which was deleted before there was history."""
+    """Return a table of record 1, since 2024, and record 2, deleted before there was history."""
     name = TableName("frames", "versions")
     core.create(lake, name, (*COLUMNS, *HISTORY))
     lake.sql(
@@ -94,7 +94,10 @@ def test_the_history_and_a_past_state_convert_like_the_table(
 def test_what_pandas_cannot_hold_in_nanoseconds_says_what_to_use(
     versions: chronolake.LakeTable, record: int
 ) -> None:
-    """Record 1 ends in the year 9999 and record 2 began in the year 1."""
+    """The error for times that pandas cannot hold in nanoseconds names the alternative.
+
+    Record 1 ends in the year 9999 and record 2 began in the year 1.
+    """
     with pytest.raises(ValueRefusedError, match="nanoseconds") as caught:
         versions.history(id=record).toPandas()
     assert "to_pandas()" in (caught.value.hint or "")
@@ -110,7 +113,7 @@ def test_without_polars_the_error_says_what_to_install(
 
 
 def _current_versions() -> str:
-    """Record 1 with two versions, 2 deleted, 3 with one version."""
+    """Return SQL values: record 1 with two versions, 2 deleted, 3 with one version."""
     first, second = "timestamp'2024-01-01'", "timestamp'2024-01-02'"
     end = "timestamp'9999-12-31 23:59:59.999'"
     old = f"(1, {first}, {first}, false), (2, {first}, {second}, false)"

@@ -52,7 +52,7 @@ class SmallDisk:
     path: Path
 
     def fill(self, *, leave: int) -> None:
-        """Take all its space but some bytes."""
+        """Fill all its space except some bytes."""
         with (self.path / "filler").open("wb", buffering=0) as filler:
             while (space := self._space() - leave) > 0:
                 filler.write(bytes(min(space, 2**20)))
@@ -61,7 +61,7 @@ class SmallDisk:
         (self.path / "filler").unlink()
 
     def make_read_only(self) -> None:
-        """Put a read-only copy in its place: what has files open has them in the old one."""
+        """Mount a read-only copy in its place; processes with open files keep the old one."""
         content = self.path.with_name("content")
         shutil.copytree(self.path, content)
         _mount(self.path)
@@ -83,7 +83,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def _rows(begin: int, number: int, text: int) -> list[dict]:
-    """Rows whose texts cannot be compressed."""
+    """Return rows whose texts cannot be compressed."""
     chance = random.Random(begin)
     return [
         file_row(
@@ -96,7 +96,7 @@ def _rows(begin: int, number: int, text: int) -> list[dict]:
 
 @pytest.fixture
 def project(disk: SmallDisk, tmp_path: Path) -> Path:
-    """A project whose lake is on the small disk, and its source is not; it was synced twice."""
+    """Return a project that was synced twice; its lake is on the small disk, its source is not."""
     content = {
         "lake": {"path": str(disk.path / "lake"), "spark": {"master": "local[2]", "conf": SPARK}},
         "pipelines": {"crm": {"source": {"type": "data_lake_v2", "path": "source", "org": "X"}}},
@@ -111,7 +111,7 @@ def _last_line(out: str, err: str) -> str:
     return [line for line in (err or out).splitlines() if line.strip()][-1]
 
 
-#: Commands that write; each of them with the words after the program's name.
+#: Commands that write; each of them with its arguments.
 _WRITING = {
     "sync": ["sync", "crm"],
     "resync": ["resync", "crm"],
@@ -123,7 +123,7 @@ _WRITING = {
     "state set": ["state", "set", "crm", "Account", "batch=00000/data-00000001.parquet", "--yes"],
     "state reset": ["state", "reset", "crm"],
 }
-#: Those that succeed where there is room for little.
+#: Those that succeed with little space.
 _SMALL = {"maintain", "view", "mode", "state set", "state reset"}
 _READING = {
     "tables": ["tables"],
@@ -162,13 +162,13 @@ def test_every_command_names_the_disk(
     if how == "read-only":
         disk.make_read_only()
     else:
-        # The catalog has room in one of the cases, and files have it in none.
+        # In one of the cases, there is space for the catalog, and not for files.
         disk.fill(leave=0 if how == "full" else 2**19)
     wrong = []
     for name, words in _WRITING.items():
         code, out, err = run(words)
         is_named = code != 0 and str(disk.path) in _last_line(out, err)
-        # What has room enough may succeed.
+        # A command that has enough space may succeed.
         has_room = code == 0 and how == "no room for files" and name in _SMALL
         if not (is_named or has_room):
             wrong.append(f"{name}: {code}: {out}{err}")
@@ -255,7 +255,7 @@ def test_a_folder_that_others_own_is_named(capsys: pytest.CaptureFixture[str]) -
     (folder / "chronolake.yml").write_text("pipelines: {}\n")
     words = ["check", "--project", str(folder)]
     try:
-        # Everything is imported now, which another user might not be allowed to do.
+        # Import everything now, because another user might not be allowed to.
         assert ran_words(capsys, *words)[0] == 0
         folder.chmod(0o555)
         with _as_nobody():

@@ -1,4 +1,4 @@
-"""The worked examples of `docs/history.md` are what the tables hold."""
+"""The worked examples of `docs/history.md` match the tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = (
 )
 TMAX = "9999-12-31T23:59:59.999Z"
 _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Answers to what stands above them.
+#: Results of the block above.
 _TOLD = {"versions", "result", "text"}
 _CHANGE = re.compile(r"(put|delete)\s+id=(\w+)(?:\s+counter=(\d+))?\s+at (\S+)")
 
@@ -52,7 +52,7 @@ def changes(lake: Lake, text: str) -> DataFrame:
             for op in ops
         ]
     frame = lake.spark.sql(" UNION ALL ".join(rows))
-    # A version that a later one of the same batch follows ends before it.
+    # A version that is followed by another one in the same batch ends before that one.
     following = f"lead({START}) OVER (PARTITION BY id, {OP} ORDER BY {START})"
     ends = f"coalesce({following} - INTERVAL 1 MILLISECOND, {END})"
     return frame.selectExpr(
@@ -131,7 +131,7 @@ def test_the_page_tells_what_the_tables_hold(
             reported = [
                 [str(cell) for cell in row] for row in asked.select("id", "counter").collect()
             ]
-            # The same question in SQL follows, and then the answer.
+            # The same query in SQL follows, and then its result.
             assert sorted(reported) == lines(blocks[place + 2][1])
         elif what == "console":
             for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""A process that writes for long does not fill the JVM with what its batches left behind."""
+"""A process that writes for long does not fill the JVM with garbage of its batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def changes(lake: Lake, hour: int) -> DataFrame:
 
 
 def held() -> int:
-    """Java objects that this process keeps alive."""
+    """Return the number of Java objects that this process keeps alive."""
     return sum(isinstance(each, JavaObject) for each in gc.get_objects())
 
 
@@ -40,7 +40,7 @@ def test_batches_leave_nothing_in_the_jvm(lake: Lake) -> None:
     core.create(lake, NAME, COLUMNS)
     after = []
     enabled = gc.isenabled()
-    # As in a large process, where Python's own collector as good as never comes.
+    # As in a large process, where Python's own collector almost never runs.
     gc.disable()
     try:
         for hour in range(6):

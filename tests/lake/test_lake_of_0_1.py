@@ -1,4 +1,4 @@
-"""A lake of version 0.1 opens, syncs and verifies: what later versions rename is not in the lake.
+"""A lake of version 0.1 opens, syncs and verifies: later renames do not affect stored names.
 
 The lake is packed in `tests/fixtures/lake-0.1`. Iceberg's metadata has absolute paths, so it is
 unpacked where it was made; a lock keeps parallel test processes apart.
@@ -51,7 +51,7 @@ def test_a_lake_of_version_0_1_opens_syncs_and_verifies(project: Project) -> Non
     with Lake.open(project.lake.path, config=project.lake) as lake:
         assert sorted(map(str, lake.tables())) == sorted(EXPECTED)
         assert {name: rows(project, name) for name in EXPECTED} == EXPECTED
-        # Nothing is new: nothing changes, so state and applied files are understood.
+        # Nothing is new and nothing changes, so state and applied files are understood.
         assert sync(lake, project, "crm").status is Status.SUCCEEDED
         assert {name: rows(project, name) for name in EXPECTED} == EXPECTED
         source = DataLake(HOME / "source", files=100)

@@ -1,4 +1,4 @@
-"""Values and keys have one spelling in files of our own, whether SQL or Arrow writes it."""
+"""Values and keys are written the same in our own files by SQL and by Arrow."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_arrow_spells_values_as_sql_does(lake: Lake, kind: Kind) -> None:
 
 
 def _shape(text: str | None, kind: Kind) -> object:
-    """A number, and whether it has an exponent."""
+    """Return a number, and whether its text has an exponent and a decimal point."""
     if text is None or text == "NaN":
         return text
     number = np.float32(text) if kind is Kind.FLOAT else float(text)

@@ -40,7 +40,7 @@ _KINDS: Final = {
 }
 _numbers = count()
 
-# A step is checked against the whole table, so the failing step says enough; to find a smaller
+# A step is checked against the whole table, so the failing step is enough; to find a smaller
 # example would take an hour of Spark.
 _many = settings(
     database=None,
@@ -59,7 +59,7 @@ Step = tuple[str, list[int], list[str | None], int]
 
 
 def life_of(seed: int) -> tuple[str, list[Step]]:
-    """A mode to begin in, and what happens: two batches, then anything."""
+    """Return an initial mode, and steps: two batches, then any kind."""
     dice = random.Random(seed)
 
     def step(what: str) -> Step:
@@ -72,7 +72,7 @@ def life_of(seed: int) -> tuple[str, list[Step]]:
 
 
 class Lived:
-    """One table and its model, going through the same life."""
+    """One table and its model, to which the same steps are applied."""
 
     def __init__(self, lake: Lake, mode: str) -> None:
         self.lake = lake
@@ -116,7 +116,7 @@ class Lived:
     def _batch(self, _: str, keys: Sequence[int], values: Sequence[Any], number: int) -> None:
         rows = [self._row(key, value) for key, value in zip(keys, values, strict=False)]
         gone, put = rows[: number % 2], rows[number % 2 :]
-        # Some come late, by up to two hours.
+        # Some are late, by up to two hours.
         at = self.now - (number % 3) * _HOUR
         if self.model.mode != "history":
             marked = {DELETED: number == 3} if self.model.mode == "soft-delete" else {}
@@ -258,7 +258,7 @@ class Lived:
             self._check_times(story)
 
     def _check_times(self, story: str) -> None:
-        """The state at every event's time, an epsilon around it and one microsecond before."""
+        """Check the state at every event's time, an epsilon around it and 1 µs before."""
         instants = sorted({at - back for at in self.times for back in (-1_000, 0, 1, 1_001)})
         states = [
             self.lake.table(self.name)

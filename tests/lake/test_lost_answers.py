@@ -1,4 +1,4 @@
-"""A store that did the write and then reported failure, at every write of a sync."""
+"""A store that writes and then reports failure, at every write of a sync, loses nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LATER: Final = [
 
 
 class Through:
-    """A pipeline whose catalog and store are reached through a way that loses answers."""
+    """A pipeline whose catalog and store are reached through a proxy that loses responses."""
 
     def __init__(self, folder: Path, way: Lossy, address: str) -> None:
         self.way = way
@@ -64,7 +64,7 @@ class Through:
         self.source.write(name, [file_row(row, **row.fields) for row in rows])
 
     def sync(self, name: str) -> str | None:
-        """Why a stream failed, or None."""
+        """Return the error of a stream, or None."""
         try:
             result = sync(self.lake, self.project, "crm", only=[name])
         except LakeError as failure:
@@ -73,7 +73,7 @@ class Through:
 
     @contextmanager
     def table(self, schema: str, name: str) -> Iterator[Table]:
-        """A table as another process has it, with answers."""
+        """Yield a table as another process sees it, over a connection without losses."""
         uri = self.direct.set(drivername="postgresql+psycopg")
         catalog = SqlCatalog("chronolake", uri=uri.render_as_string(hide_password=False))
         try:
@@ -114,12 +114,15 @@ def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     [
         # Commits to the catalog: columns, branches, rows on them, the publish.
         b"UPDATE iceberg_tables",
-        # Every note in the store: runs, streams and leases.
+        # Every write to the store: runs, streams and leases.
         b"COMMIT",
     ],
 )
 def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) -> None:
-    """The sync goes on, or says that it failed and the next one goes on; nothing is there twice."""
+    """A lost response loses nothing else.
+
+    The sync continues, or fails and the next one continues; nothing is duplicated.
+    """
     outcomes = []
     for nth in range(1, 40):
         name = f"{'Runs' if statement == b'COMMIT' else 'Tables'}{nth}"
@@ -132,7 +135,8 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
         failed = through.sync(name)
 
         if through.way.lost == lost:
-            # The sync has fewer writes than that: every one of them has been lost once.
+            # The sync has fewer writes than that: the response to every one of them has been lost
+            # once.
             through.way.lose(b"never", nth=1)
             assert failed is None
             break
@@ -144,7 +148,7 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
         pytest.fail("a sync has more writes than are tried")
     assert len(outcomes) > 3
     if statement != b"COMMIT":
-        # A commit that the catalog does not answer is looked up, and is no failure.
+        # A commit whose response is lost is looked up, and is not a failure.
         assert None in outcomes
     for reported in filter(None, outcomes):
         assert "Traceback" not in reported
@@ -153,7 +157,10 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
 
 @pytest.mark.long
 def test_what_others_publish_after_a_lost_answer_stays(through: Through) -> None:
-    """Done again, the truncate would remove what came after it."""
+    """Commits that others publish after a lost response stay.
+
+    A repeated truncate would remove the rows that came after it.
+    """
     columns = (
         Column("id", ColumnType(Kind.LONG), primary_key=True),
         Column(SYNCED, ColumnType(Kind.UTC_DATETIME)),
@@ -182,6 +189,7 @@ def test_what_others_publish_after_a_lost_answer_stays(through: Through) -> None
             break
         with through.table(name.schema, name.table) as loaded:
             kept.append(loaded.scan().to_arrow()["id"].to_pylist())
-    # Before the last of its commits, the publish, the truncate meets the other row as well.
+    # A row that is added before the last commit, the publish, is truncated as well; a later one
+    # stays.
     *before, after = kept
     assert (before, after) == ([[]] * len(before), [2])

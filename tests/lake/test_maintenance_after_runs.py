@@ -1,4 +1,4 @@
-"""The files of tables that pipelines fill: a run puts them in order when they need it."""
+"""A run maintains the files of tables that pipelines fill, when they need it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_run_puts_a_table_in_order(tmp_path: Path, mode: str) -> None:
     for run in range(RUNS):
         written = [_row(run, run * DAY, f"of {run}")]
         if run:
-            # The record of the run before goes: a live table remembers it where nobody sees it.
+            # The record of the previous run is deleted: a live table keeps a tombstone for it.
             written.append(_row(run - 1, run * DAY, "gone", grax__deleted=run * DAY))
         pipeline.source.write("Account", written)
         kinds: list[EventKind] = []
@@ -71,7 +71,7 @@ def test_a_run_puts_a_table_in_order(tmp_path: Path, mode: str) -> None:
     with leased(Store.open(pipeline.project.lake), "crm") as lease:
         assert differences(pipeline.lake, stream, lease).count == 0
 
-    # A deleted record's late version stays unseen: what was compacted is still known.
+    # A deleted record's late version stays invisible: compacted tombstones are still known.
     pipeline.source.write("Account", [_row(0, DAY // 2, "late")])
     pipeline.done()
     if mode == "live":

@@ -1,4 +1,4 @@
-"""What others do while a table is migrated, and what a crash leaves for later."""
+"""Concurrent changes during a migration, and the remains of a crash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name(lake: Lake) -> TableName:
 
 
 def between(monkeypatch: pytest.MonkeyPatch, module: object, act: Callable[[], object]) -> None:
-    """Do something once, when the rows are written and not published yet."""
+    """Call a function once, when the rows are written and not published yet."""
     done = []
 
     def reach(point: str) -> None:
@@ -109,7 +109,7 @@ def test_names_that_are_not_a_staged_writes_are_left_alone(
     lake: Lake, name: TableName, odd: str
 ) -> None:
     assert not is_abandoned(odd)
-    # A table of such a name that an earlier version let in, and a branch of another engine.
+    # A table with such a name that an earlier version allowed, and a branch of another engine.
     foreign = TableName(SCRATCH_SCHEMA, odd)
     lake.catalog.create(foreign, COLUMNS, location=lake.new_location(), properties={})
     lake.spark.sql(f"ALTER TABLE {name.sql} CREATE BRANCH {quoted(odd)}")

@@ -35,7 +35,7 @@ def name(lake: Lake) -> TableName:
 
 
 def counted(lake: Lake, rows: list[str]) -> tuple[DataFrame, Accumulator[int]]:
-    """A change set, and the number of its rows that were made so far."""
+    """Return a change set, and a counter of its rows that were decoded until now."""
     made = lake.spark.sparkContext.accumulator(0)
 
     def counting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -98,7 +98,7 @@ def test_of_a_history_table(lake: Lake, name: TableName) -> None:
     first, made = counted(lake, [version(Op.REPLACE, key, "'a'", 1) for key in (1, 2)])
     core.write_history_batch(lake, name, first, columns=HISTORY, batch="1")
     assert made.value == 2
-    # The update of key 3 has nothing to build on: the write looks into the table once more.
+    # The update of key 3 has no base version, so the write reads the table once more.
     second, made = counted(
         lake,
         [

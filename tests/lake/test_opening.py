@@ -1,4 +1,4 @@
-"""Opening a lake from Python."""
+"""A lake is opened from Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_lake_opens_with_a_file_of_settings(tmp_path: Path) -> None:
 def test_a_damaged_data_file_is_not_read_as_other_rows(lake: Lake) -> None:
     name = TableName("opening", "numbers")
     create(lake, name, [Column("id", ColumnType(Kind.LONG), primary_key=True)])
-    # Numbers that nothing makes shorter: wherever a bit changes, it is one of theirs.
+    # Numbers that cannot be compressed: any bit that changes belongs to one of them.
     lake.spark.range(20_000).selectExpr("xxhash64(id) AS id").coalesce(1).writeTo(
         f"{CATALOG}.{name.sql}"
     ).append()

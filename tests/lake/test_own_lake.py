@@ -1,4 +1,4 @@
-"""Our own raw lake: what is landed is a Data Lake v2, and comes back as it was declared."""
+"""In our own raw lake, landed rows form a Data Lake v2, and are read as they were declared."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_what_is_landed_is_a_data_lake(own: Own) -> None:
 
     assert _NAME.fullmatch(str(path.relative_to(own.folder.path)))
     assert own.folder.path == own.folder.root / "parquet/v2/org=shop/object=orders"
-    # Nothing of ours reads it here.
+    # No code of ours reads it here.
     (row,) = pq.read_table(path, partitioning=None).to_pylist()
     assert row == {
         "Id": "7",
@@ -256,7 +256,10 @@ def test_what_is_landed_is_a_data_lake(own: Own) -> None:
 
 
 def test_others_read_it_by_the_rules_of_data_lakes(own: Own, lake: Lake) -> None:
-    """Without what we say in the footer, typed fields stand beside texts."""
+    """Other readers can read it by the rules of data lakes.
+
+    Without our metadata in the footer, typed fields are separate columns next to texts.
+    """
     columns = (
         column("id", Kind.LONG, key=True),
         column("Age", Kind.INT),
@@ -396,7 +399,7 @@ def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
 
 
 def _purgeable(own: Own) -> tuple[Column, ...]:
-    """Two records with two versions each, of which the first is to be purged."""
+    """Land two records with two versions each, of which the first is to be purged."""
     columns = (
         column("left", Kind.STRING, key=True),
         column("right", Kind.LONG, key=True),
@@ -416,7 +419,7 @@ def _purgeable(own: Own) -> tuple[Column, ...]:
 
 
 def _said(folder: ObjectFolder) -> list[tuple[str, Any, Any]]:
-    """What the files say: identifier, name and size of each row, in their order."""
+    """Return the content of the files: identifier, name and size of each row, in order."""
     for file in folder.files():
         for row in pq.read_table(file.path, partitioning=None).to_pylist():
             assert row.get("size_i") == (row.get("size") and int(row["size"]))
@@ -541,7 +544,11 @@ def test_erasing_that_was_cut_off_is_done_again(own: Own, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("on_purge", "is_ours"), [(OnPurge.CLOSE, True), (OnPurge.ERASE, False)])
 def test_files_are_not_changed_otherwise(own: Own, on_purge: OnPurge, *, is_ours: bool) -> None:
-    """Not where a purge only closes, and never what someone else has written."""
+    """Files are not changed otherwise.
+
+    A purge that only closes changes none, and files that someone else has written are never
+    changed.
+    """
     own.keep(on_purge=on_purge, is_ours=is_ours)
     columns = _purgeable(own)
     purge = {change_set.PURGED_AT: _T + 5 * _SECOND}
@@ -554,7 +561,10 @@ def test_files_are_not_changed_otherwise(own: Own, on_purge: OnPurge, *, is_ours
 
 
 def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
-    """Deletions with nothing but a key, and updates without the columns that they left alone."""
+    """Values that a log leaves out stay unchanged.
+
+    There are deletions with only a key, and updates without unchanged columns.
+    """
     columns = (
         column("id", Kind.INT, key=True),
         column("price", ColumnType(Kind.DECIMAL, 9, 2)),
@@ -664,7 +674,7 @@ def test_who_may_not_write_any_more_lands_nothing(own: Own) -> None:
 
 def test_files_stay_small(own: Own, lake: Lake) -> None:
     key, blob = column("id", Kind.LONG, key=True), column("blob", Kind.BINARY)
-    # Bytes that do not compress: what a file holds is about as large as the file.
+    # Bytes that do not compress: a file is about as large as its content.
     rows = lake.spark.range(0, 3_000, 1, 1).selectExpr(
         "id",
         "unhex(concat_ws('', transform(sequence(1, 64), i -> sha2(concat(id, '-', i), 256)))) "
@@ -728,13 +738,13 @@ def test_names_increase_across_processes(tmp_path: Path) -> None:
         assert worker.exitcode == 0
 
     files = folder.files()
-    # Being moved is the last that happens to a file: they came in the order of their names.
+    # A file is moved last: the files appeared in the order of their names.
     appeared = [file.path.stat().st_ctime_ns for file in files]
     assert appeared == sorted(appeared)
     contents = list(_contents(folder))
     assert len(set(contents)) == len(contents) == 4 * 40 * 3
     for process in range(4):
-        # What one process lands together stands together, in its order.
+        # Rows that one process lands together are adjacent, in their order.
         mine = [
             (number, content) for number, content in enumerate(contents) if content[0] == process
         ]
@@ -758,7 +768,7 @@ def test_what_died_leaves_nothing_behind(tmp_path: Path) -> None:
 
     with staging(folder) as mine:
         with staging(folder):
-            # What lives is left alone.
+            # A folder in use is left alone.
             assert mine.is_dir()
         assert not left.exists()
     assert list((folder.path / "_staging").iterdir()) == []

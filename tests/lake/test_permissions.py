@@ -1,4 +1,4 @@
-"""A lake is its owner's only, whatever the umask."""
+"""Only its owner can access a lake, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chronolake.pipeline.store import Store
 from datalakes import project
 from processes import COMMAND
 
-#: Creates a table, writes a row, and lands a file in the raw lake, in a process of its own.
+#: Creates a table, writes a row, and lands a file in the raw lake, in its own process.
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ def mode(path: Path) -> int:
 
 
 def modes(lake: Path) -> tuple[set[int], set[int]]:
-    """The modes of all folders and of all files of a lake."""
+    """Return the modes of all folders and of all files of a lake."""
     places = [lake, *lake.rglob("*")]
     return (
         {mode(place) for place in places if place.is_dir()},

@@ -1,4 +1,4 @@
-"""Tables that are pulled are a function of the rows that were landed for them."""
+"""Pipeline tables are a function of the rows that were landed for them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _write(
 
 
 def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> list[LandedRow]:
-    """Rows of a few records: duplicates, late ones, deletes, revivals, purges."""
+    """Return rows of a few records: duplicates, late ones, deletes, revivals, purges."""
     chance = random.Random(seed)
     found = []
     for file in range(files):
@@ -118,7 +118,7 @@ def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> l
 
 
 def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) -> list[LandedRow]:
-    """A log as databases write it: sequences never repeat, and updates leave columns out."""
+    """Return a log as databases write it: sequences never repeat, and updates leave columns out."""
     chance = random.Random(seed)
     rows: list[LandedRow] = []
     alive: set[str] = set()
@@ -132,7 +132,7 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
         if key in alive and chance.random() < 0.2:
             tells, fields = False, {}
             if purges and chance.random() < 0.3:
-                # What was forgotten is not what comes at the same time.
+                # A purge is never at the same time as another change.
                 times[key], purged = times[key] + step, times[key]
             else:
                 deleted = times[key]
@@ -172,13 +172,13 @@ def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
 
 
 def _files(lake: Lake, name: TableName) -> list[str]:
-    """The files of a table that readers see."""
+    """Return the files of a table that readers see."""
     found = lake.spark.sql(f"SELECT file_path FROM chronolake.{name.sql}.files").collect()
     return sorted(row["file_path"] for row in found)
 
 
 def _check_hidden(lake: Lake, name: TableName) -> None:
-    """Of each version, at most one row that says something is hidden; no row is there twice."""
+    """Check that a version has at most one tombstone with data, and no row is duplicated."""
     found = lake.spark.sql(
         f"SELECT Id, _chronolake_version AS version FROM chronolake.{name.sql} "
         "VERSION AS OF 'chronolake-hidden'"
@@ -257,14 +257,14 @@ _WORLDS: Final = [
 def test_a_log_that_leaves_columns_out(
     lake: Lake, mode: Mode, seed: int, eps: int, step: int, *, is_mixed: bool, erases: bool
 ) -> None:
-    """Deletions that name a key only, and updates that do not tell all columns."""
+    """A log may leave columns out: deletions have only a key, and updates omit some columns."""
     rows = _random_log(seed, keys=24, changes=270, step=step, purges=erases)
     chance = random.Random(seed)
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
     pieces = [rows[begin : begin + 90] for begin in range(0, len(rows), 90)]
     if is_mixed:
-        # In whatever order they come.
+        # The rows may come in any order.
         mixed = chance.sample(rows, len(rows))
         pieces = [mixed[begin : begin + 90] for begin in range(0, len(rows), 90)]
 
@@ -274,18 +274,18 @@ def test_a_log_that_leaves_columns_out(
     there: list[LandedRow] = []
     for piece in pieces:
         there += piece
-        # What was applied comes once more, now and then.
+        # Applied rows are applied again from time to time.
         write([*piece, *chance.sample(there, len(there) // 10)])
         _check_hidden(lake, name)
         if not is_mixed:
-            # A log that lacks the first row of a record's life is none.
+            # A log without the first row of a record's life is not a valid log.
             _check(lake, name, mode, there, eps, erases=erases)
     _check(lake, name, mode, rows, eps, erases=erases)
     before = _files(lake, name)
     write(rows)
     _check(lake, name, mode, rows, eps, erases=erases)
     if not erases:
-        # What was erased is written, and erased, once more.
+        # Erased rows are written, and erased, once more.
         assert _files(lake, name) == before, "what is there already changes no file"
 
 
@@ -310,14 +310,17 @@ def test_a_table_is_a_function_of_what_was_landed(
         done = upto
         landed_so_far = [row for row in rows if row.place[0] <= done]
         _check(lake, name, mode, landed_so_far, eps, erases=erases)
-    # Applied once more, all of it changes nothing.
+    # Applied again, all rows change nothing.
     write(list(rows))
     _check(lake, name, mode, rows, eps, erases=erases)
 
 
 @pytest.mark.parametrize("eps", [1, _MS])
 def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
-    """What docs/history.md says in SQL, at any instant, also between an end and the next start."""
+    """A version is valid between its start and end, as in the SQL of docs/history.md.
+
+    This is true at any instant, also between an end and the next start.
+    """
     rows = _random_log(7, keys=12, changes=160, step=400, purges=False)
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
@@ -358,7 +361,7 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
 
 
 def _difference(chance: random.Random, number: int, at: int, keys: int) -> list[LandedRow]:
-    """What differs between two snapshots: records that are new or have changed, and gone ones."""
+    """Return the difference between two snapshots: new, changed and deleted records."""
     rows = []
     for place, key in enumerate(chance.sample(range(keys), keys // 3)):
         is_gone = chance.random() < 0.3
@@ -396,7 +399,10 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
     table_sql = f"chronolake.{name.sql}"
 
     def written(rows: list[LandedRow], *, is_distinct: bool = True) -> tuple[bool, int, int]:
-        """Whether it was written without a look; rows that are new or changed, and replaced."""
+        """Write rows; return whether this was an append without a read, and the counts.
+
+        The counts are rows that are new or changed, and rows that were replaced.
+        """
         there.extend(rows)
         before = len(_read(lake, name))
         result = _write(lake, name, rows, is_distinct=is_distinct, erases=erases)
@@ -412,26 +418,26 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
     for number in range(2, 5):
         at += chance.choice([1, 7]) * eps
         assert written(_difference(chance, number, at, 60))[0] is is_history
-    # The next one would begin before what is there has ended.
+    # The next one would begin before the existing rows have ended.
     at += eps - 1 if eps > 1 else 0
     assert not written(_difference(chance, 5, at, 60))[0]
-    # How late the table's rows are was not told, and is found out.
+    # The latest time of the table's rows was not recorded, and is measured.
     at += 5 * eps
     assert written(_difference(chance, 6, at, 60))[0] is is_history
-    # Files that are put together hold the same rows.
+    # Compacted files hold the same rows.
     lake.spark.sql(
         f"CALL chronolake.system.rewrite_data_files(table => '{name.sql}', "
         "options => map('rewrite-all', 'true'))"
     )
     at += eps
     assert written(_difference(chance, 7, at, 60))[0] is is_history
-    # A batch that may tell of a record twice, and a late one.
+    # A batch that may contain a record twice, and a late one.
     at += 5 * eps
     assert not written(_difference(chance, 8, at, 60), is_distinct=False)[0]
     assert not written(_difference(chance, 9, _T + 1, 60))[0]
     late = LandedRow(key="k1", modified=_T + 2, sequence="a", place=(10, 0), deleted=at + 90 * eps)
     assert not written([replace(late, fields={"Name": "n", "Size": 1})], is_distinct=False)[0]
-    # That record was deleted later than the next batch begins: hidden rows count, too.
+    # That record was deleted later than the next batch begins: tombstones count, too.
     assert not written(_difference(chance, 11, at + 80 * eps, 60))[0]
     assert written(_difference(chance, 12, at + 100 * eps, 60))[0] is is_history
     lake.spark.sql(f"UPDATE {table_sql} SET _fivetran_synced = _fivetran_synced")

@@ -89,7 +89,7 @@ def test_a_server_that_says_nothing_is_given_up(config: LakeConfig, uri: str) ->
             os.kill(pid, signal.SIGSTOP)
         try:
             asked = threads.submit(lake.describe, name)
-            # Another connection may answer then; how long nobody does is what counts.
+            # Another connection may get a response; the limit on the waiting time is what counts.
             assert isinstance(asked.exception(timeout=150), LakeError | type(None))
         finally:
             for pid in backends:

@@ -1,4 +1,4 @@
-"""What a run shows on a terminal while it works."""
+"""A run shows its progress on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands around pipelines, as a person and a script use them."""
+"""The commands for pipelines, as a person and a script use them."""
 
 from __future__ import annotations
 
@@ -192,7 +192,10 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
 
 
 def test_a_switch_by_the_configuration_warns_of_foreign_columns_only(folder: Path) -> None:
-    """The columns that belong to a mode come and go with it, without a warning."""
+    """A mode switch by the configuration warns only of columns that are not its own.
+
+    The columns that belong to a mode are added and dropped with it, without a warning.
+    """
     dropped = []
     for mode in ("live", "history", "soft-delete", "history"):
         reported = (
@@ -291,7 +294,7 @@ def test_a_new_project_is_right_and_known_to_editors(
     schema = json.loads((tmp_path / "shop" / "chronolake.schema.json").read_text())
 
     assert schema == json.loads(json.dumps(FileConfig.model_json_schema()))
-    # What stands in the comments is right as well.
+    # The settings in the comments are valid as well.
     reported = "\n".join(line.replace("  # ", "  ", 1) for line in text.splitlines())
     monkeypatch.setenv("LAKE_PASSWORD", "secret")
     pipelines = FileConfig.model_validate(yaml.safe_load(reported)).pipelines

@@ -1,4 +1,4 @@
-"""What is pulled lands first; no crash loses a change that the source has forgotten."""
+"""Changes land first; no crash loses a change that the source has forgotten."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ assert synced(Path(sys.argv[1])).status is Status.SUCCEEDED
 
 
 def _changes(seed: int, number: int, *, begin: int = 0) -> Iterator[LandedRow]:
-    """Changes of a few records as a log tells them, one after the other."""
+    """Yield changes of a few records in order, as a log contains them."""
     chance = random.Random(seed)
     alive: set[str] = set()
     for place in range(begin, begin + number):

@@ -1,4 +1,4 @@
-"""Streams of sockets that acknowledge at once what they receive."""
+"""Socket streams that acknowledge received data at once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
 
-#: More than any buffer on the way.
+#: More than any buffer between the two ends.
 SENT = bytes(range(256)) * 8_192
 
 
 @pytest.fixture
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a TCP connection."""
+    """Yield both ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         here = socket.create_connection(listening.getsockname())
         there, _ = listening.accept()

@@ -1,4 +1,4 @@
-"""Sources that are read anew, and columns that get other names: what a rebuild makes of it."""
+"""Tables are rebuilt after full refreshes of sources and after columns were renamed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Shop:
         return found
 
     def names(self) -> list[str]:
-        """The table's data columns, in their order."""
+        """Return the table's data columns, in their order."""
         names = iceberg(self.project, "shop", STREAM).schema().column_names
         return [name for name in names if not name.startswith(("_", "source__"))]
 
@@ -74,7 +74,7 @@ class Shop:
         return sorted(zip(*columns, strict=True), key=repr)
 
     def present(self) -> list[dict[str, Any]]:
-        """What the table says is there now."""
+        """Return the current records in the table."""
         names = self.names()
         found = [
             {name: row[name] for name in names}
@@ -84,7 +84,7 @@ class Shop:
         return sorted(found, key=repr)
 
     def expected(self) -> list[dict[str, Any]]:
-        """What the register has."""
+        """Return the records of the register."""
         key = [column.name for column in self.register.columns if column.primary_key]
         names = self.names()
         found = [
@@ -105,7 +105,7 @@ class Shop:
             rebuild(self.lake, stream, lease)
 
     def controls(self) -> list[dict[str, Any]]:
-        """The control records, as anybody can read them."""
+        """Return the control records, which anybody can read."""
         files = sorted(self.raw.path.glob("batch=*/control-*.json"), key=lambda file: file.name)
         return [orjson.loads(file.read_bytes()) for file in files]
 
@@ -130,7 +130,7 @@ def _fields(chance: random.Random, names: list[str]) -> dict[str, Any]:
 
 
 def _changed(register: Register, chance: random.Random, number: int) -> None:
-    """Some changes that the log tells."""
+    """Make some changes that are logged."""
     names = [column.name for column in register.columns if not column.primary_key]
     for _ in range(number):
         key: Key = chance.choice("ab"), chance.randrange(4)
@@ -152,7 +152,7 @@ def test_reading_anew_lands_what_differs(tmp_path: Path) -> None:
     there.synced()
     before = there.versions()
 
-    # Nobody told the log of these.
+    # The log does not contain these changes.
     register.records["a", 1]["pages"] = None
     del register.records["a", 2]
     register.records["b", 7] = {"title": "new", "pages": 2**40}
@@ -248,7 +248,7 @@ def test_renamed_columns_keep_their_values(tmp_path: Path) -> None:
     assert there.names() == ["shelf", "number", "name", "pages"]
     assert there.agrees(), "nothing but the names has changed"
 
-    # The old name is given to another column, two change places, and all of it lands at once.
+    # Another column gets the old name, two exchange their names, and all of it lands at once.
     _changed(register, chance, 10)
     register.rename({"name": "pages", "pages": "name"})
     _changed(register, chance, 10)

@@ -41,7 +41,7 @@ def version(key: str, counter: int | None, start: str, end: str, synced: str) ->
     return key, counter, start, end, end == TMAX, synced
 
 
-#: What the document's table holds before its re-sync.
+#: The rows of the document's table before its re-sync.
 CLOSED = version(
     "a", 10, "2020-01-02T00:00:00Z", "2020-01-02T23:59:59.999Z", "2020-01-02T01:00:00Z"
 )
@@ -82,7 +82,7 @@ def cell(value: object) -> object:
 
 
 def source(lake: Lake, rows: Sequence[tuple[str, int | None, str]]) -> DataFrame:
-    """Rows of a source that has a timestamp."""
+    """Return the rows of a source that has a timestamp."""
     frame = lake.spark.createDataFrame(list(rows), "ID string, counter bigint, at string")
     return frame.selectExpr("ID", "counter", "CAST(at AS timestamp) AS _fivetran_start")
 
@@ -100,13 +100,16 @@ def run(
     at: str = RESYNC,
 ) -> None:
     for _ in range(2):
-        # Sent again, it must end in the same table.
+        # Sent again, the rows must make the same table.
         core.resync(lake, name, rows, at_micros=micros(at), batch="resync", gone=gone)
         assert core.verify(lake, name).holds
 
 
 def test_the_tables_of_the_documents_mock_data(lake: Lake, name: TableName) -> None:
-    """ "History mode example using mock data": what the source brings, sync by sync."""
+    """The document's mock data makes the document's tables.
+
+    From "History mode example using mock data": the rows that the source returns, sync by sync.
+    """
     begin, second, deleted = (f"2020-01-0{day}T00:00:00Z" for day in (1, 2, 3))
     synced = [f"2020-01-0{day}T01:00:00Z" for day in (1, 2)]
     run(lake, name, source(lake, [("a", 10, begin), ("b", 20, begin)]), at=synced[0])
@@ -122,7 +125,7 @@ def test_the_tables_of_the_documents_mock_data(lake: Lake, name: TableName) -> N
     ]
     of_c = version("c", 40, second, TMAX, synced[1])
     assert held(lake, name) == [*of_a, version("b", 20, begin, TMAX, synced[1]), of_c]
-    # The last sync brings nothing but the delete.
+    # The last sync contains only the delete.
     gone = lake.spark.sql(
         f"SELECT {int(Op.DELETE)} AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
         f"{UNMODIFIED}, 'b' AS ID, CAST(NULL AS BIGINT) AS counter, CAST(NULL AS TIMESTAMP) AS "

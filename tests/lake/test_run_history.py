@@ -1,4 +1,4 @@
-"""Runs as the page sees them: read by another process, while they run and afterwards."""
+"""The web UI's view of runs: another process reads them, while they run and afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from datalakes import project
 from processes import COMMAND, killed
 
 _T = 1_767_225_600_000_000
-#: A program that looks at the newest run of a lake, and tells which modules it took.
+#: A program that reads the newest run of a lake, and prints which modules it imported.
 _LOOKING = """
 import json, sys
 from pathlib import Path
@@ -50,7 +50,7 @@ def _row(key: int, at: int) -> dict[str, Any]:
 
 
 def _looked(folder: Path) -> dict[str, Any]:
-    """What another process sees of a lake's newest run."""
+    """Return another process's view of a lake's newest run."""
     command = [sys.executable, "-c", _LOOKING, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def _tables(pipeline: Pipeline) -> dict[str, Freshness]:
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """A pipeline that has run once: each test runs it again, in whichever order they come."""
+    """Return a pipeline that has run once: each test runs it again, in any order of the tests."""
     found = Pipeline(tmp_path_factory.mktemp("observed"))
     for stream in ("Account", "Contact"):
         found.source.write(stream, [_row(key, 0) for key in range(10)])
@@ -84,7 +84,7 @@ def test_another_process_sees_how_far_a_sync_is(tmp_path: Path) -> None:
 
     def look(event: Event) -> None:
         if event.kind is EventKind.PUBLISHED and event.stream and event.stream.stream == "Account":
-            # What comes quickly after something else is noted within a second.
+            # An event right after another one is recorded within a second.
             time.sleep(1.5)
             seen.append(_looked(pipeline.project.lake.path))
 

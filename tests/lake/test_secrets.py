@@ -1,4 +1,4 @@
-"""What is secret of Spark's settings is on nobody's command line."""
+"""Secrets in Spark's settings do not appear on any command line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_no_secret_of_sparks_settings_is_on_a_command_line(tmp_path: Path) -> No
 
     assert found["java"]
     assert not found["shown"]
-    # What the JVM needs to start, and what it is told later, are both there.
+    # Both are there: the settings that the JVM needs to start, and those that it receives later.
     assert 600 < found["memory"] <= 720
     assert found["key"] == "s3cret-of-s3a"
     assert found["password"] == "s3cret-of-mine"

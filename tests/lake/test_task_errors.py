@@ -1,4 +1,4 @@
-"""What goes wrong in one of Spark's tasks is told in its own words."""
+"""An error in one of Spark's tasks is reported with its own message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chronolake.lake import Lake
 
 
 def _words_of(lake: Lake, error: Exception) -> str | None:
-    """What is told of an error that a task raises."""
+    """Return the reported message of an error that a task raises."""
 
     def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

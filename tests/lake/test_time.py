@@ -47,9 +47,10 @@ def name() -> TableName:
 
 @pytest.fixture
 def versions(lake: Lake, name: TableName) -> Iterator[TableName]:
-    """Record 1 changes on the 3rd and is deleted on the 5th; 2 never changes; 3 begins on the 4th.
+    """Create four records with known changes.
 
-    Record 4 gets a second version on the 3rd that says the same.
+    Record 1 changes on the 3rd and is deleted on the 5th; 2 never changes; 3 begins on the 4th.
+    Record 4 gets a second version on the 3rd with the same values.
     """
     core.create(lake, name, (*COLUMNS, *HISTORY))
     spans = [
@@ -85,7 +86,7 @@ def fill(lake: Lake, name: TableName, *, soft: bool) -> None:
     [
         ("2023-12-31T23:59:59.999999Z", {}),
         ("2024-01-01", {1: "a", 2: "c", 4: "e"}),
-        # The version ends a millisecond before the next begins, and is true until then.
+        # The version ends a millisecond before the next begins, and is valid until then.
         ("2024-01-02T23:59:59.999999Z", {1: "a", 2: "c", 4: "e"}),
         ("2024-01-03T00:00:00Z", {1: "b", 2: "c", 4: "e"}),
         ("2024-01-05T00:00:00.000999Z", {1: "b", 2: "c", 3: "d", 4: "e"}),
@@ -119,7 +120,7 @@ def test_two_times_differ_by_what_records_say(lake: Lake, versions: TableName) -
         3: ("inserted", None, "d"),
     }
     assert between("2024-01-06", "2024-01-06") == {}
-    # Between the first and the last there was nothing before, and there is nothing at the ends.
+    # Nothing exists at the first instant, and records that ended before the last are not counted.
     assert set(between("0001-01-01", "9999-12-31")) == {2, 3, 4}
 
 
@@ -241,7 +242,7 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         (3, "d", False),
         (4, "e", False),
     ]
-    # The copy is not written over, and a table that keeps no history has none to keep.
+    # The copy is not overwritten, and a table without history has no history to keep.
     assert ran(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
     code, reported, _ = ran(lake.config.path, capsys, *words)
     assert code == 0
@@ -261,7 +262,7 @@ def test_a_marker_that_is_none_loses_no_marks(
             )
             assert code == 1
             assert "no such column to mark deleted rows" in reported
-    # Another column that could be one: what the table's own marks tell would be lost.
+    # Another column that could be the marker: the table's own deletion marks would be lost.
     migration.add_column_with_default(
         lake, name, Column("gone", ColumnType(Kind.BOOLEAN)), lambda _: pa.scalar(False)
     )
@@ -289,7 +290,7 @@ def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
 
     core.create_current_view(lake, versions)
     kept = TableName("in time", f"{versions.table}_renamed")
-    # As if the process had died before it came to the view.
+    # As if the process had died before it dropped the view.
     lake.catalog.rename(versions, kept)
     assert view_is_there()
     assert not migration.rename_table(lake, versions, kept)
@@ -302,7 +303,7 @@ def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
 
 
 def test_a_copy_keeps_the_distance_of_versions(lake: Lake, versions: TableName) -> None:
-    """A table whose versions may be a microsecond apart, and what is done to it afterwards."""
+    """A copy keeps the distance of versions, which may be a microsecond, in later changes, too."""
     lake.spark.sql(
         f"ALTER TABLE {versions.sql} SET TBLPROPERTIES ('chronolake.epsilon-micros' = '1')"
     )
@@ -364,7 +365,7 @@ def test_a_view_shows_todays_state(
     found = lake.spark.sql(f"SELECT * FROM {view} ORDER BY id")
     assert found.columns == [column.name for column in COLUMNS]
     assert [row.id for row in found.collect()] == [2, 3, 4]
-    # It is no table, and takes no table's name.
+    # The view is not listed as a table, and does not take a table's name.
     assert TableName("in time", f"{versions.table}_current") not in lake.tables()
     live = TableName("in time", f"{versions.table}_live")
     core.create(lake, live, COLUMNS)

@@ -41,7 +41,7 @@ def name() -> TableName:
 
 
 def changes(lake: Lake, rows: Sequence[Change], *, history: bool) -> DataFrame:
-    """Operation, key, the key's second part, value, and the hour of the start (or end)."""
+    """Return rows of operation, both parts of the key, value, and hour of the start (or end)."""
 
     def text(value: str | None) -> str:
         return "CAST(NULL AS STRING)" if value is None else f"'{value}'"
@@ -81,10 +81,10 @@ def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: Tabl
     put, change, gone = Op.REPLACE, Op.UPDATE, Op.DELETE
     assert send(lake, name, (put, 1, "a", "x", 0), (put, 2, "a", "x", 0)) == 2
     assert send(lake, name, (put, 1, "a", "y", 0)) == 2
-    # A null in the key is a value like any other, and not the same as in another column.
+    # A null in the key is a value like any other, and differs from one in another column.
     assert send(lake, name, (put, 1, None, "x", 0), (put, 0, "a", "x", 0)) == 4
     assert send(lake, name, (change, 2, "a", "z", 0), (put, 3, "a", "x", 0)) == 5
-    # An update of a record that is not there, and a removal, write nothing.
+    # An update of a missing record, and a removal, write nothing.
     assert send(lake, name, (change, 99, "a", "z", 0), (gone, 1, "a", None, 0)) == 5
 
 
@@ -95,7 +95,7 @@ def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name:
     assert send(lake, name, *one, history=True) == 1
     assert send(lake, name, (first, 1, "a", None, 2), (put, 1, "a", "y", 2), history=True) == 2
     assert send(lake, name, (gone, 1, "a", None, 3), history=True) == 2
-    # Of a version that is written again, only one that says something else counts.
+    # A version that is written again counts only if its values differ.
     name_2 = TableName(name.schema, f"{name.table}_later")
     core.create(lake, name_2, HISTORY)
     send(lake, name_2, *one, history=True)
@@ -139,7 +139,7 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
     assert [(each.rows, each.is_exact) for each in inspect.usage(lake.config, "2025-10")] == [
         (4_000, True)
     ]
-    # A clock that is behind finds the month closed.
+    # For a clock that is behind, the month is already closed.
     assert counted(lake.catalog.load(name), sketch(0, 9_000), now=october) == {}
 
 

@@ -1,4 +1,4 @@
-"""The work for a wide table: calls to the JVM do not grow with its columns, plans only in step."""
+"""Writes to wide tables: calls to the JVM do not grow with columns, and plans only linearly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = [kind for kind in Kind if kind is not Kind.DECIMAL]
 
 
 def _columns(width: int) -> list[Column]:
-    """A key, and columns of all types in turns; a name may hold what paths consist of."""
+    """Return a key, and columns of all types in turns; names may contain path characters."""
     types = [ColumnType(Kind.DECIMAL, 38, 10), ColumnType(Kind.DECIMAL, 9, 2)]
     types += [ColumnType(kind) for kind in _KINDS]
     return [
@@ -45,7 +45,8 @@ def _columns(width: int) -> list[Column]:
 def _calls(lake: Lake, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
     """Count the calls to the JVM that some work makes.
 
-    Calls that free what Python has dropped come whenever the garbage collector runs: not counted.
+    Calls that free objects that Python has dropped are not counted, because they happen whenever
+    the garbage collector runs.
     """
     client = lake.spark.sparkContext._gateway._gateway_client
     send, calls = client.send_command, count()
@@ -87,7 +88,7 @@ def test_creating_and_altering_cost_no_call_for_each_column(
 
 
 def _versions(lake: Lake, width: int, number: int) -> DataFrame:
-    """Two records with text columns, each in a version of its own."""
+    """Return two records with text columns, each in its own version."""
     rows = {
         "Id": ["1", "2"],
         **{f"c{place}": [f"{number} a {place}", f"{number} b"] for place in range(width)},
@@ -131,7 +132,7 @@ def test_plans_of_a_change_hold_few_columns_for_each_of_the_table(
         create_pulled(lake, name, [key, *texts], mode=mode, epsilon_micros=1)
         found.append(0)
         for number in (1, 2):
-            # What is written first does not count.
+            # Rows that are written first do not count.
             found[-1] = 0
             with monkeypatch.context() as patched:
                 patched.setattr(SparkSession, "sql", counted)
