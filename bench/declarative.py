@@ -141,7 +141,7 @@ def read_ours(
     workers: int,
     spark: SparkSession | None = None,
 ) -> tuple[int, float]:
-    """Read the stream into files; gives the number of records, and the seconds of reading.
+    """Read the stream into files; return the number of records, and the seconds of reading.
 
     With a session its tasks read all slices, without one this process does.
     """
@@ -255,7 +255,7 @@ def across(folder: Path, pages: int, rounds: int) -> None:
 
 
 def partitions(counts: dict[str, tuple[int, int]]) -> None:
-    """Time and memory of planning, reading nothing, and keeping state."""
+    """Measure time and memory of planning, reading nothing, and keeping state."""
     rows = []
     for kind, sizes in counts.items():
         first: float | None = None

@@ -128,13 +128,13 @@ def generate(path: Path, size: int, seed: int) -> tuple[BatchFile, int]:
 
 
 def in_turn(file: BatchFile) -> int:
-    """PyArrow alone: decrypt, decompress, parse, one after the other; gives the number of rows."""
+    """Run PyArrow alone: decrypt, decompress, parse, in sequence; return the number of rows."""
     plain = zstandard.ZstdDecompressor().decompressobj().decompress(_packed(file))
     return int(pa_csv.read_csv(pa.BufferReader(plain), **_typed()).num_rows)
 
 
 def at_its_best(file: BatchFile) -> int:
-    """PyArrow alone, which decompresses while it parses; gives the number of rows."""
+    """Run PyArrow alone, which decompresses while it parses; return the number of rows."""
     plain = pa.CompressedInputStream(pa.BufferReader(_packed(file)), "zstd")
     options = _typed() | {"read_options": pa_csv.ReadOptions(block_size=4 << 20)}
     return sum(batch.num_rows for batch in pa_csv.open_csv(plain, **options))
@@ -177,7 +177,7 @@ def carried(spark: SparkSession, path: Path, schema: pa.Schema) -> None:
 
 
 def kept_decoded(file: BatchFile, path: Path) -> pa.Schema:
-    """Decode a file without Spark, into an Arrow file; gives its schema."""
+    """Decode a file without Spark, into an Arrow file; return its schema."""
     rows = decoded(file, 0, Reading(FORM, COLUMNS, required={}, table="bench.t", batch="bench"))
     first = next(rows)
     with pa.ipc.new_file(path, first.schema) as sink:

@@ -46,7 +46,7 @@ _SUMS: Final = (
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured.
+    """The sizes of a measurement.
 
     Attributes:
         active: active versions of the tables.

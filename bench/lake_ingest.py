@@ -146,7 +146,7 @@ def main() -> int:
             source.write(number, NEW_FILES)
             synced(lake, project, times, EARLY)
             number += NEW_FILES
-        # What the first run of its kind compiles is nobody's cost.
+        # The first run of its kind compiles, which is not counted.
         times.seconds[EARLY].pop(0)
         lake.catalog.drop(stream, purge=True)
         for path in source.folder.rglob("*.parquet"):

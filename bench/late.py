@@ -33,7 +33,7 @@ def measured(lake: Lake, source: VersionLake, times: Times, rounds: int) -> None
         for name, part in ((NEW, 0.0), (LATE, PART)):
             source.write(number, NEW_FILES, late=part)
             number += NEW_FILES
-            # The first turn compiles: it is nobody's cost.
+            # The first turn compiles: it is not counted.
             synced(lake, project, times if turn else Times(), name)
 
 

@@ -40,7 +40,7 @@ def switched(lake: Lake, times: Times, made: Made, number: int) -> None:
 
 def created(lake: Lake, times: Times, made: Made, number: int) -> None:
     name = TableName(customers.SCHEMA, f"created_{number}")
-    # As the product makes its tables, so that the same work is compared.
+    # The same properties as the product's tables, so that the same work is compared.
     options = ", ".join(f"'{key}' = '{value}'" for key, value in table_properties().items())
     with times.of(COPY):
         lake.spark.sql(

@@ -48,7 +48,7 @@ PEEK: Final = (
     "FROM pg_logical_slot_peek_binary_changes('chronolake_shop', NULL, NULL, "
     "'proto_version', '1', 'publication_names', 'chronolake_shop')"
 )
-#: What `psycopg2` is installed for (`make bench-tools`), and what runs there.
+#: The interpreter that has `psycopg2` (`make bench-tools`), and the program that it runs.
 PYTHON: Final = ROOT / ".venv-bench/bin/python"
 STREAMED: Final = ROOT / "bench/measuring/streamed.py"
 
@@ -82,7 +82,7 @@ def changed(address: str, changes: int, rows: int) -> None:
                     f"WHERE id >= {first + begin} AND id < {first + upto}"
                 )
         connection.execute(f"DELETE FROM orders WHERE id >= {keys // 2}")
-        # What the server has to do about it is not what is measured.
+        # The server's own work on the changes is not measured.
         connection.execute("CHECKPOINT")
 
 
@@ -136,7 +136,7 @@ def measured(address: str, lake: Lake, project: Project, flags: argparse.Namespa
     for turn in range(flags.repeat + 1):
         say(f"{flags.changes:,} changes")
         if turn == 1:
-            # The first turn compiles: it is nobody's cost.
+            # The first turn compiles: it is not counted.
             times.forget()
         # Each way is the first in every other turn.
         ways = [(None, LANDED, PUBLISHED), (before, LANDED_PEEKED, PUBLISHED_PEEKED)]

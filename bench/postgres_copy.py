@@ -65,7 +65,7 @@ def measured(address: str, lake: Lake, sent: Path, flags: argparse.Namespace, ro
     times = Times()
     for turn in range(flags.repeat + 1):
         if turn == 1:
-            # The first turn compiles: it is nobody's cost.
+            # The first turn compiles: it is not counted.
             times.forget()
         with times.of(PSQL):
             copied_by_psql(address, sent / "orders.csv")

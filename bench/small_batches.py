@@ -41,7 +41,7 @@ Merge = Callable[[Lake, Made, Batch], None]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured.
+    """The sizes of a measurement.
 
     Attributes:
         tables, keys: how many tables, and rows of each before the batches.
@@ -50,7 +50,7 @@ class Size:
         clients: how many send at once.
         batch: rows of a batch.
         alone_keys: rows (or active versions) of the tables for batches alone.
-        repeat, warm_up: how many batches alone are measured, and come before these.
+        repeat, warm_up: how many batches alone are measured, and how many run before these.
     """
 
     tables: int = 50
@@ -65,7 +65,7 @@ class Size:
 
 
 def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
-    """Many tables, many clients; gives whether both ways ended in the same tables."""
+    """Send to many tables from many clients; return whether both ways ended in the same tables."""
     say(f"Making {size.tables} tables, twice")
     ours = [customers.live(lake, f"many_{n}", size.keys) for n in range(size.tables)]
     theirs = [customers.copied(lake, made, f"merged_{n}") for n, made in enumerate(ours)]

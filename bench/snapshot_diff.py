@@ -69,7 +69,7 @@ def measured(address: str, lake: Lake, project: Project, rows: int, rounds: int)
     times = Times()
     for turn in range(rounds + 1):
         if turn == 1:
-            # The first turn compiles: it is nobody's cost.
+            # The first turn compiles: it is not counted.
             times.forget()
         changed(address, turn)
         with times.of(READ):

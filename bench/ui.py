@@ -74,7 +74,7 @@ CLICKED = """([what, rows]) => new Promise((done) => {
 
 
 def versions(records: int, each: int) -> pa.Table:
-    """Versions of records, an hour apart, the last of each record active."""
+    """Make versions of records, an hour apart, the last of each record active."""
     count = records * each
     number = np.tile(np.arange(each, dtype=np.int64), records)
     starts = BEGIN + number * HOUR

@@ -41,7 +41,7 @@ class Maker(Protocol):
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured: rows of the table, rows of a batch, rounds, rounds before them."""
+    """The sizes: rows of the table, rows of a batch, rounds, rounds before them."""
 
     rows: int
     batch: int

@@ -1,10 +1,10 @@
 """Write a Data Lake v2 of a few thousand record versions, the same each time.
 
-Two objects, Account and Contact, over a month: rows come twice and out of order, fields appear and
-change their type, records are deleted, one is purged and one comes back.
+Two objects, Account and Contact, over a month: rows appear twice and out of order, fields are added
+and change their type, records are deleted, one is purged and one comes back.
 
     python examples/data_lake.py DIR first     # the first three weeks
-    python examples/data_lake.py DIR second    # what came after
+    python examples/data_lake.py DIR second    # the rest of the month
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _version(chance: random.Random, record: str, at: datetime, change: int, day:
     if day < 14:
         row |= {"Employees": str(employees), "Employees_i": employees}
     else:
-        # From then on the source counts halves: an integer field became a number.
+        # From that day the source counts halves: an integer field became a number.
         row |= {"Employees": f"{employees}.5", "Employees_f": employees + 0.5}
     if day >= 7:
         row |= {"Rating__c": chance.choice(["true", "false"])}
@@ -104,7 +104,7 @@ _TYPES: Final = {
 
 
 def write(root: Path, *, first: int, last: int) -> int:
-    """Write the files of some days, both included; gives their number."""
+    """Write the files of some days, both included; return their number."""
     written = 0
     for name in _RECORDS:
         by_day: dict[int, list[Row]] = {}

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 FIRST_DAY = datetime(2026, 1, 1, 8, tzinfo=UTC)
 CITIES = ("Aarhus", "Bergen", "Cork", "Dresden")
-#: What becomes of an order, and how many days after it was placed.
+#: The states of an order, and how many days after it was placed each begins.
 LIVES = (
     (("placed", 0), ("paid", 1), ("shipped", 3)),
     (("placed", 0), ("cancelled", 2)),

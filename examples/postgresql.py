@@ -102,7 +102,7 @@ class Cluster:
         self.run("pg_ctl", "-D", self.data, "-w", "promote")
 
     def save(self) -> str:
-        """Copy the files of the server, which is stopped; gives the copy's name."""
+        """Copy the files of the server, which is stopped; return the copy's name."""
         name = str(self.folder / f"saved-{len(list(self.folder.glob('saved-*')))}")
         self._run("cp", "-a", self.data, name)
         return name
@@ -123,7 +123,7 @@ class Cluster:
 
 @contextmanager
 def cluster(version: int = 18, **settings: str) -> Iterator[Cluster]:
-    """Run a server that wants a password, with a database named `lake`."""
+    """Run a server that requires a password, with a database named `lake`."""
     place = Cluster(version, settings)
     try:
         password = place.folder / "password"
@@ -140,7 +140,7 @@ def cluster(version: int = 18, **settings: str) -> Iterator[Cluster]:
 
 @contextmanager
 def server(version: int = 18, **settings: str) -> Iterator[str]:
-    """Run a server that wants a password; gives the URL of a database named `lake`."""
+    """Run a server that requires a password; yield the URL of a database named `lake`."""
     with cluster(version, **settings) as place:
         yield place.address
 
@@ -160,7 +160,7 @@ def standby_cluster(primary: str, version: int = 18, **settings: str) -> Iterato
 
 @contextmanager
 def standby(primary: str, version: int = 18) -> Iterator[str]:
-    """Run a standby of a server; gives the URL of its database named `lake`."""
+    """Run a standby of a server; yield the URL of its database named `lake`."""
     with standby_cluster(primary, version) as place:
         yield place.address
 

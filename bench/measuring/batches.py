@@ -31,10 +31,10 @@ FORM: Final = FileForm("csv", "zstd", True, NULL, UNMODIFIED)
 _TMAX: Final = "9999-12-31T23:59:59.999Z"
 #: A sender's usual interval: a batch has the changes of so long a time.
 _EVERY_MILLIS: Final = 5 * 60_000
-#: So long after the first change of a customer comes the second.
+#: Milliseconds between the first and the second change of a customer.
 _LATER_MILLIS: Final = 30_000
 _CENTS: Final = np.array([f".{cents:02d}" for cents in range(100)])
-#: What an update gives, by turns: columns beside the key and the system columns.
+#: The columns that updates provide, in turns, in addition to the key and the system columns.
 _GIVEN: Final = (("amount", "visits"), ("city", "score", "member"))
 
 Cells = dict[str, np.ndarray]

@@ -82,7 +82,7 @@ class Contest:
 
     def _ours(self, sent: Sequence[Pair], number: int) -> None:
         ways = [self._from_files, self._from_decoded]
-        # What comes first finds the caches full of what the others did.
+        # The first of the two finds the caches filled by the other ways.
         for way, batch in zip(ways if number % 2 else ways[::-1], sent[number], strict=True):
             way(batch)
 

@@ -57,7 +57,7 @@ def main() -> None:
             )
 
         def log_message(self, format: str, *words: object) -> None:  # noqa: A002
-            """Nobody looks."""
+            """Log nothing."""
 
     class Server(ThreadingHTTPServer):
         # A connection that finds no place is tried again only after a second.

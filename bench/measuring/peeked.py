@@ -1,6 +1,6 @@
 """The log as it was read before it was streamed: by the function that peeks at a slot.
 
-The server decodes everything before it gives the first row, and writes it to a temporary file.
+The server decodes everything before it returns the first row, and writes it to a temporary file.
 """
 
 from __future__ import annotations

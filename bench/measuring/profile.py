@@ -33,7 +33,7 @@ class _Queries:
         """Failures are raised anyway."""
 
     class Java:
-        """What Py4J makes of this object."""
+        """Py4J reads the implemented Java interfaces here."""
 
         implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
 

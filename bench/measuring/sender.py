@@ -23,7 +23,7 @@ Stages = dict[tuple[str, str], float]
 
 
 class Sender:
-    """A client with a channel of its own."""
+    """A client with its own channel."""
 
     def __init__(self, port: int) -> None:
         self._stub = DestinationConnectorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))

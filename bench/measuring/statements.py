@@ -57,8 +57,8 @@ def update(target: str, changes: str) -> str:
 def documented(spark: SparkSession, target: str, changes: str, since: str) -> None:
     """Run the statements of `seeds/history-batch-files.txt` one by one.
 
-    What update rows leave as it is comes from the version that was active before the batch: the
-    insert reads it from the snapshot before the first statement.
+    Cells that update rows leave unchanged are taken from the version that was active before the
+    batch: the insert reads it from the snapshot before the first statement.
     """
     before = (
         spark.sql(f"SELECT snapshot_id FROM {target}.refs WHERE name = 'main'").first().snapshot_id

@@ -67,7 +67,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What goes back. `cut` ends the connection: before the answer, or in the middle of it."""
+    """A response. `cut` ends the connection: before the response, or in the middle of it."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)

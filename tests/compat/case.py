@@ -48,7 +48,7 @@ _Loader.yaml_implicit_resolvers = {
 
 @dataclass(frozen=True)
 class Sync:
-    """One reading of the stream: where it begins, what the API holds then, what comes of it."""
+    """One read of the stream: its start, the API's content then, and the expected outcome."""
 
     state: Any
     api: list[dict[str, Any]]
@@ -58,7 +58,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Case:
-    """One manifest with its API, and the syncs that are made of it."""
+    """One manifest with its API, and the syncs of it."""
 
     name: str
     shows: str

@@ -18,7 +18,7 @@ from chronolake.source.declarative.connect import api_of
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import mapped, of
 
-#: Where the manifest would be: its schemas are beside it.
+#: The path of the manifest, whose schemas are beside it.
 MANIFEST = Path(__file__).parent / "files" / "manifest.yaml"
 
 

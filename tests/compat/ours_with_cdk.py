@@ -1,7 +1,8 @@
-"""Our reader in an environment that has airbyte-cdk, as users of connectors' own classes have it.
+"""Our reader in an environment with airbyte-cdk, as users of connectors' own classes have it.
 
-One JSON line in, `{manifest, config, stream, state, components}`, gives one JSON line out. The
-reference's packages come last on the path, so that only what is not ours is taken from them.
+Each line of input, `{manifest, config, stream, state, components}`, produces one line of output,
+both JSON. The reference's packages are last on the path, so that only packages that ours lacks are
+taken from them.
 """
 
 from __future__ import annotations

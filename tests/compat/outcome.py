@@ -1,4 +1,4 @@
-"""What came of a reading, and how two of them, or one and what a case expects, differ."""
+"""The outcome of a read, and how two outcomes, or one and a case's expectations, differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from api import Request
 
-#: How much two readers' clocks may differ, in a wait until a point in time.
+#: How much the two readers' clocks may differ, in a wait until a point in time.
 SLACK = 2.0
 #: A sync's duration in its state, which is no more than this in any test.
 LONGEST = 60
@@ -18,7 +18,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a reader gave for one stream, and what it asked of the API for it."""
+    """The results of a reader for one stream, and its requests to the API."""
 
     records: list[dict[str, Any]]
     state: Any
@@ -139,7 +139,7 @@ def _unmet_waits(outcome: Outcome, wanted: list[float]) -> Iterator[str]:
         yield f"waits {outcome.waits}, not {wanted}"
 
 
-#: What a case may expect of an outcome, beside a failure; `sent` are requests with header and body.
+#: Expectations that a case may have, beside a failure; `sent` are requests with header and body.
 _UNMET: dict[str, Callable[[Outcome, Any], Iterator[str]]] = {
     "records": _unmet_records,
     "ids": _unmet_ids,

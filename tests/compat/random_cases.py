@@ -24,7 +24,7 @@ SIZE = 2
 
 @dataclass(frozen=True)
 class Form:
-    """How a manifest writes times, and the smallest difference of them."""
+    """A manifest's format of times, and its smallest unit."""
 
     format: str
     granularity: str
@@ -288,7 +288,7 @@ def routes(
     }
     if draw(st.booleans()):
         items["filter"] = span
-    # A parent that comes twice is read once or twice, as the reference's threads have it.
+    # A parent that appears twice is read once or twice, depending on the reference's threads.
     return [items, {"path": "/kinds", "rows": kinds, "filter": span}]
 
 

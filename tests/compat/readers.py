@@ -1,7 +1,7 @@
 """The two readers of a stream: the reference in its own environment, and ours.
 
 `python tests/compat/readers.py [WORD ...]` reads all cases (or those with a word in their name)
-with the reference alone, and prints what came of each and what it expected otherwise.
+with the reference alone, and prints each outcome and how it differs from the expected one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reference_python() -> Path | None:
 
 
 class Reference:
-    """airbyte-cdk in a process of its own, which reads one stream after the other."""
+    """airbyte-cdk in its own process, which reads one stream after the other."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -91,7 +91,7 @@ def reference(python: Path) -> Iterator[Reference]:
 
 @contextmanager
 def ours_with_cdk(python: Path) -> Iterator[Reference]:
-    """Our reader in a process where airbyte-cdk is there too; it ends with the block."""
+    """Start our reader in a process that also has airbyte-cdk; it ends with the block."""
     script = Path(__file__).with_name("ours_with_cdk.py")
     packages = next(python.parent.parent.glob("lib/python3.*/site-packages"))
     with _answering([sys.executable, script, packages]) as ready:
@@ -140,7 +140,7 @@ def readings(case: Case, reader: Reference, server: Server) -> Iterator[tuple[An
 
 
 def show(words: list[str]) -> int:
-    """Prints what the reference gives for the cases; how many are not as expected."""
+    """Print the reference's outcomes of the cases; return how many are not as expected."""
     python = reference_python()
     if python is None:
         print(f"no reference at {PYTHON}")  # noqa: T201 - a script's answer

@@ -1,8 +1,8 @@
 """Reads streams as airbyte-cdk does. Runs inside the reference's own environment, not in ours.
 
-One JSON line in, `{manifest, config, stream, state}`, gives one JSON line out, `{records, state,
-failure, waits, log}`. Each reading happens in a child of its own, so that no cache, token or thread
-of one can reach the next. Waits are written down instead of being waited.
+Each line of input, `{manifest, config, stream, state}`, produces one line of output, `{records,
+state, failure, waits, log}`, both JSON. Each read runs in its own child process, so that no cache,
+token or thread of one can reach the next. Waits are recorded instead of slept.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from airbyte_cdk.utils.traced_exception import AirbyteTracedException  # noqa: E
 FILES = Path(__file__).with_name("files")
 #: A reading that takes longer than this hangs.
 PATIENCE = 30
-#: Who really sleeps: the framework between its own threads, and the limiter of calls.
+#: Callers that really sleep: the framework between its own threads, and the rate limiter.
 SLEEPERS = ("partition_enqueuer", "call_rate")
 
 
@@ -74,7 +74,7 @@ class Waits:
 
 
 class Heard(logging.Handler):
-    """What was logged as a warning or worse."""
+    """The log records of level warning or above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -170,7 +170,7 @@ def reading(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def answered(line: bytes) -> bytes:
-    """Reads in a child process, and gives what it wrote."""
+    """Read in a child process; return its output."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

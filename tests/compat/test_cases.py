@@ -13,7 +13,7 @@ from readers import Reference, readings
 from serving import Server
 
 CASES = list(cases())
-#: What a case may expect in place of a part.
+#: Parts of an outcome that a case may expect in another form.
 _SHOWN_BY = {"ids": "records", "sent": "requests"}
 
 

@@ -62,7 +62,7 @@ def _compared(world: World, reader: Reference, server: Server) -> None:
             server, api, manifest=world.manifest, config=config, stream="items", state=state
         )
         if theirs.failure:
-            # How far it is depends on partitions without slices there (see `substreams.yaml`).
+            # The position depends on partitions without slices there (see `substreams.yaml`).
             theirs, found = _without_parents(theirs), _without_parents(found)
         reported = differences(
             *(replace(one, state=_up_to(one.state, world)) for one in (theirs, found)), {}

@@ -1,4 +1,4 @@
-"""Answers of a server that nobody had to ask."""
+"""Responses that tests make without a server."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Api:
 def _handler_of(api: Api) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # A body that waits for the header to be acknowledged comes 40 ms late.
+        # With Nagle's algorithm, the body waits for the header's acknowledgment, which takes 40 ms.
         disable_nagle_algorithm = True
 
         def _answer(self) -> None:

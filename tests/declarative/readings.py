@@ -19,7 +19,7 @@ from chronolake.source.declarative.manifests.manifest import mapped, of
 
 @dataclass(frozen=True)
 class Reading:
-    """What has been read, and how long the API was waited for."""
+    """The records of a read, and the waits for the API."""
 
     result: Result
     waits: list[float]

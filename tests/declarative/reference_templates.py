@@ -1,4 +1,4 @@
-"""What airbyte-cdk 7.39.1 makes of templates, by running it; `CONTEXT` is what it was given.
+"""Values of templates in airbyte-cdk 7.39.1, recorded by running it with `CONTEXT`.
 
 A row is a template and its value; `FAILING` are those that fail there, too.
 """

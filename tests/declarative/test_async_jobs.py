@@ -171,7 +171,7 @@ def test_a_report_that_fails_three_times_is_given_up(desk: Desk, outcome: Reply)
     assert isinstance(result.failure, SourceError)
     assert result.records == []
     assert desk.api.paths().count("/reports") == 3
-    # What has failed by itself needs no end.
+    # A job that failed by itself is not aborted.
     assert desk.api.paths().count("/reports/7/abort") == (3 if outcome is LATE else 0)
 
 

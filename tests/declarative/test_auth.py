@@ -1,4 +1,4 @@
-"""Credentials get to where the API wants them, and last as long as they are good."""
+"""Credentials are sent where the API expects them, and are renewed when they expire."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def now_as(form: str) -> str:
 @pytest.mark.parametrize("end", [None, now_as("%Y-%m-%d"), "{{ today_utc() }}"])
 def test_a_day_is_all_of_that_day(end: str | None) -> None:
     days = cursor("%Y-%m-%d", end)
-    # Unless midnight comes between.
+    # Unless midnight passes between the two calls.
     assert reaches(days, datetime.now(UTC)) or reaches(days, datetime.now(UTC))
     assert not reaches(days, datetime.now(UTC) + timedelta(days=1))
 

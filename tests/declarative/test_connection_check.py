@@ -123,7 +123,7 @@ def test_as_many_streams_are_tried_as_the_manifest_says(
 
     assert list(_tried(findings)) == expected
     assert {finding.level for finding in findings} == {Level.OK}
-    # What streams there are is asked once, and each that is tried once.
+    # The list of streams is requested once, and so is each stream that is tried.
     paths = ["/items" if name == "items" else f"/tables/{name}" for name in expected]
     assert api.paths() == ["/tables", *paths]
 
@@ -159,7 +159,7 @@ def test_of_streams_that_the_user_does_not_want_none_is_tried(api: Api) -> None:
     manifest = _manifest({"dynamic_streams_check_configs": [_configured(1)]})
 
     assert list(_tried(_findings(manifest, api, ["items", "two"]))) == ["two"]
-    # None of those that are made of a template is wanted: nobody asks which there are.
+    # No stream made of a template is wanted, so the list of them is not requested.
     api.asked.clear()
     assert list(_tried(_findings(manifest, api, ["items"]))) == ["items"]
     assert api.paths() == ["/items"]

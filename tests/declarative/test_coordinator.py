@@ -1,4 +1,4 @@
-"""What the driver gives to tasks, and to nobody else."""
+"""The coordinator gives the driver's state to tasks, and to no other process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chronolake.types import ColumnType, now_micros
 
 
 class Slices:
-    """The slice 1, of which nothing has come yet."""
+    """Slice 1, which has not been read yet."""
 
     def left(self, numbers: Collection[int]) -> set[int]:
         return {1}.intersection(numbers)
@@ -55,7 +55,7 @@ def test_tasks_are_answered(coordinator: Coordinator) -> None:
 def test_who_has_not_the_secret_is_not_listened_to(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    """What it sends is not even unpickled."""
+    """Messages without the secret are not even unpickled."""
     found = tmp_path / "found"
 
     class Harm:

@@ -1,4 +1,4 @@
-"""Python components beside a manifest: each kind, as its class is called and what becomes of it."""
+"""Python components beside a manifest: how the class of each kind is called, and its results."""
 
 from __future__ import annotations
 

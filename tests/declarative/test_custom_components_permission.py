@@ -1,4 +1,4 @@
-"""What Python components may be, and what becomes of them that are not allowed, or that fail."""
+"""Python components: which are allowed, and what happens if they are forbidden or fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies come out of answers as the reference's decoders have them."""
+"""Bodies are decoded as the reference's decoders do."""
 
 from __future__ import annotations
 

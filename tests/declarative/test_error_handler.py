@@ -1,4 +1,4 @@
-"""What answers mean, surprises included, and how long to wait because of them."""
+"""Classification of responses, unexpected ones included, and the backoff that follows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        # A list is its items, an object is one record, and what is missing or empty is nothing.
+        # Each item of a list is a record, and so is an object; a missing or empty value has none.
         (["d"], {"d": [{"a": 1}, {"a": 2}]}, [{"a": 1}, {"a": 2}]),
         (["d"], {"d": [None, {}, {"a": 1}]}, [None, {}, {"a": 1}]),
         (["d"], {"d": {"x": 1}}, [{"x": 1}]),
@@ -37,7 +37,7 @@ def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
         (["d"], {"d": 5}, [5]),
         (["d"], {}, []),
         (["data", "items"], {"data": {"items": [{"i": 1}]}}, [{"i": 1}]),
-        # No path is the body itself; each item of a root list is a body.
+        # An empty path selects the body itself; each item of a root list is a body.
         ([], {"a": 1}, [{"a": 1}]),
         ([], {}, []),
         ([], [], []),
@@ -83,14 +83,14 @@ def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: 
             dict.fromkeys("bcdefgh"),
             "`a` (there is an object with 'b', 'c', 'd', 'e', 'f', …)",
         ),
-        # A pattern that fits nothing, or nothing that has the rest of the path.
+        # A pattern without a match, or whose matches all lack the rest of the path.
         (["a", "*"], {"a": "text"}, "`a.*` (there is a text)"),
         (["a", "*", "b"], {"a": {"x": 1}}, "`a.*.b` (there is a number or a truth value)"),
         (["*", "b"], {"error": {"code": 5}}, "`*.b` (there is an object with 'code')"),
         (["*", "b"], [{"x": {"c": 1}}, {"d": 5}], "`*.b` (there is an object with 'c')"),
         (["d*"], {"a": 1}, "`d*` (there is an object with 'a')"),
         (["a", "**", "b"], {"a": {"x": [{"c": 1}]}}, "`a.**.b` (there is an object with 'x')"),
-        # Within what is empty nothing is missing, and one of what a pattern fits is enough.
+        # Below an empty value nothing is missing, and one complete match of a pattern is enough.
         (["a", "b"], {"a": None}, None),
         (["a", "b"], {"a": []}, None),
         (["a", "b", "c"], {"a": {}}, None),

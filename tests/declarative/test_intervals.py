@@ -41,7 +41,7 @@ def sliced(**described: object) -> list[tuple[str, str]]:
 
 
 def test_the_document_has_five_slices() -> None:
-    """`seeds/incremental-syncs.txt`: the end is a slice of its own."""
+    """`seeds/incremental-syncs.txt`: the end has its own slice."""
     found = sliced(
         start_datetime="2022-01-01T00:00:00",
         end_datetime="2022-01-05T00:00:00",
@@ -131,7 +131,7 @@ def test_what_is_missing_and_what_is_read_are_all_there_is(
     span: list[int], read: list[list[int]], grain: int
 ) -> None:
     cutting = Cutting(None, grain * _SECOND)
-    # The API knows no other times than those of its granularity.
+    # The API has only times of its granularity.
     unit = max(grain, 1)
     wanted = Span(at(span[0] * unit), at(span[1] * unit), is_last=True)
     intervals = [Interval(at(begin * unit), at(end * unit)) for begin, end in read]

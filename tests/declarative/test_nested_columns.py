@@ -69,7 +69,7 @@ def test_declared_fields_of_objects_are_columns() -> None:
     assert found["address_lines"] == (Kind.JSON, ['["a"]', None, None])
     assert found["free"] == (Kind.JSON, ['{"a":1}', None, None])
     assert found["either"] == (Kind.STRING, ['{"a":"x"}', "x", None])
-    # What nobody declared stays together.
+    # Undeclared fields stay together in one column.
     assert found["address_geo"] == (Kind.JSON, ['{"lon":13.4}', None, None])
     assert found["address"] == (Kind.JSON, ['{"zip":1}', None, None])
 

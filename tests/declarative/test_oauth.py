@@ -1,4 +1,4 @@
-"""Access tokens are there when they are needed, and refresh tokens are not lost."""
+"""Access tokens are available when they are needed, and refresh tokens are not lost."""
 
 from __future__ import annotations
 

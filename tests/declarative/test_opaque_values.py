@@ -10,7 +10,7 @@ import pytest
 from apis import Api, Asked, Reply
 from readings import option, reading, requester, retriever, stream
 
-#: What Python's parser takes for a number, a list or nothing.
+#: Tokens that Python's parser reads as a number, a list or None.
 TOKENS = [
     "1e5",
     "0e462097431906509019562988736854",

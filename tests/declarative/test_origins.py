@@ -88,7 +88,7 @@ def _key(**place: Any) -> Callable[[str], dict[str, Any]]:
     return lambda _: {"authenticator": described}
 
 
-#: Where what proves who asks can be, as parts of a requester.
+#: Places of credentials, as parts of a requester.
 PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "bearer": lambda _: {"authenticator": {"type": "BearerAuthenticator", "api_token": TOKEN}},
     "basic": lambda _: {
@@ -114,7 +114,7 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
         " if next_page_token else '/items' }}"
     },
 }
-#: What cannot be asked of another server without them.
+#: Requests that cannot be sent to another server without their credentials.
 _REFUSED = {
     ("request_body_json", "link"),
     ("request_body_json", "template"),
@@ -383,7 +383,7 @@ def test_a_requesters_own_origin_is_what_its_manifest_names(base: str, url: str,
 
 @contextmanager
 def _resolving(monkeypatch: pytest.MonkeyPatch, **names: str) -> Iterator[None]:
-    """Names that the machine's resolver would have to know."""
+    """Resolve these names, which the machine's resolver does not know."""
     resolve = socket.getaddrinfo
 
     def known(host: Any, *args: Any, **options: Any) -> Any:
@@ -457,7 +457,7 @@ def test_what_is_listed_in_full_is_not_refused(monkeypatch: pytest.MonkeyPatch, 
         sender = Sender(Network(client, allowed_hosts=[entry]), {}, error_handler=handler)
         with pytest.raises(SourceError, match="nobody there"):
             sender.send(Request("GET", "http://innocent.example/"))
-    # The address that was looked at is the one that is asked.
+    # The connection uses the address that was checked.
     assert connected == ["169.254.169.254"]
 
 

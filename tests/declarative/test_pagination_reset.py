@@ -1,4 +1,4 @@
-"""Pages and slices that the API wants asked for in another way."""
+"""Pagination resets: pages and slices that the API wants to be requested differently."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_pages_begin_at_the_latest_record() -> None:
 
 
 def test_pages_do_not_begin_at_a_record_beyond_their_slice() -> None:
-    """Nothing would be found from there on, and the rest of the slice would be lost."""
+    """No records would be found after it, and the rest of the slice would be lost."""
     future = {"id": 9, "updated": "2031-05-05"}
 
     def answer(asked: Asked) -> Reply:
@@ -279,7 +279,7 @@ def test_so_many_records_come_in_one_sequence_of_pages() -> None:
         incremental_sync=_DAYS,
     )
 
-    # The last sequence is as long as the others, and has nothing new.
+    # The last sequence is as long as the others, and contains no new records.
     assert set(found.ids) == set(range(1, 9))
     assert [(one["start"][-2:], one.get("offset")) for one in asked] == [
         ("01", None),

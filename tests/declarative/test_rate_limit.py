@@ -1,4 +1,4 @@
-"""No more requests are made than the API allows, however many threads make them."""
+"""No more requests are made than the API allows, whatever the number of threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chronolake.source.declarative.models.requests import HTTPAPIBudget
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """A clock whose time passes only during waits."""
 
     def __init__(self) -> None:
         self.time = 1000.0

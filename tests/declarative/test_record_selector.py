@@ -281,7 +281,7 @@ def test_records_are_filtered(condition: str, records: Any, expected: Any) -> No
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # What is added can be filtered by only if it is added first.
+        # A filter sees added fields only if they are added before it runs.
         ({}, []),
         ({"transform_before_filtering": True}, [{"a": 1, "x": 1}]),
         ({"is_client_side": True}, [{"a": 1, "x": 1}]),
@@ -416,5 +416,5 @@ def test_to_convert_twice_is_to_convert_once(value: Any, kind: str) -> None:
     converter.within(once)
     twice = dict(once)
     converter.within(twice)
-    # Texts such as "nan" become a number that is not equal to itself.
+    # Texts such as "nan" become a number that does not equal itself.
     assert repr(twice) == repr(once)

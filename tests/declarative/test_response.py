@@ -26,7 +26,7 @@ _EITHER = {
 _BOTH = {**_EITHER, "mode": "union"}
 _NONE, _FAILS = "no records", "fails"
 
-#: What the API answers a slice with, and what that is where records are at a path.
+#: Bodies of responses to a slice, and their meaning if records are at a path.
 _BODIES: list[tuple[bytes, str]] = [
     # It reports that there are no records.
     (b"", _NONE),
@@ -140,7 +140,7 @@ def test_what_is_no_list_of_records_is_empty_or_fails_its_slice(
 ) -> None:
     cases = [*_BODIES]
     if extractor is not _EXPANDED:
-        # What an expander leaves out, the manifest leaves open; null has no list for a pattern.
+        # Expanders may leave records out by design; null has no list for a pattern.
         values = [value for value in _VALUES if extractor is not _ANY or value[0] != b"[null]"]
         cases += [(within(value), wanted) for value, wanted in values]
     one = described(extractor)

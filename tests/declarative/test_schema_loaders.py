@@ -76,7 +76,7 @@ def _schema(server: Server, *loaders: dict[str, Any], **config: Any) -> dict[str
         stream = api.manifest.stream("items")
         assert isinstance(stream, DeclarativeStream)
         first = schema_of(stream, api)
-        # What others in the run ask for again is not asked of the API.
+        # A schema that was loaded in the run is not requested again.
         assert StreamReader(stream, api).schema == first
     assert server.paths().count("/schema") <= len(loaders)
     return first

@@ -96,7 +96,7 @@ def test_who_was_cut_off_asks_for_what_is_missing() -> None:
     for slice_ in list(first.slices(StreamSlice())):
         if slice_["start_time"] not in {"2024-01-03", "2024-01-07"}:
             first.note(slice_, first.cursor.parsed(slice_["start_time"]))
-    # Others know only what comes before the first gap.
+    # Other tools can represent only what is before the first gap.
     assert first.exported() == {"updated": "2024-01-02"}
 
     second = state_of(stored(first))
@@ -157,7 +157,7 @@ def test_each_partition_goes_on_by_its_own_records() -> None:
         ["2024-01-08"],
         ["2024-01-01", "2024-01-10"],
     ]
-    # One that nobody knew begins where all were, and as much earlier as the last run took.
+    # A new partition begins at the last shared position, minus the duration of the last run.
     assert begins(second, team("d")) == ["2024-01-07"]
     assert second.exported()["states"][3]["cursor"] == {"updated": "2024-01-07"}
 
@@ -299,7 +299,7 @@ def test_after_a_future_record_the_next_run_asks_from_the_end_on(
     assert [one["start_time"] for one in asked] == [
         f"2024-01-{number:02d}" for number in range(begin, 16)
     ]
-    # Records up to that time may have come before, so they are compared.
+    # Records up to that time may have been read before, so they are compared.
     assert later.latest_known == datetime(2031, 5, 5, tzinfo=UTC)
     for one in asked:
         later.note(one, day(12) if one["start_time"] <= "2024-01-12" <= one["end_time"] else None)

@@ -35,7 +35,7 @@ def test_memory_is_a_pages_and_not_the_streams(tmp_path: Path) -> None:
 def _most_memory(folder: Path, pages: int) -> int:
     """Return the peak memory, in bytes, of reading a stream of `pages` pages into files."""
     records = [{"id": number, "text": f"{number} " * 40} for number in range(_ROWS)]
-    # Two pages take turns: one that comes twice in a row would be an error.
+    # Two pages take turns: the same page twice in a row would be an error.
     bodies = [orjson.dumps({"data": each}) for each in (records, records[::-1])]
     nothing = orjson.dumps({"data": []})
 

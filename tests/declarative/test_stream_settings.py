@@ -1,4 +1,4 @@
-"""What chronolake.yml may want of single streams of an API, and how often something is due."""
+"""Settings of single streams of an API in chronolake.yml, and how often a stream is due."""
 
 from __future__ import annotations
 

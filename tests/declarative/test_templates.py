@@ -138,7 +138,7 @@ def test_a_text_that_looks_into_what_is_missing_fails(context):
         ("{{ config.n > 3 }}", True),
         ("{{ config.n > 5 }}", False),
         ("{{ config.d }}", True),
-        # What a TypeError stops is the template's own text, and a text holds.
+        # A template that raises TypeError evaluates to its own text, and a text is true.
         ("{{ config.none > 1 }}", True),
     ],
 )
@@ -392,7 +392,7 @@ def test_texts_are_read_as_python_reads_literals(text):
     with warnings.catch_warnings():
         # Python warns of odd escapes.
         warnings.simplefilter("ignore")
-        # Nothing but a constant: the manifest's own, which is read as the reference reads it.
+        # A constant of the manifest, which is parsed as the reference parses it.
         made = evaluated("{% set a = " + as_template_text(text) + " %}{{ a }}", {})
 
     expected = as_python_reads(text) if text else None

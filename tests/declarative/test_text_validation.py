@@ -1,4 +1,4 @@
-"""What is wrong with the texts of a manifest is found without reading anything."""
+"""Errors in the texts of a manifest are found without reading anything."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
     assert problem.stream == "items"
     assert message in problem.message
     assert hint in (problem.hint or "")
-    # It may never come to it: the reference reads such streams.
+    # The error may never occur: the reference reads such streams.
     assert list(found.streams) == ["items"]
 
 
@@ -249,10 +249,10 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
             cursor_datetime_formats=["%s_as_float"],
             start_datetime="2024-01-01T00:00:00.000Z",
         ),
-        # No time is read by it, and those that write know more directives.
+        # This format parses no times, and formats for output support more directives.
         _by(datetime_format="%-d.%-m.%Y", cursor_datetime_formats=["%Y-%m-%d"]),
         stream(name="stream_state"),
-        # A key that nobody knows may be there on purpose, as may a parameter that is handed on.
+        # An unknown key may be there on purpose, as may a parameter that is passed on.
         _asking(purpose="to ask", use_caches=True, **{"$parameters": {"use_caches": True}}),
     ],
 )
@@ -418,7 +418,7 @@ _SPEC = {
         (_asking(path="/{{ config.regoin }}/items"), "config['regoin']", "'region'", Level.FAILED),
         (_asking(path="/{{ config['place'] }}"), "config['place']", "Name one", Level.FAILED),
         (_asking(path="/{{ config.get('tokens') }}"), "'tokens'", "'token'", Level.FAILED),
-        # A header of which nothing is left is not sent, and a field of a record is empty.
+        # An empty header is not sent, and an empty field of a record is kept.
         (_asking(request_headers={"a": "{{ config['tokn'] }}"}), "'tokn'", "", Level.WARNING),
         (_adding("{{ config['tokn'] }}"), "'tokn'", "'token'", Level.WARNING),
         (_dependent(stream("parents")), "does nothing here", "", Level.WARNING),
@@ -442,7 +442,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
     "described",
     [
         _asking(path="/{{ config['token'] }}/{{ config.region }}"),
-        # What a template can do without, a method, a name of its own, and a nested one.
+        # Optional keys, a method, a template's own variable, and a nested one.
         _asking(path="/{{ config.get('place', 'x') }}"),
         _asking(path="/{{ config['place'] or 'x' }}"),
         _asking(path="/{{ config['place'] if config['place'] is defined else '' }}"),

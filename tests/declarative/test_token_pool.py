@@ -119,7 +119,7 @@ def test_quota_without_matchers_is_for_what_no_other_is(api: Api, client: httpx.
 
 
 def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
-    """The API refuses what goes beyond: then there would be more requests than are wanted."""
+    """The API refuses requests above the quota: then there would be more requests than expected."""
     left = Counter({"one": 20, "two": 30, "three": 0})
     asked_for = dict(left)
     lock = threading.Lock()
@@ -191,12 +191,12 @@ def test_status_is_asked_for_once_after_each_wait_and_only_if_tokens_are_spent(a
         ({"x-left": "5"}, 200, "one"),
         ({"X-Left": "-1"}, 200, "two"),
         ({"X-Left": "many", "X-Reset": "soon"}, 200, "one"),
-        # Of a window that is over by more than a minute only a refusal counts.
+        # After a window that ended more than a minute ago, only a refusal counts.
         ({"X-Left": "0", "X-Reset": str(LATER - 60)}, 200, "two"),
         ({"X-Left": "0", "X-Reset": str(LATER - 61)}, 200, "one"),
         ({"X-Left": "0", "X-Reset": str(LATER - 61)}, 403, "two"),
         ({}, 403, "two"),
-        # The next window has as many calls as its limit, if nothing else is said.
+        # The next window has as many calls as its limit, unless the response reports otherwise.
         ({"X-Reset": str(LATER + 1), "X-Limit": "7"}, 200, "one"),
         ({"X-Reset": str(LATER + 1), "X-Left": "0"}, 200, "two"),
         ({"X-Reset": "2099-01-01T00:00:00Z"}, 403, "two"),
@@ -354,7 +354,7 @@ def test_no_message_shows_any_of_the_tokens(api: Api, client: httpx.Client) -> N
 
 
 class NoSlices:
-    """A run of which nothing is left to read."""
+    """A run without slices left to read."""
 
     def left(self, numbers: Collection[int]) -> set[int]:
         del numbers

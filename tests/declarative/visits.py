@@ -45,7 +45,7 @@ class Kept:
 
 
 class Visit:
-    """Who reads the API: each has a time of its own, that passes while it waits."""
+    """A reader of the API, with its own clock, which passes while it waits."""
 
     def __init__(self, api: Api, client: httpx.Client, config: Mapping[str, Any]) -> None:
         self.api = api

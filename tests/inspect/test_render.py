@@ -1,4 +1,4 @@
-"""What a person reads in a terminal."""
+"""The output of tables and values in a terminal."""
 
 from __future__ import annotations
 

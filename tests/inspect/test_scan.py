@@ -58,7 +58,7 @@ def test_row_groups_of_other_keys_are_not_read(config: LakeConfig, make: Make) -
     metadata = pq.ParquetFile(file).metadata
     assert metadata.num_row_groups == 10
     first = rows_at(config, ORDERS, "2024-02-01", limit=150)
-    # From the third row group on, nothing but garbage.
+    # From the fourth row group on, the file is damaged.
     begin = metadata.row_group(3).column(0).dictionary_page_offset or 0
     end = metadata.row_group(9).column(0).file_offset or file.stat().st_size - 8_000
     content = bytearray(file.read_bytes())

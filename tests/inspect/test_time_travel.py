@@ -1,4 +1,4 @@
-"""The past without Spark: equal to what Spark reads, and to a model that knows neither."""
+"""Time travel without Spark: equal to what Spark reads, and to an independent model."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _sorted(rows: list[dict[str, Cell]]) -> list[str]:
 def test_differences_are_those_of_the_model(
     pasts: dict[str, Made], table: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of more rows, what is known does not come into memory at once.
+    # With more rows than this, the known versions are not held in memory at once.
     monkeypatch.setattr("chronolake.inspect.diff._MOST_ROWS", most)
     made, chance = pasts[table], random.Random(f"differences {table} {most}")
 
@@ -252,7 +252,7 @@ def _shown(made: Made, row: dict[str, Any] | None) -> dict[str, Cell] | None:
 def test_differences_are_those_that_spark_finds(pasts: dict[str, Made], table: str) -> None:
     made, chance = pasts[table], random.Random(f"spark differences {table}")
 
-    # First those at which a record that came back has two versions.
+    # First the times at which a record that came back has two versions.
     times = sorted(made.told.times(chance, 20), key=made.told.is_clear)
     for before, after in [sorted(pair) for pair in pairwise(times[:4])]:
         frame = made.lake.table(made.name).diff(instant(before), instant(after))
@@ -367,7 +367,7 @@ def test_without_history_a_time_is_the_newest_snapshot_that_is_not_later(
         times = [at] if following is None else [at, max(at, following[0] - 1)]
         for time in times:
             pages = list(_pages(made, instant(time), 3))
-            # What has the same time as the one after it was never the newest.
+            # A state with the same time as the next one was never the newest.
             if following is None or following[0] > time:
                 assert [row for page in pages for row in page.rows] == rows
                 assert {page.snapshot_at for page in pages} == {instant(at)}

@@ -1,4 +1,4 @@
-"""Where the real files are: made by the vendor's tester, not part of this repository."""
+"""The location of the real files: made by the vendor's tester, not part of this repository."""
 
 from __future__ import annotations
 

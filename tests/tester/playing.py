@@ -1,4 +1,4 @@
-"""Plays scenarios against a reference destination and gathers what came of it."""
+"""Replays of scenarios against a reference destination, with their outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chronolake.types import Kind
 
 
 class Outcome:
-    """What one run came to."""
+    """The outcome of one run."""
 
     def __init__(self, destination, code, lines, model):
         self.destination, self.code, self.lines, self.model = destination, code, lines, model
@@ -50,7 +50,7 @@ def played(scenarios, tmp_path, destination=None, **options):
 
 
 def assert_contents_agree(outcome):
-    """Assert that the DuckDB tables hold the model's rows, but for what the guides leave open."""
+    """Assert that the DuckDB tables hold the model's rows, except what the guides leave open."""
     for schema, tables in outcome.model.items():
         for name, table in tables.items():
             kinds = {c: Kind(text.partition("(")[0]) for c, text in table["columns"].items()}

@@ -343,7 +343,7 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
         )
 
     def _answer(self, response, work, request, context):
-        """Do the work in one transaction; a refusal is a task and changes nothing."""
+        """Do the work in one transaction; an error is returned as a task and changes nothing."""
         name = type(request).__name__.removesuffix("Request")
         self.requests.append(request)
         if f"{name} breaks" in self.faults:
@@ -385,7 +385,7 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
 
 @contextmanager
 def serving(destination, credentials=None, *, port=0):
-    """Serve on a port of the loopback, over TLS with credentials; gives `host:port`."""
+    """Serve on a port of the loopback, over TLS with credentials; return `host:port`."""
     limit = 128 * 1024 * 1024
     server = grpc.server(
         ThreadPoolExecutor(max_workers=4),

@@ -1,4 +1,4 @@
-"""The lake of these tests, made once by Spark, and the page over it in a process of its own."""
+"""The lake of these tests, made once by Spark, and the web UI over it in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ expect.set_options(timeout=20_000)
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shop:
-    """Made by whichever worker comes first: Spark is dear."""
+    """Make the lake in the first worker that needs it: starting Spark is expensive."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "ui-shop"
     done = folder / "expected.json"
@@ -58,7 +58,7 @@ def served(shop: Shop) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Debian's Chromium. Without it these tests are skipped; in CI, `.ci/run` has brought it."""
+    """Start Debian's Chromium. Without it tests are skipped; in CI, `.ci/run` installs it."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         assert not os.environ.get("CI"), "CI has no Chromium: .ci/run should have installed it"

@@ -30,7 +30,7 @@ NAME = TableName("s", "t")
 
 
 class Asked:
-    """The page of a lake, without a process of its own."""
+    """The web UI of a lake, in this process."""
 
     def __init__(self, config: LakeConfig) -> None:
         self.site = Site(config)
@@ -69,7 +69,7 @@ def test_long_keys_lead_to_their_own_record_or_to_what_to_do(
             found = [client.get(path) for path in paths]
     finally:
         stop(served)
-    # What comes in one piece is read whole anyway; what the server reads at least is more.
+    # A path that arrives in one piece is read whole anyway; the server's smallest read is larger.
     assert all(len(path) < 60_000 for path in paths)
     assert [one.status_code for one in found] == [200, 200, 200, 400]
     for key, page in zip(keys[:3], found, strict=False):

@@ -178,7 +178,7 @@ def test_blanks_at_the_ends_of_a_text_are_marked() -> None:
     assert rendering.cell("a  b") == "a  b"
     assert 'aria-label="1 blank"' in rendering.cell("a  b ")
     assert 'title="2 blanks">  </span>x' in rendering.cell("  x")
-    # Where a long text is cut is not its end.
+    # The place where a long text is cut is not its end.
     assert "blank" not in rendering.cell("x " * 200)
 
 

@@ -1,4 +1,4 @@
-"""A thousand tables: the list is there at once, and what has not changed is not read again."""
+"""A thousand tables: the list is shown at once, and unchanged tables are not read again."""
 
 from __future__ import annotations
 

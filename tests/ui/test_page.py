@@ -25,7 +25,7 @@ from commands import ran
 
 Open = Callable[..., Page]
 
-#: Whether everything that is loaded after the page itself is there.
+#: Whether everything that a page loads later has been loaded.
 SETTLED = (
     """() => document.readyState === 'complete' && !document.querySelector('[aria-busy=true]')"""
 )
@@ -322,7 +322,7 @@ def test_keys_are_suggested_as_they_are_typed(visit: Open, shop: Shop) -> None:
 
 
 def shown_rows(page: Page) -> list[dict[str, str]]:
-    """Rows of the page, by column: times as they are stored, other cells as their text."""
+    """Return rows of the page, by column: times as they are stored, other cells as their text."""
     return page.locator("table.rows tbody tr").evaluate_all(
         """rows => rows.map(row => Object.fromEntries([...row.cells].map(cell =>
           [cell.dataset.column, cell.querySelector('time')?.dateTime ?? cell.innerText])))"""
@@ -579,7 +579,7 @@ def test_versions_within_milliseconds_are_counted_and_a_click_shows_each(visit: 
 def test_on_a_phone_no_cell_reaches_into_its_neighbour(visit: Open, width: int) -> None:
     page = visit(links.record(ORDERS, {"id": 104}))
     page.set_viewport_size({"width": width, "height": 800})
-    # As long as times get: those of a table with microseconds.
+    # The longest times: those of a table with microseconds.
     page.evaluate("""document.querySelectorAll('td time')
         .forEach(one => { one.textContent = '2026-10-02 04:04:00.123456 UTC' })""")
     overlapping = """() => [...document.querySelectorAll('.cards td')]

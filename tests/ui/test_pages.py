@@ -121,7 +121,7 @@ def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
 
     assert marked("at=never&than=2026-01-01") == [True, False]
     assert marked("at=2026-01-01&than=never") == [False, True]
-    # Of this time nothing is kept.
+    # No snapshot of this time is kept.
     assert marked("at=2020-01-01") == [True, False]
     assert marked("than=2020-01-01") == [False, True]
     other = get("/past?table=shop.orders&after=nonsense")

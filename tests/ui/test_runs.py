@@ -1,4 +1,4 @@
-"""Pipelines and runs in a real browser: what ended, what goes on, and what tables cost."""
+"""Pipelines and runs in a real browser: finished runs, progress, and the usage of tables."""
 
 from __future__ import annotations
 

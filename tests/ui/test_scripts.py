@@ -1,4 +1,4 @@
-"""What the page's scripts do, in a browser, over a small lake that PyIceberg made."""
+"""The web UI's scripts in a browser, over a small lake made by PyIceberg."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_narrow_window_can_sort_the_tables(visit: Open) -> None:
     assert page.url.endswith("/?sort=rows&order=down")
     page.get_by_label("Order").select_option("ascending")
     expect(rows.last).to_contain_text("orders")
-    # What the headings chose, the form keeps.
+    # The form keeps the order that was chosen by the headings.
     page.set_viewport_size({"width": 1280, "height": 800})
     page.get_by_role("link", name="Versions").click()
     expect(page.locator("th[aria-sort=descending]")).to_have_text("Versions")

@@ -109,7 +109,7 @@ def test_it_ends_although_a_page_waits_for_storage(tmp_path: Path) -> None:
     catalog.create_namespace("s")
     table = catalog.create_table(("s", "t"), pa.schema([("id", pa.int64())]), str(tmp_path / "t"))
     catalog.engine.dispose()
-    # Whoever opens a pipe to which nobody writes waits for ever.
+    # Opening a pipe without a writer blocks forever.
     Path(table.metadata_location).unlink()
     os.mkfifo(table.metadata_location)
     served = start(tmp_path)

@@ -126,7 +126,7 @@ def all_read(asked: httpx.Client) -> str:
 
 
 def told_by_a_later_version(lake: Path) -> None:
-    """Runs whose words and states this version does not know, and one that noted no state."""
+    """Store runs with values and states that this version does not know, and one without state."""
     store = Store.open(load(lake))
     for name in ("odd", "earlier"):
         store.begin_run(Run(name, "shop", now(), now(), Status.SUCCEEDED, holder()))
@@ -220,7 +220,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         catalog.create_table(("s", name), schema, str(tmp_path / name)) for name in ("hung", "t")
     )
     catalog.engine.dispose()
-    # Whoever opens a pipe to which nobody writes waits.
+    # Opening a pipe without a writer blocks.
     pipe = Path(hung.metadata_location)
     pipe.unlink()
     os.mkfifo(pipe)
@@ -244,7 +244,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 10
         for one in many:
             one.close()
-        # Those who went are not read for: only the few whose turn had come hold the pipe open.
+        # Closed connections are not served: only the few whose turn had come have opened the pipe.
         time.sleep(1)
         writing = os.open(pipe, os.O_WRONLY)
         pipe.unlink()

@@ -1,4 +1,4 @@
-"""`chronolake ui` in a process of its own."""
+"""`chronolake ui` in its own process."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def build(folder: Path, url: str) -> None:
         away.rename(away.with_name("away"))
         try:
             sync(lake, made, "crm")
-        except Exception as failure:  # noqa: BLE001 - it is there to fail
+        except Exception as failure:  # noqa: BLE001 - it is meant to fail
             print("as it should be:", failure)  # noqa: T201
         away.with_name("away").rename(away)
         note_verified(lake.config, [verify(lake, TableName("crm", "Account"))])

@@ -40,7 +40,7 @@ NAMES: Final = (ORDERS, CUSTOMERS, CARTS, NOTES, SENSOR, ODD, NEW, BROKEN)
 SCRIPT: Final = "<script>alert(1)</script>"
 LONG_TEXT: Final = "a very long text, " * 4_000
 READINGS: Final = 10_000
-#: When states of `shop.orders` are compared: before, and after some were deleted and brought back.
+#: Two times to compare `shop.orders` at: before and after some were deleted and restored.
 BEFORE: Final = "2026-10-20T12:00:00Z"
 AFTER: Final = "2026-11-10T12:00:00Z"
 
@@ -108,7 +108,7 @@ def versions(rows: Iterable[Version]) -> list[tuple[Op, dict[str, Any]]]:
 
 
 def _orders() -> tuple[list[Version], list[Version], list[dict[str, Any]]]:
-    """Three batches: what was ordered, what became of it, and which orders were deleted."""
+    """Return three batches: the orders, their later states, and which orders were deleted."""
     first, second, deleted = [], [], []
     for number in range(_ORDERS):
         placed = _BEGIN + timedelta(hours=number * 5, minutes=number % 7)
@@ -127,7 +127,7 @@ def _orders() -> tuple[list[Version], list[Version], list[dict[str, Any]]]:
         if number % 9 == 4:
             gone = shipped + timedelta(days=2)
             deleted.append({"id": 100 + number, SYNCED: iso(gone), END: iso(gone), ACTIVE: "false"})
-    # A version that was over when it began, and a record that comes back.
+    # A version that ended when it began, and a record that is deleted and comes back.
     at = "2026-10-15T10:00:00.000Z"
     first.append(({"id": 99, "customer": "nobody", "status": "typo"}, at, at))
     return first, second, deleted

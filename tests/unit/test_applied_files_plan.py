@@ -1,4 +1,4 @@
-"""Of which files a table is made, whatever is applied, applied again, or skipped."""
+"""Which files a table is made of: files that are applied, applied again, or skipped."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_every_variable_that_is_named_somewhere_is_known() -> None:
     places = [root / "Makefile", root / "README.md"]
     for folder in ("src", "bench", "scripts", "examples", "docs", "tests"):
         places += [one for one in (root / folder).rglob("*") if one.is_file()]
-    # Those tests name some that nobody knows.
+    # Those tests contain names of settings that do not exist.
     wrong = {Path(__file__), Path(__file__).with_name("test_cli.py")}
     named = {
         found

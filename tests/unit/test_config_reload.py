@@ -36,7 +36,7 @@ def test_a_project_is_read_again_when_its_file_has_changed(tmp_path: Path) -> No
     assert list(watched.now().pipelines) == ["two"]
     assert len(complaints) == 2
 
-    # As editors do it: a new file in the old one's place, with its times.
+    # Editors replace the old file with a new one, with its own times.
     new = tmp_path / "new"
     new.write_text(_PIPELINE.format("four"))
     os.utime(new, ns=(1, 1))

@@ -1,4 +1,4 @@
-"""What `import chronolake` gives, and that it is typed for its users."""
+"""The public names of `import chronolake`, and their types for users."""
 
 from __future__ import annotations
 

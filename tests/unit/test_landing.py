@@ -1,4 +1,4 @@
-"""What the files of a Data Lake v2 mean: their names, their columns, the types of their fields."""
+"""Files of a Data Lake v2: the meaning of their names, their columns, the types of their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which streams can be in which mode."""
+"""The modes that each kind of stream supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a table's files are put in order."""
+"""The conditions under which maintenance rewrites a table's files."""
 
 from __future__ import annotations
 

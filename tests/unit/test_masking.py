@@ -1,4 +1,4 @@
-"""What looks like a secret in a text, and what does not."""
+"""Masking: which parts of a text look like a secret, and which do not."""
 
 from __future__ import annotations
 

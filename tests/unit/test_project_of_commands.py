@@ -39,7 +39,7 @@ WORDS = {
     "verify": ("--all",),
     "view": ("crm.Account",),
 }
-#: Commands that answer or work without a lake: they create it, or show that there is nothing.
+#: Commands that work without a lake: they create it, or show that it is empty.
 _WITHOUT_A_LAKE = {
     *("check", "discover", "read", "rebuild", "resync", "runs", "serve", "state show"),
     *("state set", "state reset", "status", "sync", "ui"),
@@ -200,7 +200,7 @@ def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
     (project / "chronolake.yml").write_text(_PROJECT + second)
     (project / "lake").mkdir()
     with leased(Store.open(load_project(project / "chronolake.yml").lake), "crm"):
-        # Without Java, PySpark leaves pipes behind: it fails in a process of its own.
+        # Without Java, PySpark does not close its pipes, so the command runs in its own process.
         done = subprocess.run(
             [str(Path(sys.executable).with_name("chronolake")), "sync"],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""What a run notes as it works: often enough to be watched, and so rarely that it costs nothing."""
+"""Progress of a run: recorded often enough to be watched, and rarely enough to cost nothing."""
 
 from __future__ import annotations
 

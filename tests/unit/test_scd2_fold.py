@@ -166,7 +166,7 @@ def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
             assert applied.closed_at_start == model.closed_at_start
             now = says(model)
             brought = {(row["k"], row[START]) for row in batch["update"] + batch["replace"]}
-            # Written is what the batch brings, unless it said the same before.
+            # Rows of the batch are written, unless their values were stored before.
             written = {each for each in brought & now.keys() if said.get(each) != now[each]}
             assert sorted(applied.counted, key=repr) == sorted(written, key=repr)
 

@@ -1,4 +1,4 @@
-"""What the process that Spark forks its Python workers from has on its import path."""
+"""The import path of the process from which Spark forks its Python workers."""
 
 from __future__ import annotations
 

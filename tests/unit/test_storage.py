@@ -12,7 +12,7 @@ from chronolake.storage import storage_error
 
 
 class Py4JError(Exception):
-    """As Py4J has it, with Java's words in its text."""
+    """An error as Py4J raises it, with Java's message in its text."""
 
 
 Py4JError.__module__ = "py4j.protocol"

@@ -1,4 +1,4 @@
-"""The operational store: one of an earlier version, many processes, and those who only look."""
+"""The operational store: upgrades, many processes, and read-only readers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified
 from chronolake.pipeline.store import Store
 
-#: What the version made that came before columns for the page did.
+#: The tables as the version before the columns for the web UI created them.
 _EARLIER = """
 CREATE TABLE chronolake_checkpoints (pipeline VARCHAR NOT NULL, stream VARCHAR NOT NULL,
   position TEXT NOT NULL, stored VARCHAR NOT NULL, PRIMARY KEY (pipeline, stream));
@@ -160,7 +160,7 @@ def test_a_lake_that_has_no_store_has_no_runs(tmp_path: Path) -> None:
 def test_looking_waits_for_no_writer(tmp_path: Path) -> None:
     config = load(tmp_path)
     with closing(sqlite3.connect(config.catalog_file)) as catalog:
-        # As a lake does it when it is opened.
+        # A lake does the same when it is opened.
         catalog.execute("PRAGMA journal_mode=WAL")
     store = Store.open(config)
     store.begin_run(_run(1))
@@ -215,7 +215,7 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     assert left.streams[0].told.status is Status.DEAD
     assert run_history.runs(config, status=Status.RUNNING).runs == ()
     with leased(store, "shop"):
-        # Somebody else's run, whose machine is out of reach, under our lease.
+        # A run of another holder, on an unreachable machine, under our lease.
         store.begin_run(_run(2, holder="elsewhere:17:"))
         newest, older = run_history.runs(config).runs
         assert newest.run.status is Status.DEAD

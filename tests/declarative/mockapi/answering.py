@@ -50,7 +50,7 @@ class Served:
 
 @dataclass
 class _Step:
-    """A request that comes before records do, and its answer."""
+    """A request that is made before records are read, and its response."""
 
     request: Request | None
     place: Expected | None
@@ -59,7 +59,7 @@ class _Step:
 
 @dataclass
 class _Known:
-    """What has been asked for so far, of one stream."""
+    """What has been requested so far, of one stream."""
 
     offers: list[Offer]
     steps: list[_Step]
@@ -83,7 +83,7 @@ class MockApi(Api):
         self.complaints: list[str] = []
 
     def offer(self, stream: Mapping[str, Any]) -> Offer:
-        """Serve a stream from now on, and what is read for it; gives its own records' offer."""
+        """Serve a stream from now on, and its parents; return the offer of its own records."""
         found = list(offers(stream, self._config))
         steps = [
             step
@@ -103,7 +103,7 @@ class MockApi(Api):
         return self._known.offers[0]
 
     def again(self) -> None:
-        """Serve the same stream once more, from its begin."""
+        """Serve the same stream again, from its beginning."""
         self._known = _Known(self._known.offers, self._known.steps)
         for one in self._known.offers:
             one.again()

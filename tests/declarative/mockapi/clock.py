@@ -11,7 +11,7 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 #: The start date of sources whose configuration has one.
 BEGIN = NOW - timedelta(days=40)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: How many of these are a second.
+#: Units per second of each format.
 _COUNTS = {"%s": 1, "%s_as_float": 1, "%ms": 1_000, "%epoch_microseconds": 1_000_000}
 _MILLISECONDS = "%_ms"
 
@@ -23,7 +23,7 @@ def written(at: datetime, form: str) -> str:
         return str(micros / 1_000_000)
     if form in _COUNTS:
         return str(micros * _COUNTS[form] // 1_000_000)
-    # strftime knows no %s that heeds the zone.
+    # The %s of strftime ignores the time zone.
     form = form.replace("%s", str(micros // 1_000_000))
     return at.strftime(form.replace(_MILLISECONDS, f"{at.microsecond // 1000:03d}"))
 

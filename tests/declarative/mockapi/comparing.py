@@ -1,4 +1,4 @@
-"""Whether what came is what was sent: records, states, and where a second reading begins."""
+"""Comparison of reads with what was sent: records, states, and where a second read begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chronolake.source.declarative.stream_reader import StreamReader, Work
 
 @dataclass
 class Reading:
-    """What one reading brought: the slices, and of each the records that came and were sent."""
+    """One read: its slices, each with the records that were read and those that were sent."""
 
     reader: StreamReader
     slices: list[tuple[Work, list[Any], list[Served]]]
@@ -59,14 +59,14 @@ def _unlike_told(change: Change, offer: Offer, work: Work, one: Any, other: Any)
 
 @dataclass(frozen=True)
 class Change:
-    """What transformations do to the keys of records.
+    """How transformations change the keys of records.
 
     Attributes:
-        touched: those that do not stay as they are.
-        added: those that are there whether or not they were sent.
-        removed: those that are gone.
-        lowers: whether all are in lower case.
-        templates: those of added values, by their keys.
+        touched: the keys that change.
+        added: keys that every record has afterwards, sent or not.
+        removed: keys that are removed.
+        lowers: whether all keys become lower case.
+        templates: templates of the added values, by their keys.
     """
 
     touched: set[str]

@@ -1,4 +1,4 @@
-"""Records made of a stream's JSON schema."""
+"""Records that are generated from a stream's JSON schema."""
 
 from __future__ import annotations
 

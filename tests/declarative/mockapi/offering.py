@@ -1,4 +1,4 @@
-"""What a stream's API offers: records page by page, and all that is asked before them."""
+"""The content of a stream's API: records page by page, and the requests before them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mockapi import clock, inventing, templating, written
 from mockapi.recognizing import Request
 from mockapi.turning import Turning
 
-#: Records of larger pages are like one of the first ones, but for their keys and times.
+#: Number of distinct records in a page; others repeat them, with their own keys and times.
 _OF_THEIR_OWN = 6
 
 _IGNORED = "ignore_stream_slicer_parameters_on_paginated_requests"

@@ -1,4 +1,4 @@
-"""Which requests a requester of a manifest makes, recognized by the manifest's templates."""
+"""Recognition of a requester's requests, by the manifest's templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SESSION_TOKEN = "session-token-of-the-test"
 
 @dataclass
 class Expected:
-    """A text of a request, with holes where only the reader knows it."""
+    """A text of a request, with holes for the values that only the reader knows."""
 
     pattern: re.Pattern[str]
     holes: list[tuple[str, str]]

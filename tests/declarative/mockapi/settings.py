@@ -1,4 +1,4 @@
-"""A configuration made of a manifest's own specification."""
+"""Configurations that are generated from a manifest's own specification."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from mockapi import clock, templating
 from mockapi.written import specification
 
-#: What times in configurations look like; the first that a pattern takes counts.
+#: Formats of times in configurations; the first one that a pattern accepts is used.
 _FORMS = (
     "%Y-%m-%dT%H:%M:%SZ",
     "%Y-%m-%d",

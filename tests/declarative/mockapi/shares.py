@@ -1,6 +1,6 @@
-"""How much of the real manifests runs: `python -m mockapi.shares` prints a table of it.
+"""The share of the real manifests that run: `python -m mockapi.shares` prints a table of it.
 
-It takes `tests` and `tests/declarative` on the PYTHONPATH, and the manifests beside the repository.
+It needs `tests` and `tests/declarative` on the PYTHONPATH, and the manifests beside the repository.
 """
 
 from __future__ import annotations

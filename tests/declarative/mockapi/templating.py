@@ -1,4 +1,4 @@
-"""Templates evaluated by plain Jinja; what only the reader knows at a time is a hole in a text."""
+"""Templates, evaluated by plain Jinja; values that only the reader knows are holes in a text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import jinja2
 from jinja2 import nodes
 from mockapi import clock
 
-#: What only the reader knows.
+#: Variables that only the reader knows.
 HIDDEN = (
     "stream_slice",
     "stream_partition",
@@ -34,7 +34,7 @@ _FALSE = ("", "False", "false", "0", "{}", "[]", "()", "None", "0.0")
 
 
 class Hole:
-    """A value that is not known here: whatever is done to it gives another one."""
+    """An unknown value: every operation on it returns another one."""
 
     def __init__(self, path: str, form: str | None = None) -> None:
         self.path = path
@@ -180,7 +180,7 @@ def holds(condition: str, variables: Mapping[str, Any]) -> bool:
 def known(config: Mapping[str, Any], component: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of a component's templates, with holes for the reader's own values."""
     holes: dict[str, Any] = {name: Hole(name) for name in HIDDEN}
-    # What time it is for the reader, nobody else knows.
+    # Only the reader knows its current time.
     holes |= dict.fromkeys(("now_utc", "today_utc", "day_delta"), Hole("").changed)
     return {**holes, "config": config, "parameters": component.get("$parameters") or {}}
 
@@ -188,8 +188,8 @@ def known(config: Mapping[str, Any], component: Mapping[str, Any]) -> dict[str, 
 def pattern_of(text: str) -> tuple[re.Pattern[str], list[tuple[str, str]]]:
     """Return a pattern for a template's text with filled holes, and where each hole comes from.
 
-    Returns the pattern, with a group for each hole; and of each hole its path and, if it is a time
-    in a format of its own, that format.
+    The pattern has a group for each hole. Each hole has its path and, if it is a time in its own
+    format, that format.
     """
     holes: list[tuple[str, str]] = []
     pattern = ""

@@ -1,4 +1,4 @@
-"""A stream of a real manifest, read by the product from the manifest's own API, and looked at."""
+"""Reads and checks of a real manifest's stream, from the API that is made of the manifest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNSUPPORTED = {
 
 
 class ToTheTest(httpx.BaseTransport):
-    """Brings requests for any host to one port of this machine; the `Host` header stays."""
+    """Sends requests for any host to one port of this machine; the `Host` header is unchanged."""
 
     def __init__(self, url: str) -> None:
         self._url = httpx.URL(url)
@@ -125,7 +125,7 @@ class Trial:
     waits: list[float]
 
     def tried(self, name: str, stream: Mapping[str, Any]) -> Outcome:
-        """Read a stream twice, and look at what came."""
+        """Read a stream twice, and check the records."""
         outcome = Outcome(self.real.name, name, bool(_cursor(stream)))
         problems = [
             problem for problem in self.real.understood.problems if problem.stream in {name, None}
@@ -163,7 +163,7 @@ class Trial:
         """Return what is wrong with the problem that is reported for an unsupported stream."""
         if not _reason(problem.message) or problem.line is None:
             return [f"the problem at {problem.path}, line {problem.line}: {problem.message}"]
-        # Whoever looks at that line finds the key that the path ends with, or what it is about.
+        # The reported line should contain the key that the path ends with, or the item itself.
         lines = self.real.understood.file.read_text(encoding="utf-8").splitlines()
         key = re.split(r"[.\[]", problem.path)[-1]
         line = lines[problem.line - 1]

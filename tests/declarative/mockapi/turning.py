@@ -31,10 +31,10 @@ class Sheet:
     """A page as it is sent.
 
     Attributes:
-        body: what is encoded.
-        headers: what goes with it.
-        records: those in it.
-        token: what the paginator is expected to ask for next, as text; None: it ends.
+        body: the body before it is encoded.
+        headers: the headers.
+        records: the records in the body.
+        token: the token that the paginator should request next, as text; None after the last page.
     """
 
     body: Any
@@ -83,7 +83,7 @@ class Turning:
         """Return the number of records of each page.
 
         Args:
-            number: of what is paged; the first ones have several full pages.
+            number: the number of the sequence of pages; the first ones have several full pages.
             sample: a record.
             is_brief: whether one short page is wanted.
         """
@@ -200,7 +200,7 @@ def _set(target: Any, path: tuple[str, ...], value: Any) -> None:
 
 
 def _sent(headers: Mapping[str, Any]) -> dict[str, str]:
-    """Headers as they are sent: what templates see parsed is a text again."""
+    """Return headers as they are sent: values that templates see parsed are texts again."""
     sent = {}
     for name, value in headers.items():
         if isinstance(value, dict):

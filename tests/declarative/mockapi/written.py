@@ -1,4 +1,4 @@
-"""A manifest as it is written: read here once more, so that the API knows nothing of our reader."""
+"""A manifest as it is written, parsed separately, so that the API does not depend on our reader."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from chronolake.change_set import Op
 
 @pytest.fixture
 def decode(tmp_path: Path) -> Decode:
-    """Writes content as a batch file and gives its change set as one Arrow table."""
+    """Return a function that writes a batch file and reads its change set as one Arrow table."""
 
     def run(
         content: bytes | str,

@@ -1,4 +1,4 @@
-"""Decryption and decompression: the bytes that come out are the bytes that went in, or an error."""
+"""Decryption and decompression: the result is the original bytes, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that decodes a batch file needs of memory, whatever is in the file."""
+"""The memory of a process that decodes a batch file is bounded, whatever the file contains."""
 
 from __future__ import annotations
 

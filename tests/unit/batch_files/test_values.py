@@ -1,4 +1,4 @@
-"""What each text of each type means, read alone and among others of its column."""
+"""The value of each text of each type, read alone and among others of its column."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ OPS = {
     "delete": Op.DELETE,
     "earliest": Op.EARLIEST,
 }
-#: The columns of a change set that come before the data.
+#: The columns of a change set before the data.
 _FIRST = (OP, SEQ, WORDS)
 pytestmark = pytest.mark.skipif(not PLAIN, reason="the shared vendor files are not beside the repo")
 
