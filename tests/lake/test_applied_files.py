@@ -1,4 +1,4 @@
-"""A table keeps all rows of its applied files, whoever moves, prunes or renames these."""
+"""A table keeps all rows of its applied files, even if these are moved, pruned or renamed."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_lease_of_another_numbering_of_processes_is_not_taken(pipeline: Pipeli
         with store.transaction() as connection:
             connection.execute(LEASES.update().values(holder=other, expires=time.time() + 60))
         if is_free:
-            # This process already holds the lease, from a request whose response was lost.
+            # The lease is left over from a failed request of this process.
             with leased(store, "crm"):
                 pass
         else:

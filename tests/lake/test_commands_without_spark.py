@@ -62,7 +62,7 @@ def write(lake: Lake, batch: str, *rows: tuple[Op, int, str | None, str]) -> Non
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """Return a lake with one table: 40 records, of which some changed and some were deleted."""
+    """Yield a lake with one table: 40 records, some of which were changed or deleted."""
     folder = tmp_path_factory.mktemp("looked-at")
     with Lake.open(folder, config=lake_config(folder)) as opened:
         core.create(opened, NAME, COLUMNS)

@@ -88,7 +88,7 @@ def test_the_history_and_a_past_state_convert_like_the_table(
     assert [(row["key"]["id"], row["change"]) for row in changes] == [(1, "inserted")]
 
 
-# PySpark calls pandas in ways that are deprecated there.
+# PySpark uses deprecated functions of pandas.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("record", [1, 2])
 def test_what_pandas_cannot_hold_in_nanoseconds_says_what_to_use(

@@ -38,7 +38,7 @@ class Scenario:
 
 
 def compositions(length: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Return every way to split 0, 1, … into consecutive parts."""
+    """Yield every way to split 0, 1, … into consecutive parts."""
     for cuts in itertools.product((False, True), repeat=length - 1):
         parts: list[tuple[int, ...]] = [(0,)]
         for place, cut in enumerate(cuts, start=1):

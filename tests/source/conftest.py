@@ -1,4 +1,4 @@
-"""Databases that are synced."""
+"""Addresses of PostgreSQL servers, and a project that syncs a database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postgresql import server
 
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return the address of a server, once for each supported version."""
+    """Yield the address of a server, once for each supported version."""
     with server(version=request.param, wal_level="logical", max_prepared_transactions="5") as found:
         yield found
 

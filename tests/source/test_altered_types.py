@@ -150,7 +150,7 @@ def test_rows_read_as_the_server_writes_them_after_every_alter_type(
 
 @pytest.fixture
 def feelings(shop: Shop) -> Iterator[tuple[Shop, list[Any]]]:
-    """Return a copied table with an enum, and a list that collects the log events from then on."""
+    """Yield a shop whose copied table has an enum, and the log events from then on."""
     shop.run(
         *_TYPES,
         "CREATE TABLE feelings (id int PRIMARY KEY, feels mood, felt mood[])",

@@ -52,7 +52,7 @@ _KEYS: Final = ("key0", "key1")
 
 @pytest.fixture
 def bulk(shop: Shop) -> Shop:
-    """Yield a shop with a copied table that is large enough for fingerprints."""
+    """Return a shop with a copied table that is large enough for fingerprints."""
     shop.configure(method="snapshot_diff")
     shop.run(*_BULK)
     shop.synced()
@@ -276,7 +276,7 @@ def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
 
 @pytest.fixture
 def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """Yield a shop whose tables are compared by fingerprints of a few pages each."""
+    """Return a shop whose tables are compared by fingerprints of a few pages each."""
     monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
     monkeypatch.setattr("chronolake.source.postgres.initial_copy._RANGE_PAGES", 3)
     shop.configure(method="snapshot_diff")

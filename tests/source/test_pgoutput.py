@@ -319,5 +319,5 @@ def test_sequences_of_many_rows_are_those_of_each(places: list[tuple[int, int]])
     found = sequences_of(lsns, ordinals)
     found.validate(full=True)
     assert found.to_pylist() == [sequence_of(*place) for place in places]
-    # Texts of one length order rows as their places do.
+    # The texts have one length, so they sort in the order of the places.
     assert sorted(found.to_pylist()) == [sequence_of(*place) for place in sorted(places)]

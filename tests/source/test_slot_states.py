@@ -194,7 +194,7 @@ def test_a_slot_of_another_database_is_left_alone(ready: Shop, address: str) -> 
 
 @contextmanager
 def _reading(dsn: str) -> Iterator[int]:
-    """Start another process that reads the slot; return its process ID."""
+    """Start another reader of the slot; yield the ID of its server process."""
     with connected(dsn, replication="database") as connection:
         started = connection.pgconn.exec_(
             b"START_REPLICATION SLOT chronolake_shop LOGICAL 0/0 (proto_version '1', "

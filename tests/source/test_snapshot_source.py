@@ -47,16 +47,16 @@ _GONE = State(None, None)
 
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return the address of a server whose log cannot be replicated."""
+    """Yield the address of a server whose log cannot be replicated."""
     with server(version=request.param, wal_level="minimal", max_wal_senders="0") as found:
         yield found
 
 
 @pytest.fixture(params=["rows", pytest.param("fingerprints", marks=pytest.mark.long)])
 def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """Yield a shop whose tables are compared: by all of their rows, or by fingerprints."""
+    """Return a shop whose tables are compared: by all of their rows, or by fingerprints."""
     if request.param == "fingerprints":
-        # However small they are.
+        # Use fingerprints for small tables, too.
         monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
         monkeypatch.setattr("chronolake.source.postgres.initial_copy._RANGE_PAGES", 2)
     shop.configure(method="snapshot_diff")

@@ -34,7 +34,7 @@ _PASSED_OVER = (Kind.RELATION, Kind.TYPE, ord("A"))
 
 @pytest.fixture(scope="module", params=[18, 16])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return the address of a server that holds little of a transaction in memory."""
+    """Yield the address of a server that holds little of a transaction in memory."""
     with server(
         request.param,
         wal_level="logical",

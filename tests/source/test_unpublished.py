@@ -72,7 +72,7 @@ _HARMLESS: Final = (
 
 @pytest.fixture
 def published(shop: Shop) -> Shop:
-    """Yield copied tables that are published because they are in a schema."""
+    """Return a shop with copied tables that are published because they are in a schema."""
     shop.run(
         "DROP SCHEMA IF EXISTS side CASCADE",
         "CREATE SCHEMA side",

@@ -24,7 +24,7 @@ _POINTS = [
 
 @pytest.fixture
 def shop(shop: Shop) -> Shop:
-    """Yield a shop with the tables of the random work."""
+    """Return a shop with the tables of the random work."""
     workload.set_up(shop.dsn)
     return shop
 
