@@ -186,7 +186,7 @@ def read_reference(described: dict[str, Any], url: str) -> tuple[int, float]:
 
 
 def speed(folder: Path, pages: int, rounds: int) -> None:
-    """Records a second, by both."""
+    """Measure records per second, of both readers."""
     times = Times()
     described = manifest()
     expected = pages * PER_PAGE
@@ -213,7 +213,7 @@ def speed(folder: Path, pages: int, rounds: int) -> None:
 
 
 def side_by_side(folder: Path) -> None:
-    """Ten slices of fifty records, of an API that takes 100 ms for each request."""
+    """Read ten slices of fifty records, from an API that takes 100 ms for each request."""
     described = manifest(step="P3D", cursor_granularity="PT1S", end_datetime="2026-01-30T23:59:59Z")
     times = Times()
     # A page that is not full is the last one.
@@ -227,7 +227,7 @@ def side_by_side(folder: Path) -> None:
 
 
 def across(folder: Path, pages: int, rounds: int) -> None:
-    """Thirty slices of many records, read by the driver's threads and by two tasks."""
+    """Read thirty slices of many records, with the driver's threads and with two tasks."""
     described = manifest(step="P1D", cursor_granularity="PT1S", end_datetime="2026-01-30T23:59:59Z")
     expected = 30 * pages * PER_PAGE
     times = Times()
@@ -273,7 +273,7 @@ def _planned(count: int, *, is_global: bool) -> tuple[float, float]:
     begin = time.perf_counter()
     _plan(count, is_global=is_global)
     seconds = time.perf_counter() - begin
-    # Counting memory makes it several times slower.
+    # Measuring memory makes it several times slower.
     tracemalloc.start()
     _plan(count, is_global=is_global)
     memory = tracemalloc.get_traced_memory()[1] / 2**20

@@ -164,10 +164,10 @@ def through_spark(spark: SparkSession, files: list[BatchFile]) -> None:
 
 
 def carried(spark: SparkSession, path: Path, schema: pa.Schema) -> None:
-    """Columns that are decoded already, through Spark: what no decoder in Python can save."""
+    """Send decoded columns through Spark: the cost that no decoder in Python can save."""
 
     def batches(nothing: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # A worker that leaves some of its input unread is not used again.
+        # Spark does not reuse a worker that leaves some of its input unread.
         deque(nothing, maxlen=0)
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             yield from (file.get_batch(index) for index in range(file.num_record_batches))
@@ -187,7 +187,7 @@ def kept_decoded(file: BatchFile, path: Path) -> pa.Schema:
 
 
 def timed(action: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of the processor in this process and all below it."""
+    """Return wall-clock seconds, and CPU seconds of this process and all below it."""
     used, started = _processor_seconds(), time.perf_counter()
     action()
     return time.perf_counter() - started, _processor_seconds() - used
@@ -205,9 +205,9 @@ def _processor_seconds() -> float:
 
 
 class WorkerMemory:
-    """The largest resident memory of any Python worker below this process, sampled.
+    """The peak resident memory of any Python worker below this process, sampled.
 
-    Workers are used again, so a smaller file is measured before a larger one.
+    Workers are reused, so a smaller file is measured before a larger one.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ def _descendants(root: int) -> set[int]:
 
 
 def _worker_memory(process: int) -> int:
-    """Resident bytes of a PySpark worker; 0 for anything else."""
+    """Return the resident bytes of a PySpark worker; 0 for anything else."""
     try:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
         if (
@@ -284,7 +284,7 @@ def speed(spark: SparkSession, folder: Path, size: int, runs: int) -> None:
     big, whole = generate(folder / "one", size * 8, 99)
     plain = folder / "decoded"
     schema = kept_decoded(big, plain)
-    for _ in range(5):  # the JVM compiles on the way: a server that has run for a minute is done
+    for _ in range(5):  # JVM warm-up: a server that has run for a minute has compiled all
         through_spark(spark, files)
         through_spark(spark, [big])
         in_turn(big)
@@ -316,7 +316,7 @@ def speed(spark: SparkSession, folder: Path, size: int, runs: int) -> None:
 
     for name in (IN_TURN, BEST):
         print(f"{f'{ONE} / {name}':<64}{ratio(name):>20.2f}{'>= 0.80':>10}")
-    # Both cores busy all the time with PyArrow's work and Spark's, and no check of ours.
+    # Both cores are busy all the time with PyArrow's and Spark's work, without our checks.
     limit = statistics.median(
         200 / (best[1] + rows[1]) / best[0]
         for best, rows in zip(found[BEST], found[CARRIED], strict=True)
@@ -325,7 +325,7 @@ def speed(spark: SparkSession, folder: Path, size: int, runs: int) -> None:
 
 
 def _rates(size: int, seconds: tuple[float, float]) -> tuple[float, float]:
-    """Millions of bytes a second by the clock, and processor seconds for 100 million."""
+    """Return MB a second by the clock, and CPU seconds for 100 MB."""
     return size / seconds[0] / 1e6, seconds[1] / size * 1e8
 
 

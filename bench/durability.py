@@ -94,7 +94,7 @@ def contest(folder: Path, servers: dict[str, tuple[Lake, Server]], size: int, fl
 
 
 def syncs(folder: Path) -> None:
-    """Show what one sync takes on the disk."""
+    """Measure how long one sync takes on the disk."""
     seconds = []
     for number in range(50):
         file = folder / f"sync-{number}"

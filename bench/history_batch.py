@@ -78,7 +78,7 @@ class Copies:
         self.duck.load("history", customers.data_files(lake, self.ours))
 
     def contest(self) -> Contest:
-        """Ours, and those that it is measured against."""
+        """Set up ours, and the ways that it is compared with."""
         spark = self._lake.spark
 
         def documented(view: str, batch: Batch) -> None:
@@ -127,7 +127,7 @@ class Copies:
 
 
 def growth(lake: Lake, folder: Path, size: Size) -> None:
-    """Ours on a table, on one with a longer history, and on one with more keys."""
+    """Measure ours on a table, on one with a longer history, and on one with more keys."""
     keys, longer, wider = size.growth, VERSIONS * LONGER, size.growth * WIDER
 
     def into(made: Made) -> Callable[[int], object]:
@@ -156,7 +156,7 @@ def growth(lake: Lake, folder: Path, size: Size) -> None:
 
 
 def compared(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) -> bool:
-    """Ours beside the other ways; whether all tables are the same at the end."""
+    """Measure ours and the other ways; return whether all tables are equal at the end."""
     say(f"Making {size.active * VERSIONS:,} versions, and copies")
     copies = Copies(lake, folder, size)
     contest = copies.contest()

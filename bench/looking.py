@@ -51,7 +51,7 @@ def asked(lake: Lake, *words: str) -> str:
 
 
 def measured(lake: Lake, made: Made, rounds: int) -> Times:
-    """Time every question; all must find the record's versions, or the table's."""
+    """Time every command; each must find all of the record's versions, or of the table's."""
     key = made.keys * 2 // 3
     times = Times()
 

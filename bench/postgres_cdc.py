@@ -60,7 +60,7 @@ LANDED: Final = "to the raw lake"
 LANDED_PEEKED: Final = "to the raw lake, peeked (before)"
 PUBLISHED: Final = "to the published history"
 PUBLISHED_PEEKED: Final = "to the published history, peeked (before)"
-#: A way and what it is compared with.
+#: Pairs of a way and the one that it is compared with.
 PAIRS: Final = (
     (DECODED, PEEKED),
     (LANDED, LANDED_PEEKED),
@@ -107,7 +107,7 @@ def plain(address: str, changes: int) -> float:
 
 
 def decoded(address: str) -> float:
-    """Ours, without landing."""
+    """Stream and decode the log by ours, without landing; return the seconds."""
     with connected(address) as connection, TemporaryDirectory() as folder:
         upto = written_upto(connection)
         begin = time.perf_counter()
@@ -150,7 +150,7 @@ def measured(address: str, lake: Lake, project: Project, flags: argparse.Namespa
                     times.add(PLAIN, plain(address, flags.changes))
             for name, seconds in zip(names, shop.synced(lake, project, source=source), strict=True):
                 times.add(name, seconds)
-            # The next turn begins without rows.
+            # The next turn begins with an empty table.
             with psycopg.connect(address, autocommit=True) as connection:
                 connection.execute("TRUNCATE orders")
             shop.synced(lake, project)

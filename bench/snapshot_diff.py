@@ -41,7 +41,7 @@ WHOLE: Final = "the same, all rows compared"
 
 
 def changed(address: str, turn: int) -> None:
-    """Change one row of a hundred, another one in each turn."""
+    """Change one row of a hundred; each turn changes others."""
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(
             "UPDATE orders SET visits = visits + 1, state = 'changed' "

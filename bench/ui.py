@@ -139,7 +139,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def up(folder: Path) -> float:
-    """Seconds from the command to the first answer."""
+    """Return the seconds from the command to the first response."""
     begun = time.monotonic()
     with served(folder) as url:
         httpx.get(url).raise_for_status()
@@ -147,7 +147,7 @@ def up(folder: Path) -> float:
 
 
 def painted(page: Page, url: str) -> float:
-    """Seconds from the request to the first contentful paint."""
+    """Return the seconds from the request to the first contentful paint."""
     page.goto(url)
     page.wait_for_function(
         "() => performance.getEntriesByName('first-contentful-paint').length > 0"

@@ -34,7 +34,7 @@ _SUMS: Final = (
 
 
 class Maker(Protocol):
-    """Makes a batch of the live table."""
+    """A function that makes a batch of the live table."""
 
     def __call__(self, folder: Path, *, keys: int, size: int, ordinal: int) -> Batch: ...
 
@@ -59,7 +59,7 @@ def pairs(make: Maker, folder: Path, size: Size, *, first: int, rounds: int) -> 
 
 
 def growth(lake: Lake, folder: Path, size: Size) -> None:
-    """Ours, upserting into a larger table, and a larger batch."""
+    """Measure ours, upserting into a larger table, and a larger batch."""
 
     def into(made: Made, count: int) -> Callable[[int], object]:
         sent = [
@@ -111,7 +111,7 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
         lambda rows, _batch: ducks.update("live", rows),
         history=False,
     )
-    # The two kinds take turns, so that both meet the same tables.
+    # The two kinds take turns, so that both find the same tables.
     kinds = ((upserting, batches.upserts, "upserts"), (updating, batches.updates, "updates"))
     for contest, make, _ in kinds:
         contest.run(pairs(make, folder, size, first=0, rounds=size.warm_up), warm_up=True)

@@ -61,7 +61,7 @@ def columns_of(width: int) -> list[Column]:
 
 
 def write_file(folder: Path, number: int, width: int) -> Path:
-    """Two records of a Data Lake v2, each time in a newer version."""
+    """Write two records of a Data Lake v2, each time in a newer version."""
     at = datetime(2026, 1, 1, number, tzinfo=UTC)
     rows = {
         "Id": ["1", "2"],
@@ -155,7 +155,7 @@ def theirs(lake: Lake, source: Path, width: int, times: Times) -> None:
                 frame.writeTo(copy).using("iceberg").create()
             else:
                 frame.writeTo(copy).append()
-    # A MERGE of as many rows, for a batch and a history batch.
+    # A MERGE of the same number of rows, for a batch and a history batch.
     frame.createOrReplaceTempView("bench_rows")
     for step in (BATCH, HISTORY):
         with times.of(f"{step} {width}, Spark"):

@@ -83,7 +83,7 @@ def _lives() -> Iterator[tuple[int, Row]]:
 
     yield 2, told("acc9001", 2, "1", "Oslo")
     yield 9, told("acc9001", 9, "3", "Lima")
-    # Written late: it happened between the two.
+    # Written late: the change was made between the two.
     yield 12, told("acc9001", 5, "2", "Kyoto")
     yield 16, told("acc9001", 9, "4", "Lima", grax__deleted=at(15), grax__deletesource="source")
     yield 25, told("acc9001", 24, "5", "Accra")

@@ -70,7 +70,7 @@ def customers(now: datetime) -> Iterator[dict[str, Any]]:
 
 
 class Shop(BaseHTTPRequestHandler):
-    """Answers requests."""
+    """The handler of the API's requests."""
 
     protocol_version = "HTTP/1.1"
     now = FIRST_DAY
@@ -99,7 +99,7 @@ class Shop(BaseHTTPRequestHandler):
         self.answer({"now": text_of(Shop.now)})
 
     def page(self, rows: list[dict[str, Any]], asked: dict[str, str]) -> None:
-        """Rows that changed within the asked time, a few at once."""
+        """Return rows that changed within the requested time, a page at a time."""
         since, until = asked.get("since", ""), asked.get("until", "9999")
         found = [row for row in rows if since <= row["updated_at"] <= until]
         begin = int(asked.get("cursor", 0))
@@ -116,7 +116,7 @@ class Shop(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *words: Any) -> None:  # noqa: A002
-        """Requests are not logged: `chronolake read` shows them."""
+        """Log no requests: `chronolake read` shows them."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests and the demo, from the binaries that a package carries."""
+"""A real PostgreSQL server for tests and the demo, from the binaries in a Python package."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Cluster:
             )
 
     def start(self) -> None:
-        """Start the server, and wait until it answers."""
+        """Start the server, and wait until it responds."""
         options = f"-p {self._port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
         options += "".join(f" -c {name}={value}" for name, value in self._settings.items())
         log = str(self.folder / "server.log")
@@ -93,12 +93,12 @@ class Cluster:
         self._is_running = True
 
     def stop(self, how: str = "fast") -> None:
-        """Stop the server: `fast` is clean, `immediate` is like a crash."""
+        """Stop the server: `fast` is a clean stop, `immediate` is like a crash."""
         self._is_running = False
         self.run("pg_ctl", "-D", self.data, "-m", how, "-w", "stop")
 
     def promote(self) -> None:
-        """Make a standby the primary."""
+        """Promote a standby to primary."""
         self.run("pg_ctl", "-D", self.data, "-w", "promote")
 
     def save(self) -> str:

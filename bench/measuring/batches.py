@@ -29,7 +29,7 @@ UNMODIFIED: Final = "unmod-NcK9NIjPUutCsz4mjOQQztbnwnE1sY3"
 FORM: Final = FileForm("csv", "zstd", True, NULL, UNMODIFIED)
 
 _TMAX: Final = "9999-12-31T23:59:59.999Z"
-#: A sender's usual interval: a batch has the changes of so long a time.
+#: A sender's usual interval: a batch has the changes of this time.
 _EVERY_MILLIS: Final = 5 * 60_000
 #: Milliseconds between the first and the second change of a customer.
 _LATER_MILLIS: Final = 30_000
@@ -47,7 +47,7 @@ class Batch:
     Attributes:
         name: its identity.
         files: its files.
-        since: the least time that it touches, as SQL reads it.
+        since: the earliest time that it changes, as a SQL literal.
     """
 
     name: str
@@ -201,7 +201,7 @@ def _written(folder: Path, name: str, rows: Mapping[Op, Cells], since: int) -> B
 
 
 def csv(cells: Mapping[str, np.ndarray]) -> bytes:
-    """Rows as CSV; no cell needs quotes."""
+    """Format rows as CSV; no cell needs quotes."""
     table = pa.table({name: pa.array(array.tolist()) for name, array in cells.items()})
     out = io.BytesIO()
     out.write((",".join(cells) + "\n").encode())
@@ -210,7 +210,7 @@ def csv(cells: Mapping[str, np.ndarray]) -> bytes:
 
 
 def sealed(content: bytes, key: bytes) -> bytes:
-    """AES-256-CBC behind a random vector, with PKCS#7 padding."""
+    """Encrypt with AES-256-CBC behind a random vector, with PKCS#7 padding."""
     vector = secrets.token_bytes(16)
     padder, sealer = PKCS7(128).padder(), Cipher(algorithms.AES(key), modes.CBC(vector)).encryptor()
     padded = padder.update(content) + padder.finalize()

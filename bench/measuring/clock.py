@@ -1,4 +1,4 @@
-"""Times of several ways to do the same work, and how they are shown."""
+"""Timing of several ways to do the same work, and tables of the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 
-#: A way's runs: its name, and what does the work with the batch of that number.
+#: The ways by name; each runs the batch of a number.
 Ways = Mapping[str, Callable[[int], None]]
 
 
@@ -23,13 +23,13 @@ class Times:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the time of the block to `name`, if it ends well."""
+        """Add the time of the block to `name`, if it raises nothing."""
         begin = time.perf_counter()
         yield
         self.add(name, time.perf_counter() - begin)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add a time that was taken elsewhere."""
+        """Add a time that was measured elsewhere."""
         self.seconds[name].append(seconds)
 
     def median(self, name: str) -> float:
@@ -43,7 +43,7 @@ class Times:
         return f"{min(self.seconds[name]):.2f}-{max(self.seconds[name]):.2f}"
 
     def forget(self) -> None:
-        """Drop everything: it was the warm-up."""
+        """Discard all times, after the warm-up."""
         self.seconds.clear()
 
 
@@ -57,7 +57,7 @@ def interleaved(ways: Ways, rounds: Sequence[int]) -> None:
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: the first column to the left, the others to the right."""
+    """Print a table: the first column aligned left, the others right."""
     texts = [list(header), *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(header))]
     print(f"\n{title}")
@@ -74,7 +74,7 @@ def _text(cell: object) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line now: some steps take minutes."""
+    """Print a line and flush it: some steps take minutes."""
     print(text, flush=True)
 
 

@@ -28,7 +28,7 @@ class Rival:
     Attributes:
         name: its name.
         run: applies a batch, given the name of a view over its decoded rows.
-        claim: at most this part of its time is ours, or None.
+        claim: the highest ratio of our time to its time, or None.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Rival:
 class Contest:
     """Ours, rivals in Spark SQL, and DuckDB; each writes to its own copy of a table.
 
-    Times are taken twice: `from files` begins with encrypted batch files; `decoded` with a cached
+    Two times are measured: `from files` begins with encrypted batch files; `decoded` with a cached
     DataFrame, in DuckDB's case with Arrow tables of texts.
 
     Args:

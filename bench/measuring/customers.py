@@ -42,7 +42,7 @@ HISTORY_NAMES: Final = tuple(column.name for column in HISTORY)
 
 NEWEST_MILLIS: Final = 1_735_689_600_000  # 2025-01-01T00:00:00Z
 DAY_MILLIS: Final = 86_400_000
-#: A customer's own millisecond of the day is its id times this, modulo the day.
+#: A customer's millisecond of the day is its id times this, modulo the day.
 JITTER: Final = 37
 
 _ROWS_PER_FILE: Final = 5_000_000
@@ -128,7 +128,7 @@ def copied(lake: Lake, original: Made, name: str) -> Made:
 
 
 def data_files(lake: Lake, made: Made) -> list[str]:
-    """Paths of a table's Parquet files."""
+    """Return the paths of a table's Parquet files."""
     rows = lake.spark.sql(f"SELECT file_path FROM {made.sql}.data_files").collect()
     return [row.file_path.removeprefix("file:") for row in rows]
 

@@ -54,7 +54,7 @@ class Duck:
         self._connection.execute("CHECKPOINT")
 
     def upsert(self, name: str, rows: Decoded) -> None:
-        """Replace rows into a live table."""
+        """Upsert rows into a live table."""
         self._run(
             rows,
             f"""MERGE INTO {name} t USING ({_typed(Op.REPLACE, LIVE)}) s ON t.id = s.id
@@ -123,7 +123,7 @@ def _typed(op: Op, columns: Sequence[Column]) -> str:
 
 
 def _completed(columns: Sequence[Column]) -> str:
-    """Cells of update rows `u` over stored rows `b`."""
+    """Return the cells of update rows `u`, completed from stored rows `b`."""
     cells = []
     for column in columns:
         cell = _cast(column, "u.")

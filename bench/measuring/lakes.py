@@ -79,7 +79,7 @@ def changes(
 def apply(
     lake: Lake, made: Made, batch: Batch, *, history: bool, decoded: DataFrame | None = None
 ) -> core.BatchResult:
-    """Ours: a batch into its table, from its files or from its decoded rows."""
+    """Apply a batch to its table by ours, from its files or from its decoded rows."""
     rows = changes(lake, made, batch, history=history) if decoded is None else decoded
     write = core.write_history_batch if history else core.write_batch
     columns = HISTORY if history else LIVE

@@ -60,7 +60,7 @@ def main() -> None:
             """Log nothing."""
 
     class Server(ThreadingHTTPServer):
-        # A connection that finds no place is tried again only after a second.
+        # A connection that exceeds the backlog is retried only after a second.
         request_queue_size = 64
 
     server = Server(("127.0.0.1", 0), Api)

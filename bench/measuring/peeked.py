@@ -25,7 +25,7 @@ _ROWS_AT_ONCE: Final = 500
 
 @dataclass
 class Peeked:
-    """Takes the place of a `LogStream`."""
+    """A replacement of `LogStream`."""
 
     connection: psycopg.Connection
     slot: Slot

@@ -30,7 +30,7 @@ class _Queries:
                 self.phases.setdefault(name, []).append((phase.startTimeMs(), phase.endTimeMs()))
 
     def onFailure(self, _name: str, _query: Any, _error: Any) -> None:  # noqa: N802
-        """Failures are raised anyway."""
+        """Do nothing: failures are raised anyway."""
 
     class Java:
         """Py4J reads the implemented Java interfaces here."""
@@ -40,7 +40,7 @@ class _Queries:
 
 @contextmanager
 def profiled(spark: SparkSession, title: str) -> Iterator[None]:
-    """Print what Spark did during the block: queries, jobs, and the time of neither."""
+    """Print Spark's work during the block: queries, jobs, and the time of neither."""
     ensure_callback_server_started(spark.sparkContext._gateway)  # noqa: SLF001
     listeners = spark._jsparkSession.listenerManager()  # noqa: SLF001
     queries = _Queries()

@@ -1,4 +1,4 @@
-"""A caller of a server: sends batches over gRPC, and reads the server's own clocks."""
+"""A client of a server: sends batches over gRPC, and reads the server's own timings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Sender:
         self._stub = DestinationConnectorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
 
     def send(self, made: Made, batch: Batch, *, history: bool) -> None:
-        """Send a batch and wait for the answer.
+        """Send a batch and wait for the response.
 
         Raises:
-            RuntimeError: the server answered anything but success.
+            RuntimeError: the server reported anything but success.
         """
         reported: dict[str, Any] = {
             "schema_name": SCHEMA,
@@ -85,7 +85,7 @@ def stage_seconds(server: Server) -> Stages:
 
 
 def spent(before: Stages, after: Stages, table: str) -> dict[str, float]:
-    """Seconds by stage between two readings, of tables whose names begin so."""
+    """Return seconds by stage between two readings, of tables whose names have this prefix."""
     found: defaultdict[str, float] = defaultdict(float)
     for (name, stage), seconds in after.items():
         if name.startswith(f"{SCHEMA}.{table}"):

@@ -30,7 +30,7 @@ _ROW: Final = (
 
 
 def create(address: str) -> None:
-    """Make the table, empty."""
+    """Create the table, empty."""
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(_TABLE)
 
@@ -46,7 +46,7 @@ def fill(address: str, begin: int, upto: int, *, step: int = 1_000_000) -> None:
 
 
 def publish(address: str) -> None:
-    """Make what reading the log needs."""
+    """Create the publication and the slot for reading the log."""
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(
             "CREATE PUBLICATION chronolake_shop FOR TABLE orders "
@@ -58,7 +58,7 @@ def publish(address: str) -> None:
 
 
 def unpublish(address: str) -> None:
-    """Remove what reading the log needed."""
+    """Remove the publication and the slot for reading the log."""
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("SELECT pg_drop_replication_slot('chronolake_shop')")
         connection.execute("DROP PUBLICATION chronolake_shop")

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlencode
 
 @dataclass(frozen=True)
 class Request:
-    """One request as it is compared: queries and forms sorted, JSON read, tokens opened."""
+    """One request in comparable form: queries and forms sorted, JSON parsed, tokens decoded."""
 
     method: str
     path: str
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def line(self) -> str:
-        """Method, path and query only."""
+        """The method, path and query."""
         query = "&".join(f"{name}={value}" for name, value in self.query)
         return f"{self.method} {self.path}{'?' + query if query else ''}"
 
@@ -116,7 +116,7 @@ def filled(value: Any, names: Mapping[str, Any]) -> Any:
 
 
 class Api:
-    """The state of one programmed API: its routes, what was asked, how often each fault struck."""
+    """The state of one programmed API: its routes, its requests, how often each fault occurred."""
 
     def __init__(self, routes: list[dict[str, Any]], address: str) -> None:
         self.address = address

@@ -30,14 +30,14 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent / "cases"
-#: A sync that begins where the one before it ended.
+#: A sync that begins with the state of the one before it.
 HANDED = "handed"
 PARTS = ("records", "requests", "state", "failure", "waits")
 _DIFFERING = dict.fromkeys(("difference", "reason", "expect"))
 
 
 class _Loader(yaml.SafeLoader):
-    """Leaves dates as text, as the manifests' own loader does."""
+    """A YAML loader that leaves dates as text, as the manifests' own loader does."""
 
 
 _Loader.yaml_implicit_resolvers = {

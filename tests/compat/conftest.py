@@ -33,6 +33,6 @@ def reader(python: Path) -> Iterator[Reference]:
 
 @pytest.fixture(scope="session")
 def beside(python: Path) -> Iterator[Reference]:
-    """Our reader where airbyte-cdk is installed, too."""
+    """Start our reader in the environment that also has airbyte-cdk."""
     with ours_with_cdk(python) as running:
         yield running

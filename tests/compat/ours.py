@@ -1,4 +1,4 @@
-"""Our reader, behind the one function that the comparison needs."""
+"""Our reader, behind the one function that the comparison calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST = Path(__file__).parent / "files" / "manifest.yaml"
 
 
 class Clock:
-    """A clock that passes a wait at once, and writes it down."""
+    """A clock that skips waits, and records them."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -46,7 +46,7 @@ def outcome(
     state: Any,
     components: str | None = None,
 ) -> Outcome:
-    """Our reading of a stream from an API programmed for it."""
+    """Read a stream with our reader, from an API programmed for it."""
     programmed = server.program(routes)
     reported = read_all(manifest, config, stream, state, components)
     return Outcome(**reported, requests=list(programmed.asked))

@@ -12,7 +12,7 @@ from api import Request
 
 #: How much the two readers' clocks may differ, in a wait until a point in time.
 SLACK = 2.0
-#: A sync's duration in its state, which is no more than this in any test.
+#: The longest duration of a sync that a test stores in its state.
 LONGEST = 60
 
 

@@ -62,7 +62,7 @@ FORMS = (
     _counted("%s", "PT1S", dt.timedelta(seconds=1)),
     _counted("%ms", "PT0.001S", dt.timedelta(milliseconds=1)),
 )
-#: Steps, and whether the window is cut by the calendar.
+#: Lengths of steps; None for a month, whose length depends on the calendar.
 STEPS = {
     "P1D": dt.timedelta(days=1),
     "P3D": dt.timedelta(days=3),
@@ -74,7 +74,7 @@ STEPS = {
 
 @dataclass(frozen=True)
 class World:
-    """A manifest, and what the API holds at each of two syncs."""
+    """A manifest, and the API's content at each of two syncs."""
 
     manifest: dict[str, Any]
     state: Any
@@ -88,7 +88,7 @@ class World:
         cursor = self.manifest["streams"][0]["incremental_sync"]
         end = self.form.read(self.end)
         if cursor.get("is_compare_strictly"):
-            # A slice that would begin at the end is left out.
+            # A slice that would begin at the end is omitted.
             end -= self.form.unit
         return self.form.written(min(self.form.read(text), end))
 
@@ -104,7 +104,7 @@ class World:
 
 
 def times(form: Form, first: int, last: int) -> st.SearchStrategy[dt.datetime]:
-    """Times of a form, between two days."""
+    """Draw times of a form, between two days."""
     unit = max(form.unit, dt.timedelta(hours=1))
     hours = st.integers(0, int(dt.timedelta(days=last - first) / unit))
     fine = st.sampled_from([0, 0, 1]) if form.unit < unit else st.just(0)
@@ -117,7 +117,7 @@ def times(form: Form, first: int, last: int) -> st.SearchStrategy[dt.datetime]:
 
 @st.composite
 def rows(draw: st.DrawFn, form: Form, *, first: int = 1) -> list[dict[str, Any]]:
-    """Records on time, late, in the future, without a time, and with none that can be read."""
+    """Draw records on time, late, in the future, without a time, and with an unreadable one."""
     written = times(form, -5, 45).map(form.written)
     odd = st.sampled_from([None, "", "soon", "20th"]) if draw(st.booleans()) else written
     value = st.one_of(written, written, written, odd)
@@ -324,7 +324,7 @@ def states(draw: st.DrawFn, form: Form, kind: str, earliest: dt.datetime) -> Any
 
 @st.composite
 def failures(draw: st.DrawFn, kind: str) -> list[dict[str, Any]]:
-    """Faults that pass, and at times a partition that is refused."""
+    """Draw temporary faults, and sometimes a partition that is refused."""
     passing = draw(
         st.lists(
             st.sampled_from(

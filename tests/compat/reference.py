@@ -40,16 +40,16 @@ from airbyte_cdk.sources.declarative.incremental.concurrent_partition_cursor imp
 )
 from airbyte_cdk.utils.traced_exception import AirbyteTracedException  # noqa: E402
 
-#: The folder of the manifests, in which their schemas are.
+#: The folder of the manifests, which contains their schemas.
 FILES = Path(__file__).with_name("files")
-#: A reading that takes longer than this hangs.
+#: Seconds after which a read counts as hanging.
 PATIENCE = 30
 #: Callers that really sleep: the framework between its own threads, and the rate limiter.
 SLEEPERS = ("partition_enqueuer", "call_rate")
 
 
 class Waits:
-    """Stands for `time.sleep`: writes down what was to be waited, and lets that time pass."""
+    """Replaces `time.sleep`: records the wait, and moves the clock instead."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -122,7 +122,7 @@ def source_of(question: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def register(code: str) -> None:
-    """Have the code that a manifest has beside it, where the reference looks for it."""
+    """Make the code beside a manifest available where the reference looks for it."""
     module = ModuleType("source_declarative_manifest.components")
     sys.modules["source_declarative_manifest"] = ModuleType("source_declarative_manifest")
     sys.modules[module.__name__] = module

@@ -71,7 +71,7 @@ def _compared(
 def test_the_oldest_partitions_are_dropped_where_the_reference_goes_global(
     reader: Reference, server: Server
 ) -> None:
-    """The document drops the oldest beyond 10,000; the reference has one cursor from then on."""
+    """The document drops the oldest partitions beyond 10,000; the reference then has one cursor."""
     case = next(case for case in CASES if case.name == "state per partition")
     cursor = {"updated": "2024-01-20"}
     states = [

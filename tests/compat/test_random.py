@@ -1,4 +1,4 @@
-"""Random manifests, data and states: both readers do the same, and the same again the next time."""
+"""Random manifests, data and states: both readers do the same, also in the sync after that."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Reply:
 
 
 class _Server(ThreadingHTTPServer):
-    # A connection that finds no place is tried again only after a second.
+    # A connection that exceeds the backlog is retried only after a second.
     request_queue_size = 64
 
 
@@ -65,7 +65,7 @@ Answering = Reply | Callable[[Asked], Reply]
 
 
 class Api:
-    """Serves paths on 127.0.0.1; the last answer of a path is given again and again."""
+    """A server of paths on 127.0.0.1; the last reply of a path is repeated."""
 
     def __init__(self, paths: Mapping[str, Answering | Iterable[Answering]] | None = None) -> None:
         self._answers: dict[str, list[Answering]] = {}

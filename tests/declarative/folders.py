@@ -1,4 +1,4 @@
-"""Connectors as folders: a manifest with Python code beside it, read from an API of our own."""
+"""Connectors as folders: a manifest with Python code beside it, read from a test API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A worker that is given hostile input, and measures its peak memory: `python hostile.py CASE…`.
+"""A worker that reads hostile input, and measures its peak memory: `python hostile.py CASE…`.
 
 Prints a line of JSON for each case: its name, the MiB it took beyond what the input takes itself,
-and how it ended. The cases are by name in `CASES`; each makes its input, and returns what reads it.
+and how it ended. `CASES` has the cases by name; each makes its input, and returns what reads it.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def _reads(kind: str, body: bytes, **fields: Any) -> Run:
-    """Reads a body as a stream does that is read at once."""
+    """Read a body as a stream does that is read at once."""
     decoder = _DECODER.validate_python({"type": kind, **fields})
     answer = Answer(200, httpx.Headers(), body, "http://a.example/", "GET", memory=MEMORY)
     return lambda: extraction_of(_ALL, decoder, {})(answer).count
 
 
 def _downloads(kind: str, body: bytes, **fields: Any) -> Run:
-    """Reads a body from a file, some records at a time."""
+    """Read a body from a file, some records at a time."""
     decoder = _DECODER.validate_python({"type": kind, **fields})
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - what is read from it needs it
@@ -79,7 +79,7 @@ def _template(text: str, **variables: Any) -> Run:
 
 
 _MIB = 1 << 20
-#: An eighth of what an answer may take, so that the cases are small and quick.
+#: An eighth of the limit for responses, so that the cases are small and quick.
 MEMORY = 64 * _MIB
 _CSV = {"decoder": {"type": "CsvDecoder"}}
 _JSON = {"decoder": {"type": "JsonDecoder"}}

@@ -1,4 +1,4 @@
-"""A stream of a manifest, read from an API of our own."""
+"""Reads of a manifest's stream from a test API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports are ordered, waited for and downloaded as the reference has it."""
+"""Reports are ordered, polled and downloaded as the reference does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MANIFEST = Path("manifest.yaml")
 
 
 class Clock:
-    """A clock that passes waits at once, and writes them down."""
+    """A clock that skips waits, and records them."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Desk:
-    """An API of reports, and the means to read it."""
+    """A test API of reports, and the means to read it."""
 
     def __init__(self, api: Api, client: httpx.Client) -> None:
         self.api = api
@@ -187,7 +187,7 @@ def test_why_an_order_is_refused_is_told(desk: Desk) -> None:
 
 
 def test_a_report_that_takes_too_long_is_aborted_and_ordered_again(desk: Desk) -> None:
-    # A minute of looks, each five seconds after the other, and then one of the second order.
+    # A minute of polls, one every five seconds, and then one of the second order.
     desk.api.on("/reports/7", *[RUNNING] * 13, READY)
 
     more = {"polling_job_timeout": "{{ config['minutes'] }}", **desk.asking("abort")}
@@ -447,7 +447,7 @@ def test_several_extractors_may_look_into_a_download(desk: Desk) -> None:
 def test_reports_are_deleted_once_they_are_read(desk: Desk) -> None:
     desk.api.on("/reports/7/delete", Reply(status=404))
 
-    # One that stays has been read all the same.
+    # A report that cannot be deleted has been read all the same.
     assert _ids(desk.read(**desk.asking("delete"))) == [1]
     assert desk.api.paths()[-2:] == ["/files/1", "/reports/7/delete"]
 

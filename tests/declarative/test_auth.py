@@ -244,7 +244,7 @@ def test_session_logs_in_once_and_again_when_it_is_over(api: Api, client: httpx.
 
 
 def test_order_of_statuses_makes_no_other_session(api: Api, client: httpx.Client) -> None:
-    """A set's order may change on its way to another process, which has to find the session."""
+    """A set's order may change on the way to another process, which has to find the session."""
     api.on("/login", counting())
     visit = Visit(api, client, {"password": HIDDEN})
 

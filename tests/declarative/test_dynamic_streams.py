@@ -1,4 +1,4 @@
-"""Streams that a manifest does not list: of the API, of the configuration, or on a condition."""
+"""Streams that a manifest does not list: from the API, the configuration, or on a condition."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from chronolake.source.declarative.manifests import yaml_source
 from chronolake.source.declarative.manifests.manifest import of
 from chronolake.source.declarative.templating import templates
 
-#: The cases that were found, of each kind one at least.
+#: Known hostile cases, at least one of each kind.
 _FOUND = (
     "body: objects",
     "body: gzip of objects",
@@ -40,7 +40,7 @@ _FOUND = (
     "template: slices",
     "template: pattern",
 )
-#: Beyond the input: what an answer may take, and somewhat more; what a template may.
+#: Allowed MiB beyond the input: a response's limit and a margin; a template's limit.
 _MOST = {"body": 1.25 * hostile.MEMORY / (1 << 20), "template": 160}
 
 
@@ -103,7 +103,7 @@ def test_a_json_text_within_the_limit_is_read(value: Any) -> None:
     text = orjson.dumps(value)
 
     assert parsed(text) == value
-    # Signs within strings do not count, once it matters.
+    # Brackets within strings do not count, if the depth matters.
     assert size_of(orjson.dumps("{[,:" * 1000), 5_000) <= 5_000
 
 

@@ -26,7 +26,7 @@ SECRET = "s3cret-of-the-config"
 
 
 class Desk:
-    """A network whose waits are written down, not waited."""
+    """A network whose waits are recorded, not slept."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -52,7 +52,7 @@ class Desk:
 
 
 class Key(Authentication):
-    """Credentials in a header and a parameter; a refresh counts up."""
+    """Credentials in a header and a parameter; each refresh counts up."""
 
     def __init__(self) -> None:
         self.number = 1

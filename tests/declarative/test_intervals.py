@@ -1,4 +1,4 @@
-"""Slices of time: the documents' examples, and what holds for all of them."""
+"""Slices of time: the documents' examples, and invariants of all slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests: references, what components inherit, and everything that is wrong, with its line."""
+"""Manifests: references, inherited parameters, and all errors, each with its line."""
 
 from __future__ import annotations
 

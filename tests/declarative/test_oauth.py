@@ -130,7 +130,7 @@ def test_rotating_refresh_tokens_are_remembered(api: Api, client: httpx.Client) 
     refreshed = [each.form["next"] for each in api.asked if each.path == "/token"]
     assert refreshed == ["first", "r1"]
 
-    # Signed in again: what was remembered belongs to the token from before.
+    # After a new sign-in, the stored tokens belong to the old refresh token.
     config["credentials"]["refresh_token"] = "anew"
     visit.access = visit.again()
     visit.asks(wanted)

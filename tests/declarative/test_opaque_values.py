@@ -1,4 +1,4 @@
-"""Tokens, keys and cursors that look like something else are sent as the API gave them."""
+"""Tokens, keys and cursors that look like numbers or lists are sent as the API returned them."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_partitions_are_asked_for_by_their_keys_as_they_are(
         return
     assert read.result.failure is None
     assert read.ids == _TEXTS
-    # A key that a transformation puts into the records is a text or the same number.
+    # A key that a transformation adds to the records is a text or the same number.
     assert [str(record["of"]) for record in read.result.records] == _TEXTS
 
 

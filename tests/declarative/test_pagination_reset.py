@@ -43,7 +43,7 @@ def _rows(asked: Asked) -> Reply:
 
 
 def _refusing(status: int, *refused: dict[str, str]) -> Any:
-    """Refuses each of some requests once."""
+    """Refuse each of some requests once."""
     left = list(refused)
 
     def answer(asked: Asked) -> Reply:

@@ -1,4 +1,4 @@
-"""Pages follow one another as the reference's paginators have it."""
+"""Pages follow one another as in the reference's paginators."""
 
 from __future__ import annotations
 

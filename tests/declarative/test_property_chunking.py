@@ -1,4 +1,4 @@
-"""Requests ask for properties by name, and the parts of a record are put together."""
+"""Requests name the properties that they need, and the parts of a record are joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of records: as the schema declares them where the values fit, wider where they do not."""
+"""Columns of records have the schema's types where the values fit, and wider ones elsewhere."""
 
 from __future__ import annotations
 

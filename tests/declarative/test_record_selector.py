@@ -1,4 +1,4 @@
-"""Answers become records as the reference's selector, filter and transformations make them."""
+"""Responses become records by the reference's selector, filter and transformations."""
 
 from __future__ import annotations
 

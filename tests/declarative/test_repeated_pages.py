@@ -1,4 +1,4 @@
-"""Pages that repeat are an error and not read for ever."""
+"""Pages that repeat are an error, and do not loop forever."""
 
 from __future__ import annotations
 

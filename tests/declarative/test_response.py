@@ -1,4 +1,4 @@
-"""Answers of every shape that is not a list of records: each has no records, or fails its slice."""
+"""Responses that are not a list of records: each has no records, or fails its slice."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def outcome(api: Api, reply: Reply, record: Any, one: dict[str, Any]) -> tuple[s
         assert read.result.state == {"updated": "2024-01-15"}, reply
         return _NONE, None
     assert read.ids in ([], [1]), reply
-    # The state stays before the slice, so that the next run asks for it again.
+    # The state remains before the slice, so that the next run requests it again.
     assert read.result.state == _START, reply
     return _FAILS, read.result.failure.message
 

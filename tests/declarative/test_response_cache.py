@@ -1,4 +1,4 @@
-"""Answers are kept, but not without bounds."""
+"""Responses are cached within bounds."""
 
 from __future__ import annotations
 

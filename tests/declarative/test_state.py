@@ -1,4 +1,4 @@
-"""A stream's state: what a run asks for, what it leaves to the next, and how others have it."""
+"""A stream's state: what a run requests, what it stores for the next, and its exported form."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_times_are_compared_as_times() -> None:
 def test_runs_that_fail_anywhere_ask_for_each_day_once(
     failing: Sequence[set[int]], step: int, days: int
 ) -> None:
-    """However many runs are cut off or fail in some slices, together they ask for all, once."""
+    """However many runs stop or fail in some slices, together they request everything once."""
     described = cursor(end=f"2024-01-{days:02d}", step=f"P{step}D")
     asked: Counter[str] = Counter()
     reported: Any = None
@@ -332,7 +332,7 @@ def test_after_a_future_record_the_next_run_asks_from_the_end_on(
 def test_no_state_exceeds_the_end_of_what_was_asked_for(
     kind: str, runs: Sequence[tuple[int, list[tuple[bool, int | None]]]], described: dict[str, Any]
 ) -> None:
-    """Whatever times records have, and whichever slices fail: also in the stored form."""
+    """That is true for all times of records and all failed slices, also in the stored form."""
     is_precise = "T" in described.get("datetime_format", "")
     zero = "T00:00:00" if is_precise else ""
     end, told = 5, None

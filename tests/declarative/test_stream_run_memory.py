@@ -1,4 +1,4 @@
-"""A run over a stream: what it keeps in memory."""
+"""The memory of a run over a stream."""
 
 from __future__ import annotations
 

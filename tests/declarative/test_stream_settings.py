@@ -130,7 +130,7 @@ _NOW = datetime(2026, 3, 31, 2, 0, 5, tzinfo=UTC)
         ("never", None, False),
         ("weekly", None, True),
         ("weekly", _NOW - timedelta(days=6), False),
-        # At the same time of a day, and a few seconds too early.
+        # At the same time of day, and a few seconds early.
         ("weekly", _NOW - timedelta(days=7) + timedelta(seconds=9), True),
         ("weekly", _NOW - timedelta(days=7) + timedelta(hours=2), False),
         ("monthly", datetime(2026, 2, 28, 3, tzinfo=UTC), True),

@@ -1,4 +1,4 @@
-"""Templates read what they are given and change none of it; URLs are sent as `requests` does."""
+"""Templates do not change their arguments; URLs are sent as `requests` does."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def test_no_template_fills_the_machine_or_holds_it_up(text):
     with pytest.raises(ConfigurationError):
         evaluated(text, {"config": {}})
 
-    # None takes three seconds on a slow machine; without a bound each takes minutes, or the memory.
+    # Each takes less than 3 s on a slow machine; without a bound, minutes or all of the memory.
     assert time.monotonic() - began < 20
 
 
@@ -460,7 +460,7 @@ def test_a_value_of_json_that_is_looked_up_keeps_its_type(value, template):
 @pytest.mark.parametrize(
     ("template", "kinds", "value"),
     [
-        # The manifest asks for a number.
+        # The manifest requires a number.
         ("{{ record.a }}", (int, float), 2.1),
         ("{{ record.a }}", (str,), "2.10"),
         ("'{{ record.a }}'", (), "2.10"),

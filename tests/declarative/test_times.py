@@ -1,4 +1,4 @@
-"""Moments in a manifest's formats: expectations were taken from airbyte-cdk 7.39.1."""
+"""Times in a manifest's formats: expectations were taken from airbyte-cdk 7.39.1."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FORMATS = [
     "%ms",
     "%s_as_float",
 ]
-#: Spellings at the edge of what strptime takes, in front of, within or behind which one errs.
+#: Texts at the limits of strptime; errors are likely before, within or after them.
 ODD = [
     "",
     " ",

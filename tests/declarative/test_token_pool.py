@@ -1,4 +1,4 @@
-"""Requests go by a token that has calls left; no token makes more than it may."""
+"""Requests use a token that has calls left; no token makes more than its quota."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_last_calls_are_spread_over_the_time_that_is_left(api: Api, client: http
     for _ in range(3):
         visit.asks(spread)
 
-    # One token has more than its reserve all the time.
+    # One token always has more than its reserve.
     assert visit.time.waits == []
     visit.access = visit.again()
     api.on("/quotas", told(2, reset=int(NOW) + 12))
@@ -391,7 +391,7 @@ def test_tasks_share_the_calls_that_the_driver_counts(api: Api, client: httpx.Cl
 
 
 def test_tasks_wait_by_themselves(api: Api, client: httpx.Client) -> None:
-    """The driver, which answers all of them, is not kept from it."""
+    """The driver, which answers all tasks, is not blocked."""
     api.on("/quotas", told(0, reset=int(NOW) + 60), told(9))
     driving, task = (Visit(api, client, {"tokens": "one"}) for _ in range(2))
     driving.access.sender(driving.requester(rotating(api)))

@@ -1,4 +1,4 @@
-"""An API of our own, and access to it with some configuration."""
+"""A test API, and access to it with a configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Time:
 
 
 class Kept:
-    """A memory as JSON, as the operational store has it."""
+    """A token store as JSON, as the operational store has it."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Visit:
         self.access = self.again()
 
     def again(self) -> Access:
-        """Access as a next run has it."""
+        """Return access as the next run has it."""
         return Access(self.network, self.config, custom=custom_authentication, memory=self.memory)
 
     def requester(self, authenticator: dict[str, Any], **fields: Any) -> HttpRequester:

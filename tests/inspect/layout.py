@@ -39,7 +39,7 @@ def make(config: LakeConfig) -> Make:
 
 
 def column(text: str) -> Column:
-    """`name*:TYPE`, with a star for a key column."""
+    """Parse a column: `name*:TYPE`, with a star for a key column."""
     name, _, kind = text.rpartition(":")
     key = name.endswith("*")
     if kind.startswith("DECIMAL("):
@@ -51,7 +51,7 @@ def column(text: str) -> Column:
 
 
 def arrow(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """Rows of texts and plain values as an Arrow table of the columns' types."""
+    """Convert rows of texts and plain values to an Arrow table of the columns' types."""
     arrays = []
     for place, one in enumerate(columns):
         values = [row[place] for row in rows]
@@ -75,7 +75,7 @@ def property_of(columns: Sequence[Column]) -> str:
 
 
 def maker(config: LakeConfig) -> Make:
-    """Makes tables: their name, their columns as texts, and appends of rows."""
+    """Return a function that makes tables: name, columns as texts, and appends of rows."""
 
     def made(
         name: TableName,

@@ -1,4 +1,4 @@
-"""Two times within a delete and a revival: the difference is always that of what was true."""
+"""Diffs between two times within a delete and a revival: they equal the true difference."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_a_timeline_tells_what_changed_and_how_each_version_ended(
         ORDERS,
         ["id*:LONG", "status:STRING", "amount:DECIMAL(8;2)", "_fivetran_synced:UTC_DATETIME",
          *HISTORY],
-        # Not in their order, and among other records.
+        # Out of order, and among other records.
         [
             (1, "gone", "2.00", "2024-02-01T00:00:00Z", "2024-01-03T00:00:00Z",
              "2024-01-04T00:00:00Z", False),

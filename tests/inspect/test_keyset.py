@@ -215,7 +215,7 @@ def test_buckets_are_never_more_than_wanted_and_not_far_fewer(
 
     assert begin <= first
     assert 1 <= (last - begin) // width + 1 <= most
-    # The next readable width is at most four times as wide, and its buckets begin elsewhere.
+    # The next readable width is at most four times as wide, and its buckets have other bounds.
     assert width <= max(1, 4 * (last - first) // max(1, most - 2) + 4) or most <= 3
 
 

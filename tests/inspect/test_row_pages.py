@@ -1,4 +1,4 @@
-"""Rows at a time, page by page: without Spark."""
+"""The rows at a time, page by page, without Spark."""
 
 from __future__ import annotations
 

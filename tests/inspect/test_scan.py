@@ -66,7 +66,7 @@ def test_row_groups_of_other_keys_are_not_read(config: LakeConfig, make: Make) -
     content[begin : begin + 400] = b"\xff" * 400
     file.write_bytes(bytes(content))
 
-    # Its keys are greater than those that a page has already.
+    # Its keys are greater than those that the page already has.
     assert rows_at(config, ORDERS, "2024-02-01", limit=150) == first
     with pytest.raises(LakeError, match="cannot be read"):
         rows_at(config, ORDERS, "2024-02-01", limit=500)

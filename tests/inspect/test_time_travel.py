@@ -40,7 +40,7 @@ class Made:
     lake: Lake
 
     def cells(self, rows: list[dict[str, Any]]) -> list[dict[str, Cell]]:
-        """Rows of the model as cells."""
+        """Convert rows of the model to cells."""
         spelled = {
             one.name: cells(_array([row[one.name] for row in rows], one)) for one in self.columns
         }
@@ -122,7 +122,7 @@ _TABLES: dict[str, tuple[list[str], Callable[[random.Random], Told]]] = {
 
 @pytest.fixture(scope="session")
 def pasts(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
-    """Tables of several files, most with deletion vectors, one with a younger column."""
+    """Make tables of several files, most with deletion vectors, one with a column added later."""
     folder = tmp_path_factory.mktemp("rows")
     return {
         name: _made(lake, folder / name, name, texts, model(random.Random(f"past {name}")))
@@ -139,7 +139,7 @@ def _made(lake: Lake, folder: Path, table: str, texts: list[str], model: Told) -
         f"ALTER TABLE {full} SET TBLPROPERTIES ('chronolake.epsilon-micros' = '{model.epsilon}')"
     )
     parts = [model.rows[start::2] for start in range(2)]
-    # Each file has rows that are gone again: among them copies of rows that stay.
+    # Each file has rows that were deleted later, among them copies of rows that stay.
     for number, rows in enumerate(parts):
         gone = [{**row, SYNCED: -1} for row in rows[:5]]
         _append(lake, folder.with_name(f"{table}{number}.parquet"), full, columns, [*gone, *rows])

@@ -1,4 +1,4 @@
-"""Versions of records and what is asked of them, in plain Python, without any Chronolake.
+"""Versions of records and queries on them, in plain Python, without any Chronolake.
 
 A row maps column names to Python values; times are microseconds since 1970.
 """
@@ -56,7 +56,7 @@ class Told:
         return found
 
     def order(self, row: Row) -> tuple[Any, ...]:
-        """Key and start, as something that Python sorts: null first, NaN last."""
+        """Return key and start as a sort key of Python: null first, NaN last."""
         return (*(comparable(row[name]) for name in self.key), row.get(START, 0))
 
     def is_clear(self, at: int) -> bool:
@@ -65,7 +65,7 @@ class Told:
         return len(keys) == len(set(keys))
 
     def times(self, chance: random.Random, count: int) -> list[int]:
-        """Times at which something happens, or nearly."""
+        """Draw times at or near the bounds of versions."""
         marks = [row[name] for row in self.rows for name in (START, END)]
         near = [
             chance.choice(marks) + chance.choice([-1_000, -1, 0, 1, 999, 1_000, self.epsilon])

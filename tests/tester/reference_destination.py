@@ -57,7 +57,7 @@ class Stored:
 
 
 class Files:
-    """Reads the files of one request into lists of dicts of text."""
+    """Parser of the files of one request, into lists of dicts of text."""
 
     def __init__(self, request):
         self.request = request
@@ -112,7 +112,7 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
 
     Args:
         unsupported: names of Migrate operations (and of sync modes) to answer `unsupported`.
-        faults: names of the ways in which it is to be wrong.
+        faults: names of the faults to switch on.
     """
 
     def __init__(self, *, unsupported=(), faults=()):

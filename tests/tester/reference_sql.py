@@ -1,4 +1,4 @@
-"""The words of the reference destination's SQL."""
+"""SQL types, names and literals of the reference destination."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES = {
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
-    """Something that the customer can put right: answered with a task."""
+    """An error that the customer can correct: returned as a task."""
 
 
 def ident(name):

@@ -1,4 +1,4 @@
-"""The expected contents beside those of an independent destination, and of the specification."""
+"""The expected contents, compared with an independent destination and the specification."""
 
 from __future__ import annotations
 

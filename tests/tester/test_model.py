@@ -1,4 +1,4 @@
-"""The expected contents: the worked examples, and the promises for any sequence of batches."""
+"""The expected contents: the worked examples, and invariants of any sequence of batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNMOD = Marker.UNMODIFIED
 
 
 def day(text):
-    """`02-01` of 2024, `-02-01` one millisecond before that."""
+    """Format a day of 2024: `02-01`; with a minus sign, one millisecond before it."""
     if text == "TMAX":
         return TMAX_TEXT
     before = text.startswith("-")

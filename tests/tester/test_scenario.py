@@ -1,4 +1,4 @@
-"""Scenarios: what is read from the JSON files, and what is refused."""
+"""Scenarios: which parts of the JSON files are read, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values: the texts of cells, and what a table keeps for them."""
+"""Values: the texts of cells, and the values that a table stores for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tester against a real destination over gRPC: what it sends, finds and expects."""
+"""The tester against a real destination over gRPC: its requests, findings and expectations."""
 
 from __future__ import annotations
 
@@ -424,7 +424,7 @@ def test_a_destination_without_migrations_is_one_that_supports_none(tmp_path):
 
 
 def test_a_finding_is_reported_once_and_counted(tmp_path):
-    """A wrong type is in every description of its table."""
+    """A wrong type appears in every description of its table."""
     stories = []
     for number in range(4):
         path = tmp_path / f"story_{number}.json"
@@ -460,7 +460,7 @@ def test_a_finding_of_each_schema_counts_for_itself(simple, tmp_path):
 
 
 def test_a_destination_that_is_still_starting_is_waited_for(simple):
-    """The server listens only after the tester has said that it waits."""
+    """The server starts to listen only after the tester has reported that it waits."""
 
     class Starting(io.StringIO):
         server = None

@@ -1,4 +1,4 @@
-"""Our batch files beside the ones that the vendor's tester made from the same scenarios."""
+"""Our batch files, compared with those of the vendor's tester for the same scenarios."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from uiprocess import Served, Shop, start, stop
 
 __all__ = ["config", "make"]
 
-# A busy machine takes its time.
+# A busy machine is slow.
 expect.set_options(timeout=20_000)
 
 
@@ -58,7 +58,7 @@ def served(shop: Shop) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Start Debian's Chromium. Without it tests are skipped; in CI, `.ci/run` installs it."""
+    """Find Debian's Chromium. Without it tests are skipped; in CI, `.ci/run` installs it."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         assert not os.environ.get("CI"), "CI has no Chromium: .ci/run should have installed it"

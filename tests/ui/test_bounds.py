@@ -208,7 +208,7 @@ def test_memory_is_bounded_by_what_versions_hold(
     assert pa.total_allocated_bytes() <= before + held // 2
 
     monkeypatch.setattr(sites, "_MOST_BYTES", held // 2)
-    assert asked.get(f"/record?table={path}").status_code == 200  # It is kept.
+    assert asked.get(f"/record?table={path}").status_code == 200  # The timeline is cached.
     refused = asked.get(f"/record?table={path}&key.id=01")
     assert refused.status_code == 400
     assert "too much to show" in refused.text

@@ -57,7 +57,7 @@ def test_every_record_s_url_gives_its_key_again(key: dict[str, str | int | bool 
         ("2026-05-02 12:30", "2026-05-02T12:30:00Z"),
         ("2026-05-02T12:30:00.123456Z", "2026-05-02T12:30:00.123456Z"),
         ("2026-05-02T12:30:00+02:00", "2026-05-02T10:30:00Z"),
-        # In a URL that was written by hand, a plus is a blank.
+        # In a URL that was typed by hand, a plus is a blank.
         ("2026-05-02T12:30:00 02:00", "2026-05-02T10:30:00Z"),
         ("2026-05-02 12:30:00.5 0200", "2026-05-02T10:30:00.500Z"),
         ("2026", "2026-01-01T00:00:00Z"),
@@ -139,7 +139,7 @@ def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -
         {"column": "a", "places": [1, 2, 3]},
         {"column": "b", "places": [2]},
     ]
-    # Another engine's end of time.
+    # The end of time as another engine writes it.
     other = version("2026-01-01T00:00:00Z", "9999-12-31T00:00:00Z", Ending.ACTIVE)
     assert drawn(timeline(other))["ends"] == [None]
 

@@ -138,7 +138,7 @@ def test_a_table_that_could_not_be_read_is_read_again_after_a_while() -> None:
         (63, 0.19, 10**6, []),
         (64, 0.0, 10**6, ["64 small files"]),
         (0, 0.2, 40_000, ["20% of the stored rows are deleted"]),
-        # Too few rows to be worth a compaction, as maintenance decides.
+        # Too few rows for a compaction, by maintenance's rules.
         (0, 0.2, 39_000, []),
         (0, 0.9, 100, []),
         (1_500, 1.0, 0, ["1,500 small files", "100% of the stored rows are deleted"]),

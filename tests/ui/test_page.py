@@ -1,4 +1,4 @@
-"""The page in a real browser, over a lake that Spark made."""
+"""The web UI in a real browser, over a lake that Spark made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTLED = (
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    # Closed with the module: as long as it is open, this thread has a running event loop.
+    # Closed with the module: until then, this thread has a running event loop.
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=chromium)
         yield opened
@@ -114,7 +114,7 @@ def test_every_page_is_accessible_in_light_and_dark(visit: Open, name: str) -> N
         ]
         assert grave == [], theme
     page.set_viewport_size({"width": 390, "height": 800})
-    # The page itself does not scroll sideways: the regions of wide tables do.
+    # The page itself does not scroll sideways; the regions of wide tables do.
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("main h1").is_visible()
 
@@ -258,7 +258,7 @@ def test_what_was_deleted_revived_or_over_at_once_can_be_seen(visit: Open) -> No
 
     page = visit(links.record(ORDERS, {"id": 99}))
     expect(page.locator("tr[data-version='1']")).to_contain_text("ended when it began")
-    # Its marker is in the chart, although it lasted no time.
+    # Its marker is in the chart, although its duration is zero.
     assert page.locator(".scatterlayer .points path").count() >= 1
 
 
@@ -281,7 +281,7 @@ def test_ten_thousand_versions_stay_few_on_the_page(visit: Open, told_by_the_pro
     assert listed(page) == as_listed(reported)[-50:]
     page.get_by_role("link", name="newest first").click()
     expect(page.locator("tr[data-version]").first).to_have_attribute("data-version", str(READINGS))
-    # A link to one version shows the page that it is on.
+    # A link to one version opens the page of the list that contains it.
     page = visit(links.record(SENSOR, {"id": 1}, version=5_017) + "#v5017")
     expect(page.locator("#v5017")).to_be_in_viewport()
     assert listed(page)[16] == as_listed(reported)[5_016]
@@ -626,7 +626,7 @@ def test_a_link_on_another_site_leads_into_a_guarded_page(browser: Browser, shop
         page.goto(f"{guarded.url}/?token=sixteen+letters!")
         assert page.url == f"{guarded.url}/"
         expect(page.get_by_role("heading", name="Tables")).to_be_visible()
-        # 127.0.0.1 and a page of data are different sites: a strict cookie stays at home.
+        # 127.0.0.1 and a data: page are different sites: a strict cookie is not sent.
         page.goto(f"data:text/html,<a href='{guarded.url}/record'>a shared link</a>")
         page.get_by_role("link").click()
         expect(page.get_by_role("heading", name="A record's timeline")).to_be_visible()

@@ -31,7 +31,7 @@ Open = Callable[[str], Page]
 
 
 class SlowApi:
-    """An API on a real port; each answer takes `seconds`."""
+    """An API on a real port; each response takes `seconds`."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -198,7 +198,7 @@ def test_a_running_sync_moves_the_progress(browser: Browser, api: SlowApi, tmp_p
 
 
 def _run_and_follow(page: Page, folder: Path, api: SlowApi) -> None:
-    """Run the pipeline, and see on the page how far it is."""
+    """Run the pipeline, and follow its progress on the page."""
     api.seconds = 0.5
     command = [sys.executable, "-c", COMMAND, "sync", "shop", "--project", str(folder)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

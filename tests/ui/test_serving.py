@@ -1,4 +1,4 @@
-"""`chronolake ui`: it is up at once and without Spark, answers only whom it may, and only reads."""
+"""`chronolake ui` starts at once and without Spark, requires its token, and is read-only."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_it_ends_although_a_page_waits_for_storage(tmp_path: Path) -> None:
     served = start(tmp_path)
     with pytest.raises(httpx.ReadTimeout):
         httpx.get(f"{served.url}/table?name=s.t", timeout=2)
-    # The list does not wait for it.
+    # The list of tables does not wait for it.
     assert "Reading 1 of 1 tables" in httpx.get(served.url).text
     begun = time.monotonic()
     assert stop(served) == 0
@@ -311,7 +311,7 @@ def test_in_a_project_s_folder_its_lake_is_shown_without_its_pipelines_secrets(
     process.wait(timeout=10)
     process.stdout.close()
 
-    # A lake that is not there yet is a state of the page, and it is not made by looking.
+    # A missing lake is a valid state of the page, and reading does not create it.
     assert answer.status_code == 503
     assert f"There is no lake in {tmp_path}/ponds/a" in answer.text
     assert "What to do" in answer.text

@@ -148,7 +148,7 @@ def test_what_a_later_version_noted_is_not_known(lake: Path, asked: httpx.Client
     assert "not known</span>" in odd.text
     for path in ("/", "/runs", "/table?name=s.t"):
         assert asked.get(path).status_code == 200
-    # A run that noted no state may have moved anything.
+    # A run without a stored state may have changed anything.
     earlier = asked.get("/run?id=earlier").text
     assert "Not known: how far" in earlier
     assert "every stream is where it was" not in earlier
@@ -207,7 +207,7 @@ def test_a_lake_that_is_missing_is_no_lake_without_runs(tmp_path: Path) -> None:
     project.write_text("lake: {path: lake}\npipelines: {}\n", encoding="utf-8")
     with page_over(tmp_path / "lake", "--config", str(project)) as asked:
         assert "Nothing has run yet" in asked.get("/runs").text
-        # It has been there, and has gone away.
+        # The lake existed, and has been removed.
         (tmp_path / "lake/warehouse").mkdir(parents=True)
         assert "There is no lake in" in asked.get("/runs").text
 

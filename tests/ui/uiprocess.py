@@ -24,7 +24,7 @@ class Shop:
 
 @dataclass(frozen=True)
 class Served:
-    """A page that is up."""
+    """A running web UI."""
 
     process: subprocess.Popen[str]
     url: str
@@ -48,7 +48,7 @@ def start(folder: Path, *words: str, **environment: str) -> Served:
 
 
 def stop(served: Served) -> int:
-    """End a page as a service manager does; its exit code."""
+    """End the web UI as a service manager does; return its exit code."""
     served.process.send_signal(signal.SIGTERM)
     code = served.process.wait(timeout=10)
     if served.process.stdout is not None:

@@ -1,4 +1,4 @@
-"""Pipelines whose runs the page shows: some that ended, as programs of their own make them."""
+"""Pipelines whose runs the web UI shows: some have ended, as programs of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from datalakes import DataLake, project
 
 STREAMS = ("customers", "invoices", "orders")
 REGIONS = 12
-#: A value that a browser must never take for markup.
+#: A value that a browser must never interpret as markup.
 HOSTILE = "<img src=x onerror=alert(1)>"
 _T = 1_767_225_600_000_000
 
@@ -95,7 +95,7 @@ def _rows(first: int, count: int, at: int) -> list[dict[str, Any]]:
 
 
 def build(folder: Path, url: str) -> None:
-    """Run the pipelines a few times; the API has to be up."""
+    """Run the pipelines a few times; the API has to be running."""
     made = configured(folder, url)
     source = DataLake(folder / "source")
     with Lake.open(made.lake.path, config=made.lake) as lake:

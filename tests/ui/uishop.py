@@ -1,4 +1,4 @@
-"""A lake for the page: every mode, hostile values, a long timeline, a table that cannot be read."""
+"""A lake for the web UI: all modes, hostile values, a long timeline, an unreadable table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KEYS: Final = frozenset({"id", "book", "page", _ODD_KEY})
 
 
 def column(text: str) -> Column:
-    """`name*:TYPE`, with a star for a key column."""
+    """Parse a column: `name*:TYPE`, with a star for a key column."""
     name, _, kind = text.rpartition(":")
     return Column(name.removesuffix("*"), ColumnType.parse(kind), primary_key=name.endswith("*"))
 
@@ -224,7 +224,7 @@ def expected(lake: Lake) -> dict[str, Any]:
 
 
 def break_one(lake: Lake) -> None:
-    """Lose the metadata of a table."""
+    """Delete the metadata of a table."""
     found = lake.spark.sql(f"DESCRIBE EXTENDED chronolake.{BROKEN.sql}").collect()
     place = next(row["data_type"] for row in found if row["col_name"] == "Location")
     for file in (Path(place.removeprefix("file:")) / "metadata").glob("*.metadata.json"):

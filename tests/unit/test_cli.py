@@ -133,7 +133,7 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
     alone = {name: text for name, text in os.environ.items() if name != "CHRONOLAKE_LAKE"}
     done = subprocess.run(
         [str(Path(sys.executable).with_name("chronolake")), "tables", "--json"],
-        # Another variable is nearer by its first letters, and is read.
+        # Another variable has more first letters in common, and is read.
         env={**alone, "CHRONOLAKE_LAEK": str(tmp_path), "CHRONOLAKE_JARS": str(tmp_path)},
         capture_output=True,
         text=True,

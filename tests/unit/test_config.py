@@ -1,4 +1,4 @@
-"""The configuration: file, environment and flags, and what is refused."""
+"""The configuration: file, environment and flags, and which settings are refused."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_variables_that_others_read_are_let_be(
     others = {
         # The file's own variables, even if the file's lake does not use them.
         "CHRONOLAKE_MINE": "p", "CHRONOLAKE_CATALOG_SECRET": "p",
-        # Those of a service called chronolake.
+        # The variables of a service called chronolake.
         "CHRONOLAKE_SERVICE_HOST": "10.0.0.1", "CHRONOLAKE_SERVICE_PORT_GRPC": "50052",
         "CHRONOLAKE_PORT": "tcp://10.0.0.1:50052", "CHRONOLAKE_PORT_50052_TCP_ADDR": "10.0.0.1",
         "CHRONOLAKE_CATALOG_PORT": "tcp://10.0.0.2:5432",

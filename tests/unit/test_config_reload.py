@@ -25,7 +25,7 @@ def test_a_project_is_read_again_when_its_file_has_changed(tmp_path: Path) -> No
     file.write_text(_PIPELINE.format("two "))
     assert list(watched.now().pipelines) == ["two"]
 
-    # While it is wrong, or away, what was right counts; that it is wrong is said once.
+    # While the file is invalid or missing, the last valid one applies; it is reported once.
     file.write_text("pipelines: {three: {sauce: {}}}\n")
     assert list(watched.now().pipelines) == ["two"]
     assert list(watched.now().pipelines) == ["two"]

@@ -1,4 +1,4 @@
-"""Times and lengths of time that people write."""
+"""Times and durations that users write."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_only_texts_have_typed_values_beside_them() -> None:
 
 
 def test_a_field_may_have_a_name_that_looks_typed() -> None:
-    # `A_b` is a field, with integers beside it.
+    # `A_b` is a field of its own, with an integer column beside it.
     found = _fields(A_b=pa.string(), A_b_i=pa.int64())
 
     assert _meaning(found) == {"A_b": ("A_b", "text"), "A_b_i": ("A_b", "integer")}
@@ -195,7 +195,7 @@ def test_in_a_group_every_column_means_what_it_means_in_each_file(files: list[li
         ([Seen.WIDE], Kind.LONG),
         ([Seen.INT, Seen.FLOAT], Kind.DOUBLE),
         ([Seen.LONG, Seen.FLOAT], Kind.DOUBLE),
-        # Not every such integer is a double.
+        # Not every such integer has an exact double.
         ([Seen.WIDE, Seen.FLOAT], Kind.STRING),
         ([Seen.FLOAT], Kind.DOUBLE),
         ([Seen.BOOLEAN], Kind.BOOLEAN),

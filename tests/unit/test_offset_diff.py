@@ -1,4 +1,4 @@
-"""Differences of states, and what is kept of large ones."""
+"""Diffs of offsets, and how large ones are shortened."""
 
 from __future__ import annotations
 

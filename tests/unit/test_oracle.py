@@ -1,4 +1,4 @@
-"""The oracle keeps what the rules promise, so that a table that equals it keeps it too."""
+"""The oracle satisfies the invariants, so a table that equals it satisfies them too."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 METRICS = {"Counter", "Gauge", "Histogram", "Summary", "Info"}
 #: Functions that end the program.
 ENDS = {"exit", "Exit", "fail"}
-#: Names that are gone on purpose, each with the reason.
+#: Names that were removed on purpose, each with the reason.
 RETIRED: dict[str, str] = {
     "PromiseBrokenError": "never raised",
 }

@@ -1,4 +1,4 @@
-"""Commands find the project, and refuse what cannot work before they start Spark."""
+"""Commands find the project, and refuse invalid requests before they start Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WITHOUT_A_LAKE = {
     *("check", "discover", "read", "rebuild", "resync", "runs", "serve", "state show"),
     *("state set", "state reset", "status", "sync", "ui"),
 }
-#: Commands that show something else without it, or name it in their own way.
+#: Commands that show something else without a lake, or name it in their own way.
 _WITHOUT_A_CATALOG = {"check", "discover", "read", "serve", "state show", "ui"}
 _PROJECT = """\
 pipelines:

@@ -95,7 +95,7 @@ def resolve(events: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
 
 
 def _plain(piece: pa.RecordBatch) -> pa.Table:
-    """Times as integers: Python's datetime does not hold them all."""
+    """Convert times to integers: Python's datetime does not have the range for all of them."""
     table = pa.Table.from_batches([piece])
     for name in (START, END):
         place = table.column_names.index(name)
@@ -104,7 +104,7 @@ def _plain(piece: pa.RecordBatch) -> pa.Table:
 
 
 class Applied:
-    """A table that batches are applied to as the staged write does it, by the pure fold."""
+    """A table to which the pure fold applies batches as the staged write does."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Pipelines that fail are run less and less often, and the others as often as before."""
+"""Failing pipelines back off, and the others run as often as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full disk or a folder that cannot be written is found behind every error, with its path."""
+"""A full disk or an unwritable folder is recognized behind every error, with its path."""
 
 from __future__ import annotations
 

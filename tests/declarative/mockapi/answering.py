@@ -24,7 +24,7 @@ from mockapi.recognizing import (
 #: The parameter that identifies a page in links.
 _LINK = "page_of_the_test"
 
-#: Parents may be read by several streams, each page once by each.
+#: Parents may be read by several streams; each stream reads each page once.
 _MOST_ASKED = 3
 
 
@@ -99,7 +99,7 @@ class MockApi(Api):
 
     @property
     def target(self) -> Offer:
-        """The stream that is served for its own sake."""
+        """The offer of the stream that is tested, not those of its parents."""
         return self._known.offers[0]
 
     def again(self) -> None:
@@ -110,7 +110,7 @@ class MockApi(Api):
         self.served.clear()
 
     def _report(self, offer: Offer) -> list[_Step]:
-        """Ordering a report, and asking whether it is ready."""
+        """Order a report, and ask whether it is ready."""
         retriever = offer.stream["retriever"]
         created: dict[str, Any] = {}
         for name in ("polling_requester", "download_requester"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-#: Everything in a test happens at one time.
+#: The current time of all tests.
 NOW = datetime.now(UTC).replace(microsecond=0)
 #: The start date of sources whose configuration has one.
 BEGIN = NOW - timedelta(days=40)

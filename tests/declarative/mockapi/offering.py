@@ -21,13 +21,13 @@ _IGNORED = "ignore_stream_slicer_parameters_on_paginated_requests"
 
 @dataclass
 class Paged:
-    """One thing that is read page by page: a partition, a slice of it, or all there is.
+    """A sequence of pages: of a partition, a slice of it, or all records.
 
     Attributes:
-        sizes: of its pages.
+        sizes: the number of records of each page.
         window: the times that its records are between.
-        tokens: the numbers of the pages by what the paginator asks for them with.
-        asked: how often each page was asked for.
+        tokens: the numbers of the pages by the tokens that request them.
+        asked: how often each page was requested.
     """
 
     sizes: list[int]
@@ -68,7 +68,7 @@ class Offer:
         self.turning = Turning(retriever, config)
         self.cursor: Mapping[str, Any] | None = stream.get("incremental_sync")
         self.schema = _schema(stream)
-        # A request asks for one slice by these.
+        # The keys that select a slice in requests.
         reported = [(self.cursor or {}).get(f"{side}_time_option") for side in ("start", "end")]
         reported += [router.get("request_option") for router in written.routers(stream)]
         reported += [parent.get("request_option") for parent in written.parents(stream)]
@@ -92,7 +92,7 @@ class Offer:
     # ------------------------------------------------------------------ records
 
     def records(self, count: int, window: tuple[datetime, datetime]) -> list[Any]:
-        """New records, with times in a window, later ones last."""
+        """Make new records, with times in a window, later ones last."""
         begin, end = window
         samples = [inventing.record(self.schema, n, self.full) for n in range(_OF_THEIR_OWN)]
         found = []

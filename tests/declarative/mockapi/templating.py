@@ -118,7 +118,7 @@ def _regex_search(text: str, pattern: str) -> str:
 
 def _through_holes(made: Any) -> Any:
     def run(*given: Any, **more: Any) -> Any:
-        # Some filters are given what surrounds them first.
+        # Some filters take their context as the first argument.
         if any(isinstance(one, Hole) for one in given):
             return Hole("")
         return made(*given, **more)
@@ -150,7 +150,7 @@ def _syntax(text: str) -> nodes.Template:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Authors of manifests write regular expressions with escapes that Python warns of."""
+    """Ignore warnings about escapes: authors of manifests write such regular expressions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -116,7 +116,7 @@ def mocked(one: Real, branch: int = 0) -> Iterator[Trial]:
 
 @dataclass
 class Trial:
-    """Trying the streams of a manifest, one after the other."""
+    """A trial of a manifest's streams, one after the other."""
 
     real: Real
     config: dict[str, Any]
@@ -156,7 +156,7 @@ class Trial:
             outcome.is_rising = not outcome.faults
 
     def _access(self, name: str) -> Api:
-        """Access as each run has it: without answers that were kept, or tokens."""
+        """Return access as each run has it: without cached responses or tokens."""
         return api_of(self.real.understood, self.config, self.network, wanted=[name])
 
     def _misplaced(self, problem: Problem) -> list[str]:

@@ -121,7 +121,7 @@ class Turning:
         if self.is_object:
             return records[0] if records else {}
         if self.path[:1] == ["*"]:
-            # The items of an array at the root are read one by one, and hold no more of them.
+            # The items of an array at the root are read one by one, and contain no other records.
             return {
                 f"item-{at}": _placed(self.path[1:], [record], within=True)
                 for at, record in enumerate(records)
@@ -177,7 +177,7 @@ class Turning:
 
 
 def _placed(path: Sequence[str], records: list[Any], *, within: bool) -> Any:
-    """Records at a path; `within` a wildcard each of them stands alone."""
+    """Return a body with records at a path; below a wildcard (`within`), each has its own place."""
     if not path:
         return records[0] if within else records
     key, *rest = path

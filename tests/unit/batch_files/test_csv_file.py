@@ -1,4 +1,4 @@
-"""CSV files: the dialect byte for byte, the markers, and faults with their row and column."""
+"""CSV files: the dialect byte for byte, the markers, and errors with their row and column."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
             content(path, form("zstd"), wrong)
         found.append(type(caught.value))
         assert wrong.hex() not in str(caught.value)
-    # One in 256 wrong keys leaves something that looks like padding.
+    # One in 256 wrong keys produces something that looks like padding.
     assert found.count(DecryptionError) > 190
 
 

@@ -1,4 +1,4 @@
-"""Typed errors survive the way through an executor's text."""
+"""Typed errors survive the conversion to and from an executor's error text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changed files: a typed error or a table, never another exception and never a cell's text."""
+"""Mutated files: a typed error or a table, never another exception, never a cell's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files: real nulls, times as text or real ones, and types that do not match."""
+"""Parquet files: nulls, times as texts or timestamps, and types that do not match."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_rows_are_numbered_through_row_groups(decode: Decode) -> None:
         (pa.array(["-0044-03-15T00:00"]), Kind.NAIVE_DATETIME, TMIN_MICROS),
         (pa.array(["-0044-03-15"]), Kind.NAIVE_DATE, -719_162),
         (pa.array(["infinity"]), Kind.NAIVE_DATE, 2_932_896),
-        # Text in Parquet is whole.
+        # Texts in Parquet files are complete.
         (pa.array(["2024-01-01T00:00"]), Kind.NAIVE_DATETIME, BASE),
         (pa.array([4_000_000], pa.date32()), Kind.NAIVE_DATE, 2_932_896),
         (pa.array([time(10, 15, 30)], pa.time64("us")), Kind.NAIVE_TIME, "10:15:30"),

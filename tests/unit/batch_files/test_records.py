@@ -1,4 +1,4 @@
-"""Cutting a stream into whole records, and proving that the dialect was kept."""
+"""Splitting a stream into whole records, and checking that the file follows the dialect."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ ACCEPTED: list[tuple[Kind | ColumnType, str, Any]] = [
     (Kind.FLOAT, "3.4028235E+38", float(np.finfo(np.float32).max)),
     (Kind.FLOAT, "3.4028237E+38", float(np.finfo(np.float32).max)),
     (Kind.FLOAT, "-3.4028237E+38", -float(np.finfo(np.float32).max)),
-    # Halfway between two floats once it has been a double: it must be rounded once only.
+    # As a double it would be halfway between two floats: it must be rounded only once.
     (Kind.FLOAT, "1.00000017881393432617187499", float(np.float32(1.0000001))),
     (Kind.FLOAT, "1e-60", 0.0),
     (Kind.FLOAT, "Infinity", math.inf),
@@ -278,7 +278,7 @@ def test_any_year_is_read_and_moved_into_the_years_1_to_9999(
 ) -> None:
     signed = f"-{-year:04}" if year < 0 else spelling.format(year)
     clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
-    # Java leaves seconds out that are 0.
+    # Java omits seconds that are 0.
     clock = clock.removesuffix(":00") if second % 60 == 0 else clock
     text = f"{signed}-{month:02}-{day:02}"
     if kind is not Kind.NAIVE_DATE:
