@@ -110,7 +110,7 @@ class Copies:
         return [(self.batch(late), self.batch(late)) for _ in range(rounds)]
 
     def agree(self) -> bool:
-        """Print each way's final table; return whether all of them are equal."""
+        """Print a fingerprint of each way's table; return whether all tables are equal."""
         lake = self._lake
         tables = {"ours": self.ours, "documents": self.documented, "MERGE": self.merged}
         prints = {name: customers.fingerprint(lake, made) for name, made in tables.items()}

@@ -51,7 +51,7 @@ def created(lake: Lake, times: Times, made: Made, number: int) -> None:
 
 
 def table_properties() -> dict[str, str]:
-    from chronolake.core.create import PROPERTIES  # noqa: PLC0415 - no part of the public face
+    from chronolake.core.create import PROPERTIES  # noqa: PLC0415 - not part of the public API
 
     return dict(PROPERTIES)
 

@@ -56,7 +56,7 @@ def copied_over_jdbc(lake: Lake, address: str, rows: int) -> None:
 
 
 def copied_by_us(project: Project) -> tuple[float, float]:
-    """Copy the table into its own lake, which has no history of it in any round."""
+    """Copy the table into a new lake in each round, which has no state of it."""
     with Lake.open(project.lake.path, config=project.lake) as lake:
         return shop.synced(lake, project)
 

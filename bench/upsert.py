@@ -133,7 +133,7 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
 
 
 def agree(lake: Lake, ours: Made, merged: Made, ducks: duck.Duck) -> bool:
-    """Print each way's final table; return whether all of them are equal."""
+    """Print a fingerprint of each way's table; return whether all tables are equal."""
     prints = [customers.fingerprint(lake, made) for made in (ours, merged)]
     row = lake.spark.sql(_SUMS.format(micros="unix_micros", table=ours.sql)).first()
     spark_sums = " ".join(map(str, row or ()))

@@ -23,7 +23,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(written):
             found = ours.read_all(*reported)
-    except Exception as error:  # noqa: BLE001 - the tests must hear of it
+    except Exception as error:  # noqa: BLE001 - reported to the tests
         return {"broken": repr(error)}
     if written.getvalue():
         return {"broken": f"it wrote: {written.getvalue()[:200]}"}

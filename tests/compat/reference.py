@@ -157,7 +157,7 @@ def reading(question: dict[str, Any]) -> dict[str, Any]:
                 failures.append({"kind": error.failure_type.value, "message": error.message})
     except AirbyteTracedException as error:
         failures.append({"kind": error.failure_type.value, "message": error.message})
-    except Exception as error:  # noqa: BLE001 - whatever it raises is its answer
+    except Exception as error:  # noqa: BLE001 - any error is a result
         failures.append({"kind": type(error).__name__, "message": str(error)})
     return {
         "records": records,
@@ -181,7 +181,7 @@ def answered(line: bytes) -> bytes:
         try:
             question = json.loads(line)
             answer = json.dumps(reading(question)).encode()
-        except BaseException as error:  # noqa: BLE001 - the parent must hear of it
+        except BaseException as error:  # noqa: BLE001 - reported to the parent
             answer = json.dumps({"broken": repr(error)}).encode()
         with os.fdopen(writer, "wb") as out:
             out.write(answer)

@@ -67,7 +67,7 @@ def _downloads(kind: str, body: bytes, **fields: Any) -> Run:
     """Read a body from a file, some records at a time."""
     decoder = _DECODER.validate_python({"type": kind, **fields})
 
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - what is read from it needs it
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - its lazy reader needs it
     file.write(body)
     file.flush()
     whole = Answer(200, httpx.Headers(), b"", "http://a.example/", "GET", file, memory=MEMORY)

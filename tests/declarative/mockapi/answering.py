@@ -245,7 +245,7 @@ class MockApi(Api):
             *map(str, bounds),
         )
         if key not in self._known.paged:
-            # Requests that only select a partition get short pages, so that there are few records.
+            # A stream that only provides partitions is short, so that there are few of them.
             number = sum(1 for one in self._known.paged if one[0] == id(offer))
             window = offer.between(bounds)
             (sample,) = offer.records(1, window)

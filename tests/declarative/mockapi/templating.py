@@ -129,7 +129,7 @@ def _through_holes(made: Any) -> Any:
     return run
 
 
-_ENVIRONMENT = jinja2.Environment(autoescape=False)  # noqa: S701 - it makes no HTML
+_ENVIRONMENT = jinja2.Environment(autoescape=False)  # noqa: S701 - it does not generate HTML
 _ENVIRONMENT.globals.update(_MACROS)
 _ENVIRONMENT.filters["regex_search"] = _regex_search
 for _name, _made in list(_ENVIRONMENT.filters.items()):
