@@ -421,6 +421,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = [*([_DEBUG] if debug else []), *(word for word in words if word != _DEBUG)]
     json = "--json" in words
     _json.set(json)
+    umask = os.umask(0)
+    os.umask(umask)
     try:
         code = app(args=words, prog_name="chronolake", standalone_mode=False)
     except _WrongUsage as failure:
@@ -445,6 +447,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         show_error(told, json=json)
         sys.exit(1)
+    finally:
+        # Commands restrict it, and a caller in the same process goes on with its own.
+        os.umask(umask)
     sys.exit(code or 0)
 
 
