@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from chronolake.cells import Cell, cells, instant
 from chronolake.errors import BatchError, ValueRefusedError
-from chronolake.instants import micros_of
+from chronolake.instants import micros_or_now
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.fingerprints import Fingerprints
 from chronolake.look.moments import (
@@ -34,7 +34,6 @@ from chronolake.types import (
     Column,
     Mode,
     TableName,
-    now_micros,
 )
 
 if TYPE_CHECKING:
@@ -141,10 +140,7 @@ def differences(
             time is after the second; `page` is no cursor of this table.
     """
     found = look_up(config, name)
-    first, second = (
-        now_micros() if text is None else micros_of(text, table=str(name))
-        for text in (before, after)
-    )
+    first, second = (micros_or_now(text, table=str(name)) for text in (before, after))
     if first > second:
         raise ValueRefusedError(
             f"{instant(first)} is after {instant(second)}.",

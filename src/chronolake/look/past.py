@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.cells import Cell, cells, instant
-from chronolake.instants import micros_of
+from chronolake.instants import micros_or_now
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.differing import DifferencePage, RecordDifference, differences
 from chronolake.look.life import Bucket, Life, life
@@ -22,7 +22,7 @@ from chronolake.look.moments import (
 )
 from chronolake.look.order import Order, Smallest, at_least, at_most, cursor, position_of
 from chronolake.look.stored import FILE, ROW, Place, StoredRows
-from chronolake.types import START, Column, Mode, TableName, now_micros
+from chronolake.types import START, Column, Mode, TableName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,7 +99,7 @@ def rows_at(
             cursor of this table.
     """
     found = look_up(config, name)
-    micros = now_micros() if at is None else micros_of(at, table=str(name))
+    micros = micros_or_now(at, table=str(name))
     order, limit = _order(found), max(1, limit)
     start = None if after is None else position_of(order, after)
     snapshot_at = None

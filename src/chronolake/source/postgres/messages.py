@@ -16,6 +16,10 @@ from chronolake.source.postgres.encoding import UTF_8, TextCodec
 
 #: The protocol's times count from here: microseconds from 1970 to 2000, UTC.
 _EPOCH_MICROS: Final = 946_684_800_000_000
+#: The kind of the server's messages that carry the log.
+LOG_DATA: Final = ord("w")
+#: Their kind, position, the position of the log's end, and the time come before what they carry.
+LOG_HEADER_BYTES: Final = 25
 #: The prefix of messages that we write to the log.
 PREFIX: Final = "chronolake"
 _OURS: Final = f"{PREFIX}\0".encode()

@@ -24,7 +24,13 @@ from psycopg.errors import ObjectInUse, error_from_result
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import APPLICATION, connected, sent, understood
 from chronolake.source.postgres.inprogress import FRAME, InProgress, kinds_of
-from chronolake.source.postgres.messages import Kind, begin, misunderstood
+from chronolake.source.postgres.messages import (
+    LOG_DATA,
+    LOG_HEADER_BYTES,
+    Kind,
+    begin,
+    misunderstood,
+)
 from chronolake.source.postgres.publication import (
     is_missing,
     recovery_of,
@@ -43,13 +49,10 @@ if TYPE_CHECKING:
 BATCH_BYTES: Final = 4 * 2**20
 #: Messages of so many bytes are looked at together, unless the server is silent.
 _TOGETHER_BYTES: Final = 2**18
-#: A message's kind, its position, that of the log's end, and the time.
-_HEADER_BYTES: Final = 25
 #: Kinds of messages, as `kinds_of` gives them.
 _CHANGE: Final = re.compile(rb"[IUDTM]")
 _BEGIN: Final = bytes([Kind.BEGIN])
 _END: Final = bytes([Kind.COMMIT])
-_DATA: Final = ord("w")
 #: After so long without a message, the server is asked how far it is.
 _SILENCE_SECONDS: Final = 1.0
 #: A session that died is noticed by the server when it sends or waits; it decodes in between.
@@ -196,8 +199,8 @@ class LogStream:
             readable.register(server.socket, selectors.EVENT_READ)
             while True:
                 size, data = server.get_copy_data(1)
-                if size > 0 and data[0] == _DATA:
-                    received.append(bytes(data[_HEADER_BYTES:]))
+                if size > 0 and data[0] == LOG_DATA:
+                    received.append(bytes(data[LOG_HEADER_BYTES:]))
                     waiting += size
                     if waiting < _TOGETHER_BYTES:
                         continue

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
-from chronolake.durations import iso_duration
+from chronolake.durations import in_seconds, iso_duration
 from chronolake.errors import ConfigurationError
 
 
@@ -20,10 +18,7 @@ def seconds_of(text: str, where: str, *, none: bool = False) -> float:
         ConfigurationError: it is no span, or an empty one where it may not be.
     """
     try:
-        span = iso_duration(text)
-        if not isinstance(span, timedelta):
-            span = span.totimedelta(start=datetime.now(UTC))
-        seconds = float(span.total_seconds())
+        seconds = in_seconds(iso_duration(text))
     except (ValueError, OverflowError) as error:
         raise _no_span(text, where) from error
     if seconds < 0 or (seconds == 0 and not none):
