@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
 from isodate import Duration, parse_duration
@@ -58,15 +58,26 @@ def length_of(text: str) -> timedelta | Duration:
 
 
 def seconds_of(text: str) -> float:
-    """Return a duration in seconds; months and years are counted from today.
+    """Return a duration in seconds, as `in_seconds` does.
 
     Raises:
         ValueError: the text is not a duration, as for `length_of`.
     """
-    length = length_of(text)
+    try:
+        return in_seconds(length_of(text))
+    except (OverflowError, ValueError) as failure:
+        raise ValueError(_REFUSED) from failure
+
+
+def in_seconds(length: timedelta | Duration) -> float:
+    """Return the seconds of a duration; months and years are as long as the next ones.
+
+    Raises:
+        OverflowError, ValueError: the duration would end after the last valid year.
+    """
     if isinstance(length, Duration):
-        length = length.totimedelta(start=datetime.now())  # noqa: DTZ005 - any day is good enough
-    return length.total_seconds()
+        length = length.totimedelta(start=datetime.now(UTC))
+    return float(length.total_seconds())
 
 
 _REFUSED: Final = "write a time such as 30s, 5m, 12h or 10d, or an ISO 8601 duration such as P10D"

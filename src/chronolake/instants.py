@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 from chronolake.errors import ValueRefusedError
+from chronolake.types import now_micros
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,6 +53,15 @@ def micros_of(at: str | date, *, table: str | None = None) -> int:
             table=table,
         )
     return micros
+
+
+def micros_or_now(at: str | None, *, table: str) -> int:
+    """Return the microseconds since 1970 of an instant, or of the present if none is given.
+
+    Raises:
+        ValueRefusedError: as for `micros_of`.
+    """
+    return now_micros() if at is None else micros_of(at, table=table)
 
 
 def _micros(parts: re.Match[str]) -> int | None:

@@ -379,7 +379,7 @@ def test_a_typed_time_moves_the_slider_and_a_wrong_one_is_explained(visit: Open)
     assert 300 < int(page.get_by_role("slider", name="As of").input_value()) < 450
     field.fill("gestern")
     field.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("'gestern' is no time")
+    expect(page.get_by_role("alert")).to_contain_text("'gestern' is not a valid time")
     expect(field).to_have_attribute("aria-invalid", "true")
 
 

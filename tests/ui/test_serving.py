@@ -337,7 +337,7 @@ def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
         ("/table?name=shop.nothing", 404, "no such table"),
         ("/table", 400, "names no table"),
         ("/table?name=a.b.c", 400, "does not name a table"),
-        ("/past?table=shop.orders&at=gestern", 400, "is no time"),
+        ("/past?table=shop.orders&at=gestern", 400, "is not a valid time"),
         ("/past?table=shop.orders&after=nothing", 400, "cursor"),
         ("/past?table=shop.customers&at=2020-01-01", 400, "not kept"),
         ("/record?table=shop.orders&key.id=x", 400, "no LONG"),

@@ -19,7 +19,7 @@ from chronolake.inspect.as_of import current_at, epsilon_of, known_since, since,
 from chronolake.inspect.catalog import LookedUp, look_up
 from chronolake.inspect.keyset import Order, comparable, cursor, position_of
 from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
-from chronolake.instants import micros_of
+from chronolake.instants import micros_or_now
 from chronolake.types import (
     HASH,
     HISTORY_COLUMNS,
@@ -29,7 +29,6 @@ from chronolake.types import (
     Column,
     Mode,
     TableName,
-    now_micros,
 )
 
 if TYPE_CHECKING:
@@ -205,10 +204,7 @@ def differences(
             retained; the first time is after the second; `page` is not a cursor of this table.
     """
     found = look_up(config, name)
-    first, second = (
-        now_micros() if text is None else micros_of(text, table=str(name))
-        for text in (before, after)
-    )
+    first, second = (micros_or_now(text, table=str(name)) for text in (before, after))
     if first > second:
         raise ValueRefusedError(
             f"{instant(first)} is after {instant(second)}.",

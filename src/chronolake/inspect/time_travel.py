@@ -15,8 +15,8 @@ from chronolake.inspect.catalog import LookedUp, look_up
 from chronolake.inspect.diff import DifferencePage, RecordDifference, differences
 from chronolake.inspect.keyset import Order, Smallest, at_least, at_most, cursor, position_of
 from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
-from chronolake.instants import micros_of
-from chronolake.types import START, Column, Mode, TableName, now_micros
+from chronolake.instants import micros_or_now
+from chronolake.types import START, Column, Mode, TableName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +93,7 @@ def rows_at(
             retained; `after` is not a cursor of this table.
     """
     found = look_up(config, name)
-    micros = now_micros() if at is None else micros_of(at, table=str(name))
+    micros = micros_or_now(at, table=str(name))
     order, limit = _order(found), max(1, limit)
     start = None if after is None else position_of(order, after)
     snapshot_at = None

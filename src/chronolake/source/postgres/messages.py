@@ -16,6 +16,10 @@ from chronolake.source.postgres.encoding import UTF_8, TextCodec
 
 #: The protocol's epoch: microseconds from 1970 to 2000, UTC.
 _EPOCH_MICROS: Final = 946_684_800_000_000
+#: The kind of the server's messages that carry the log.
+LOG_DATA: Final = ord("w")
+#: The message's kind, its LSN, the LSN of the log's end, and the time precede the data.
+LOG_HEADER_BYTES: Final = 25
 #: The prefix of messages that Chronolake writes to the log.
 PREFIX: Final = "chronolake"
 _OURS: Final = f"{PREFIX}\0".encode()

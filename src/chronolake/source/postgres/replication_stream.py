@@ -31,7 +31,14 @@ from psycopg.errors import ObjectInUse, error_from_result
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import APPLICATION, connected, sent, understood
-from chronolake.source.postgres.messages import Kind, Reader, begin, misunderstood
+from chronolake.source.postgres.messages import (
+    LOG_DATA,
+    LOG_HEADER_BYTES,
+    Kind,
+    Reader,
+    begin,
+    misunderstood,
+)
 from chronolake.source.postgres.slot import (
     is_missing,
     lsn_text,
@@ -191,13 +198,10 @@ def kinds_of(messages: Sequence[bytes]) -> bytes:
 BATCH_BYTES: Final = 4 * 2**20
 #: Messages are processed together up to this many bytes, unless the server is silent.
 _TOGETHER_BYTES: Final = 2**18
-#: The message's kind, its LSN, the LSN of the log's end, and the time.
-_HEADER_BYTES: Final = 25
 #: Kinds of messages, as returned by `kinds_of`.
 _CHANGE: Final = re.compile(rb"[IUDTM]")
 _STREAM_BEGIN: Final = bytes([Kind.BEGIN])
 _STREAM_END: Final = bytes([Kind.COMMIT])
-_DATA: Final = ord("w")
 #: After this time without a message, the server is asked for its position.
 _SILENCE_SECONDS: Final = 1.0
 #: The server notices a dead session only when it sends or waits, not while it decodes.
@@ -343,8 +347,8 @@ class LogStream:
             readable.register(server.socket, selectors.EVENT_READ)
             while True:
                 size, data = server.get_copy_data(1)
-                if size > 0 and data[0] == _DATA:
-                    received.append(bytes(data[_HEADER_BYTES:]))
+                if size > 0 and data[0] == LOG_DATA:
+                    received.append(bytes(data[LOG_HEADER_BYTES:]))
                     waiting += size
                     if waiting < _TOGETHER_BYTES:
                         continue

@@ -35,7 +35,7 @@ from psycopg.errors import error_from_result
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.messages import PREFIX
+from chronolake.source.postgres.messages import LOG_DATA, LOG_HEADER_BYTES, PREFIX
 from chronolake.source.protocol import Lag
 
 if TYPE_CHECKING:
@@ -328,8 +328,6 @@ log = structlog.get_logger(__name__)
 _PAGE_BYTES: Final = 8_192
 #: Fewer bytes may contain only a page's header, which is the same in any log.
 _LEAST_BYTES: Final = 512
-#: The message's kind, its LSN, the LSN of the log's end, and the time.
-_HEADER_BYTES: Final = 25
 _BYTES: Final = re.compile(r"bytes ([0-9]+) ([0-9]+) [0-9a-f]{64}")
 
 
@@ -472,17 +470,17 @@ def bytes_before(dsn: str, lsn: int) -> Evidence | None:
     Raises:
         SourceError: the server cannot be reached.
     """
-    with connected(dsn) as connection, understood():
-        row = connection.execute(
-            "SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size'"
-        ).fetchone()
-    assert row is not None  # noqa: S101 - every server has the setting
-    # The slot retains this file of the log, but perhaps not the previous one.
-    file = lsn - lsn % int(row[0])
-    begin = max(file, lsn - lsn % _PAGE_BYTES - _PAGE_BYTES)
-    if lsn - begin < _LEAST_BYTES:
-        return None
     with connected(dsn, replication="database") as connection:
+        with understood():
+            row = connection.execute(
+                "SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size'"
+            ).fetchone()
+        assert row is not None  # noqa: S101 - every server has the setting
+        # The slot retains this file of the log, but perhaps not the previous one.
+        file = lsn - lsn % int(row[0])
+        begin = max(file, lsn - lsn % _PAGE_BYTES - _PAGE_BYTES)
+        if lsn - begin < _LEAST_BYTES:
+            return None
         try:
             with understood():
                 system = connection.execute("IDENTIFY_SYSTEM").fetchone()
@@ -524,7 +522,7 @@ def _bytes_of(connection: psycopg.Connection, timeline: int, begin: int, end: in
             if size < 0:
                 break
             message = bytes(data)
-            found += message[_HEADER_BYTES:] if message.startswith(b"w") else b""
+            found += message[LOG_HEADER_BYTES:] if message[0] == LOG_DATA else b""
     # Nothing else is read from it, and nothing is confirmed.
     connection.close()
     return found[: end - begin]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import lru_cache, partial
 
-from chronolake.durations import iso_duration
+from chronolake.durations import in_seconds, iso_duration
 from chronolake.errors import ConfigurationError
 
 Value = str | int | float
@@ -425,10 +425,7 @@ def seconds_of(text: str, where: str, *, none: bool = False) -> float:
         ConfigurationError: the duration is invalid or negative, or zero although `none` is false.
     """
     try:
-        span = iso_duration(text)
-        if not isinstance(span, timedelta):
-            span = span.totimedelta(start=datetime.now(UTC))
-        seconds = float(span.total_seconds())
+        seconds = in_seconds(iso_duration(text))
     except (ValueError, OverflowError) as error:
         raise _no_span(text, where) from error
     if seconds < 0 or (seconds == 0 and not none):
