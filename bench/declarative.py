@@ -38,8 +38,11 @@ from chronolake.source.declarative.landing.file_writer import SliceFiles, Waitin
 from chronolake.source.declarative.landing.record_schema import Identity, Shape, declared_columns
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.manifests.manifest import mapped, of
-from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
-from chronolake.source.declarative.models.streams import DeclarativeStream, InlineSchemaLoader
+from chronolake.source.declarative.models.streams import (
+    DatetimeBasedCursor,
+    DeclarativeStream,
+    InlineSchemaLoader,
+)
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_slice import StreamSlice

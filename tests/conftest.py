@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from chronolake.jvm_gc import settle
 from chronolake.lake import Lake
+from chronolake.session import settle
 from lakes import lake_config
 from seeds import SEED
 

@@ -1,6 +1,7 @@
-"""Formatting of cell values as text: for people, for JSON and for one line of a terminal.
+"""Formatting for people: cell values as text, counts, sizes, and hints for unknown names.
 
-The other direction is here, too: `typed` parses a key's text into a stored value.
+Cell values have forms for people, for JSON and for one line of a terminal. The other direction is
+here, too: `typed` parses a key's text into a stored value.
 
 Times stay integers until they are formatted, because Python's datetime overflows near both ends of
 the supported range. Values for the terminal can neither break its layout nor control it.
@@ -9,6 +10,7 @@ the supported range. Values for the terminal can neither break its layout nor co
 from __future__ import annotations
 
 import base64
+import difflib
 import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -21,7 +23,60 @@ from chronolake.errors import ValueRefusedError
 from chronolake.types import Column, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from chronolake.types import TableName
+
+
+_STEP: Final = 1024
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint for an unknown name.
+
+    Args:
+        name: the unknown name.
+        known: the valid names.
+        otherwise: the hint if no valid name is similar.
+    """
+    near = _nearest(name, known)
+    return otherwise if near is None else f"Did you mean {near!r}?"
+
+
+def table_to_find(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a table that does not exist.
+
+    Args:
+        name: the table's name as it is printed.
+        known: the names of the lake's tables.
+    """
+    near = _nearest(name, known)
+    # Without quotes, as commands accept it.
+    reported = "" if near is None else f"Did you mean {near}? "
+    return f"{reported}`chronolake tables` lists the tables; names are case-sensitive."
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    names = list(known)
+    by_case = {one.casefold(): one for one in names}
+    if name.casefold() in by_case:
+        return by_case[name.casefold()]
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def counted(number: int, thing: str) -> str:
+    """Format a count: "1 stream", "2 streams", "1,000 records"."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def size(count: int) -> str:
+    """Format a number of bytes: 1.5 MiB."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < _STEP:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= _STEP
+    return f"{amount:,.1f} TiB"
 
 
 #: A cell in JSON; decimals, times, dates and binary values are strings.

@@ -13,12 +13,12 @@ from uuid import uuid4
 
 from sqlalchemy.engine import make_url
 
-from chronolake import cancellation, identity, jvm_gc, permissions, session, storage
+from chronolake import cancellation, identity, permissions, session, storage
 from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import LakeLocationWarning, TableNotFoundError
-from chronolake.humanize import table_to_find
+from chronolake.formatting import table_to_find
 from chronolake.iceberg import Catalog, durability
 from chronolake.lake_table import LakeFrame, LakeTable, lake_frame
 from chronolake.location import as_url, plain
@@ -224,7 +224,7 @@ class Lake:
         finally:
             with self._guard:
                 self._writers[name] -= 1
-            jvm_gc.let_go()
+            session.let_go()
 
     def is_written(self, name: TableName) -> bool:
         """Return whether a thread of this process writes to a table, or waits to."""

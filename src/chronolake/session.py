@@ -1,13 +1,22 @@
-"""Spark sessions of a lake: Java, the jars, and the settings that a lake relies on."""
+"""Spark sessions of a lake: Java, the jars, the settings, and garbage collection.
+
+Python's proxy of a Java object is part of a reference cycle, so only Python's garbage collector
+frees it. The collector is triggered by the number of Python objects, which in a large process
+happens rarely. It does not know that a proxy of some hundred bytes keeps a plan with megabytes of
+broadcast rows alive. Without explicit collections, a server's JVM fills up.
+"""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +34,35 @@ from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+#: Seconds between collections: the garbage stays small, and a collection takes up to 0.1 seconds.
+_INTERVAL: Final = 2.0
+
+_lock: Final = threading.Lock()
+_last = 0.0
+
+
+def let_go() -> None:
+    """Free unused Java objects, unless that was done in the last two seconds."""
+    global _last  # noqa: PLW0603 - the process has one heap
+    with _lock:
+        now = time.monotonic()
+        if now - _last < _INTERVAL:
+            return
+        _last = now
+    gc.collect()
+
+
+def settle() -> None:
+    """Exclude all current objects of the process from later collections.
+
+    Only for Chronolake's own processes: those of the objects that become garbage later are never
+    freed.
+    """
+    gc.collect()
+    gc.freeze()
+
 
 CATALOG: Final = "chronolake"
 EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"

@@ -9,7 +9,7 @@ import pytest
 
 from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor, time_cursor
 from chronolake.source.declarative.landing.reconcile import reaches
-from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 
 _SECONDS = "%Y-%m-%dT%H:%M:%SZ"
 

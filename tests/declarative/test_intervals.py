@@ -17,7 +17,7 @@ from chronolake.source.declarative.cursors.datetime_cursor import (
     time_cursor,
 )
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.stream_slice import StreamSlice
 
 _EPOCH = datetime(2024, 1, 1, tzinfo=UTC)

@@ -19,7 +19,7 @@ from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor, time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 

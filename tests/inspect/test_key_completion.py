@@ -10,7 +10,7 @@ from layout import HISTORY, TMAX, Make
 from chronolake.config import LakeConfig
 from chronolake.errors import TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.formatting import Cell
-from chronolake.inspect.key_completion import completions
+from chronolake.inspect.keyset import completions
 from chronolake.types import TableName
 
 ORDERS = TableName("shop", "orders")

@@ -9,8 +9,7 @@ from layout import HISTORY, TMAX, Make
 from rich.console import Console, RenderableType
 
 from chronolake.config import LakeConfig
-from chronolake.formatting import cell, instant
-from chronolake.humanize import size
+from chronolake.formatting import cell, instant, size
 from chronolake.inspect import history, render, tables
 from chronolake.types import TMAX_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, TableName
 

@@ -7,7 +7,7 @@ import gc
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
-from chronolake import core, jvm_gc
+from chronolake import core, session
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
@@ -44,7 +44,7 @@ def test_batches_leave_nothing_in_the_jvm(lake: Lake) -> None:
     gc.disable()
     try:
         for hour in range(6):
-            jvm_gc._last = 0.0
+            session._last = 0.0
             core.write_history_batch(
                 lake, NAME, changes(lake, hour), columns=COLUMNS, batch=f"b{hour}"
             )

@@ -22,8 +22,8 @@ from chronolake.inspect import history
 from chronolake.types import TableName
 from chronolake.ui import links
 from chronolake.ui import site as sites
-from chronolake.ui.app import application
 from chronolake.ui.security import Guard
+from chronolake.ui.server import application
 from chronolake.ui.site import Site
 
 NAME = TableName("s", "t")

@@ -16,7 +16,7 @@ from uishop import AFTER, BEFORE, LONG_TEXT, NAMES, NOTES, ODD, ORDERS, READINGS
 
 from chronolake.config import load
 from chronolake.inspect.catalog import look_up
-from chronolake.inspect.key_completion import completions
+from chronolake.inspect.keyset import completions
 from chronolake.inspect.tables import summary
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TMAX_TEXT

@@ -13,8 +13,8 @@ from layout import HISTORY, TMAX, Make, arrow, column
 
 from chronolake.config import LakeConfig
 from chronolake.types import TableName
-from chronolake.ui.app import application
 from chronolake.ui.security import Guard
+from chronolake.ui.server import application
 from chronolake.ui.site import Site
 
 Get = Callable[[str], httpx.Response]

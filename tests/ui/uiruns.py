@@ -10,9 +10,9 @@ from typing import Any
 from chronolake.config import Project
 from chronolake.core import verify
 from chronolake.lake import Lake
+from chronolake.pipeline.run_history import note_verified
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.sync import sync
-from chronolake.pipeline.verification import note_verified
 from chronolake.types import TableName
 from datalakes import DataLake, project
 

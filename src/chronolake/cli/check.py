@@ -29,7 +29,7 @@ from chronolake.cli.app import (
 )
 from chronolake.cli.pipelines import PipelineArgument, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError, StorageError
-from chronolake.humanize import counted
+from chronolake.formatting import counted
 from chronolake.storage import raise_unless_writable
 
 if TYPE_CHECKING:

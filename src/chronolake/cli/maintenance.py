@@ -115,7 +115,7 @@ def verify(
     from chronolake.cli.pipelines import compared, project_filling, stream_filling
     from chronolake.core import verify as checked
     from chronolake.pipeline.applied_files import quarantine_of
-    from chronolake.pipeline.verification import note_verified
+    from chronolake.pipeline.run_history import note_verified
 
     if (table is None) is not every:
         raise typer.BadParameter("name one table, or give --all", param_hint="TABLE")

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.formatting import cell, label, name_of
-from chronolake.humanize import size
+from chronolake.formatting import cell, label, name_of, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from chronolake.cli.app import console
-from chronolake.humanize import size
+from chronolake.formatting import size
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.runs import Status
 

@@ -166,7 +166,7 @@ def status(
 
 
 def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
-    from chronolake.humanize import size
+    from chronolake.formatting import size
 
     grid = grid_of("table", "mode", "sees", "waiting", "last run", "fresh as of")
     for row in rows:

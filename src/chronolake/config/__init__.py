@@ -23,9 +23,11 @@ Each key with a single value has an environment variable: `lake.spark.master` is
 by a plain `${`. Values that may be secret do not appear in any `repr`, log line or error.
 """
 
-from chronolake.config.intervals import is_due, is_never
 from chronolake.config.loader import (
     FILE_NAME,
+    FileConfig,
+    Project,
+    WatchedProject,
     find_project,
     keys,
     lake_of_project,
@@ -53,13 +55,14 @@ from chronolake.config.pipelines import (
     SqlServerSource,
     StreamConfig,
 )
-from chronolake.config.project import FileConfig, Project, WatchedProject
 from chronolake.config.sections import (
     CatalogConfig,
     CatalogKind,
     LakeConfig,
     MaintenanceConfig,
     SparkConfig,
+    is_due,
+    is_never,
 )
 
 __all__ = [

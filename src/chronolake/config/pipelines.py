@@ -10,8 +10,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from chronolake.config.intervals import Period  # noqa: TC001 - pydantic reads it
-from chronolake.config.sections import Section
+from chronolake.config.sections import (
+    Period,
+    Section,
+)
 from chronolake.types import Mode
 
 #: A host, a host pattern, or a server's scheme, host and port.

@@ -2,13 +2,12 @@
 
 This package only uses PyIceberg and PyArrow, so that it needs no JVM. In addition to the names
 below there are `time_travel` (a table's activity, its rows at a time, differences between two
-times), `key_completion` (completions of keys), `tables` and `table_metadata`.
+times), `keyset` (completions of keys), `tables` and `table_metadata`.
 """
 
 from chronolake.inspect.catalog import check, look_up, missing, names
 from chronolake.inspect.history import Change, Ending, Timeline, Version, history
-from chronolake.inspect.tables import TableSummary, tables
-from chronolake.inspect.usage import MonthlyUsage, usage
+from chronolake.inspect.tables import MonthlyUsage, TableSummary, tables, usage
 
 __all__ = [
     "Change",

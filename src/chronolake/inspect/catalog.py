@@ -23,7 +23,7 @@ from chronolake.errors import (
     SchemaError,
     TableNotFoundError,
 )
-from chronolake.humanize import table_to_find
+from chronolake.formatting import table_to_find
 from chronolake.location import plain
 from chronolake.types import (
     START,

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from chronolake.errors import UnknownColumnError, ValueRefusedError
-from chronolake.formatting import Cell, cells, instant, typed
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import Cell, cells, did_you_mean, instant, typed
 from chronolake.inspect.as_of import epsilon_of, known_since
 from chronolake.inspect.catalog import LookedUp, look_up
 from chronolake.inspect.scan import FILE, ROW, StoredRows

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.formatting import LONGEST, cell, label, name_of
-from chronolake.humanize import size
+from chronolake.formatting import LONGEST, cell, label, name_of, size
 from chronolake.inspect.history import Ending, Version
 from chronolake.types import Mode
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
     from chronolake.formatting import Cell
     from chronolake.inspect.history import Timeline
-    from chronolake.inspect.tables import TableSummary
-    from chronolake.inspect.usage import MonthlyUsage
+    from chronolake.inspect.tables import MonthlyUsage, TableSummary
 
 _MOST_COLUMNS: Final = 24
 _MINUTES: Final = len("2024-01-01T00:00")

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from chronolake.arrow_tasks import ArrowRows
 from chronolake.change_set import OMITTED, RESERVED
 from chronolake.errors import ConfigurationError
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import did_you_mean
 from chronolake.source.protocol import ChangeBatch, Reconciliation, Snapshot
 from chronolake.types import (
     ACTIVE,

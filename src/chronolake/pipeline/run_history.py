@@ -1,4 +1,4 @@
-"""History of runs, read from the operational store without Spark, while they run and afterwards.
+"""History of runs and of verifications, read from the operational store without Spark.
 
 The store is opened read-only: nothing is created or written, and no writer is blocked.
 
@@ -20,18 +20,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import sqlalchemy as sql
+import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database
+from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.pipeline.lease import is_dead
-from chronolake.pipeline.runs import CUT, Run, Stage, Status, StreamRun, Verified, differences
+from chronolake.pipeline.runs import CUT, Run, Stage, Status, StreamRun, Verified, differences, now
 from chronolake.pipeline.store import (
     GOES_ON,
     LEASES,
     RUNS,
     STREAM_RUNS,
     VERIFIED,
+    Store,
     known_of,
     run_from,
     stream_from,
@@ -43,7 +46,45 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
 
     from chronolake.config import LakeConfig
+    from chronolake.core import VerifyReport
     from chronolake.pipeline.runs import Change
+
+
+log = structlog.get_logger(__name__)
+
+
+def note_verified(
+    config: LakeConfig, reports: Iterable[VerifyReport], *, against_lake: bool = False
+) -> None:
+    """Record verification results; never fails, because the results are reported in any case.
+
+    Args:
+        config: the lake. A REST catalog does not have a store, so nothing is recorded.
+        reports: the results.
+        against_lake: whether the tables were also compared with their raw lakes.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return
+    try:
+        store = Store.open(config)
+        for report in reports:
+            broken = [
+                f"{promise.text} ({promise.broken:,} rows)"
+                for promise in report.promises
+                if not promise.holds
+            ]
+            store.note_verified(
+                Verified(
+                    str(report.table),
+                    now(),
+                    report.holds,
+                    report.rows,
+                    against_lake,
+                    "\n".join(broken) or None,
+                )
+            )
+    except LakeError as failure:
+        log.warning("verification_not_noted", reason=failure.message)
 
 
 #: Number of a pipeline's runs that are first searched for a stream's last run.

@@ -25,7 +25,7 @@ from chronolake.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import did_you_mean
 from chronolake.landing import namings_of
 from chronolake.limits import best_mode, check_mode
 from chronolake.pipeline.column_names import ColumnNames

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.jvm_gc import settle
 from chronolake.lake import Lake
 from chronolake.server import listener, logs
 from chronolake.server.calls import text_of, unexpected
 from chronolake.server.maintenance import Upkeep
 from chronolake.server.metrics import Metrics, MetricsPort
 from chronolake.server.service import Destination
-from chronolake.session import is_java_running
+from chronolake.session import is_java_running, settle
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:

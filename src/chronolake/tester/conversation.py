@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from chronolake.humanize import counted
+from chronolake.formatting import counted
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import client
 from chronolake.tester.client import UNIMPLEMENTED

@@ -3,12 +3,12 @@
 | module | |
 |---|---|
 | `server` | listens on the address and stops on signals |
-| `app` | routes of the pages, and error pages |
+| `server` | routes of the pages, and error pages |
 | `security` | access control: hosts, token, methods, headers |
 | `rendering` | templates, and the display of values |
 | `links` | building and parsing of URLs |
 | `site` | access of all pages to the lake, with caches |
-| `concurrency` | limit of concurrent pages that read rows or files |
+| `server` | limit of concurrent pages that read rows or files |
 | `pages/` | one module per page: its routes, and the context of its templates |
 
 Everything is read with PyIceberg, PyArrow and the operational store; nothing here imports Spark.

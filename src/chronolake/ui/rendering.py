@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from chronolake.errors import LakeError, TableNotFoundError
-from chronolake.humanize import size
+from chronolake.formatting import size
 from chronolake.types import (
     DELETED,
     HASH,

@@ -18,8 +18,7 @@ from chronolake.config import sources_of_project
 from chronolake.errors import ChronolakeError, LakeError
 from chronolake.inspect import time_travel
 from chronolake.inspect.catalog import check, look_up, look_up_at, places
-from chronolake.inspect.tables import health, summary
-from chronolake.inspect.usage import usage_of
+from chronolake.inspect.tables import health, summary, usage_of
 from chronolake.pipeline.freshness import Filled, freshness
 from chronolake.pipeline.properties import SIGHT_PROPERTY
 from chronolake.types import STREAM_PROPERTY, Mode
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig, MaintenanceConfig
     from chronolake.inspect import Timeline
     from chronolake.inspect.catalog import LookedUp
-    from chronolake.inspect.tables import Health, TableSummary
+    from chronolake.inspect.tables import Health, MonthlyUsage, TableSummary
     from chronolake.inspect.time_travel import Life
-    from chronolake.inspect.usage import MonthlyUsage
     from chronolake.pipeline.freshness import Freshness
     from chronolake.types import TableName
 

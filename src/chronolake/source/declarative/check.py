@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.humanize import counted, did_you_mean
+from chronolake.formatting import counted, did_you_mean
 from chronolake.limits import check_mode
 from chronolake.source.declarative.components.instances import check
 from chronolake.source.declarative.connect import opened

@@ -11,9 +11,9 @@ from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.incrementing import NO_CURSOR
-from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.models.streams import (
     CustomPartitionRouter,
+    DatetimeBasedCursor,
     DeclarativeStream,
     GroupingPartitionRouter,
     SubstreamPartitionRouter,

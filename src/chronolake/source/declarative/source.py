@@ -26,8 +26,7 @@ from chronolake.source.declarative.landing.file_writer import (
     unforeseen,
 )
 from chronolake.source.declarative.landing.reconcile import Comparison
-from chronolake.source.declarative.landing.run import Place, Run
-from chronolake.source.declarative.landing.stream_settings import Settings
+from chronolake.source.declarative.landing.run import Place, Run, Settings
 from chronolake.source.declarative.manifests.capabilities import (
     capture_method_of,
     concurrency_of,

@@ -24,14 +24,12 @@ from chronolake.source.declarative.cursors.incrementing import CountState, Whole
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.manifests.schemas import schema_of
 from chronolake.source.declarative.models.base import CustomStateMigration
-from chronolake.source.declarative.models.cursors import (
-    DatetimeBasedCursor,
-    IncrementingCountCursor,
-)
 from chronolake.source.declarative.models.streams import (
     AsyncRetriever,
     CustomPartitionRouter,
+    DatetimeBasedCursor,
     GroupingPartitionRouter,
+    IncrementingCountCursor,
     LegacyToPerPartitionStateMigration,
     SubstreamPartitionRouter,
     UnionPartitionRouter,
@@ -56,8 +54,11 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
     from chronolake.source.declarative.http.request_builder import Injection
-    from chronolake.source.declarative.models.cursors import IncrementalSync
-    from chronolake.source.declarative.models.streams import DeclarativeStream, ParentStreamConfig
+    from chronolake.source.declarative.models.streams import (
+        DeclarativeStream,
+        IncrementalSync,
+        ParentStreamConfig,
+    )
     from chronolake.source.declarative.records.selector import Page
     from chronolake.source.declarative.records.transformations import Record
 

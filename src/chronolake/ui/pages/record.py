@@ -15,7 +15,7 @@ from starlette.routing import Route
 from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.inspect import Ending
 from chronolake.inspect.catalog import look_up, places
-from chronolake.inspect.key_completion import completions
+from chronolake.inspect.keyset import completions
 from chronolake.types import TMAX_TEXT, TMIN_TEXT, Mode
 from chronolake.ui import links
 from chronolake.ui.rendering import instants, page, part

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from chronolake.inspect.usage import MonthlyUsage
+    from chronolake.inspect.tables import MonthlyUsage
     from chronolake.ui.site import Overview, Seen
 
 #: The number of months, and the number of tables on one page.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from chronolake.source.declarative.models.base import Component
-    from chronolake.source.declarative.models.cursors import DatetimeBasedCursor, MinMaxDatetime
+    from chronolake.source.declarative.models.streams import DatetimeBasedCursor, MinMaxDatetime
 
 
 Gap: TypeAlias = timedelta | Duration

@@ -11,7 +11,7 @@ from chronolake.source.declarative.templating.templates import as_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from chronolake.source.declarative.models.cursors import IncrementingCountCursor
+    from chronolake.source.declarative.models.streams import IncrementingCountCursor
 
 #: The state of a stream without a cursor.
 NO_CURSOR: Final = {"__ab_no_cursor_state_message": True}

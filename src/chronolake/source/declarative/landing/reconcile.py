@@ -22,7 +22,7 @@ from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.landing.file_writer import records_of
 from chronolake.source.declarative.manifests.capabilities import cursor_of
-from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.parent_streams import chosen
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.times import micros_of

@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.limits import StreamCapabilities
-from chronolake.source.declarative.models.cursors import (
+from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
+    DeclarativeStream,
     IncrementingCountCursor,
 )
-from chronolake.source.declarative.models.streams import DeclarativeStream
 from chronolake.source.declarative.templating.templates import as_text, evaluated
 from chronolake.source.protocol import CaptureMethod
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.declarative.models.cursors import IncrementalSync
-    from chronolake.source.declarative.models.streams import AnyStream
+    from chronolake.source.declarative.models.streams import AnyStream, IncrementalSync
 
 _CONCURRENCY: Final = 4
 _MOST_CONCURRENCY: Final = 64

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.manifests.problems import (
     Problem,
     Spot,

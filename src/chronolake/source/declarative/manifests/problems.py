@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.manifests.yaml_source import is_unknown, line_of, value_of
 from chronolake.source.declarative.models.base import RUNNABLE
 from chronolake.source.declarative.templating.templates import is_template, shown

@@ -14,7 +14,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.manifests.problems import is_open
 from chronolake.source.declarative.manifests.reference_validation import (
     DURATIONS,

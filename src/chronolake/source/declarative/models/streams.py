@@ -1,6 +1,7 @@
-"""Models of streams, retrievers, partition routers, schema loaders and dynamic streams.
+"""Models of streams, cursors, retrievers, partition routers, schema loaders and dynamic streams.
 
 - A stream has a retriever, which sends requests and extracts records from the responses.
+- An incremental stream has a cursor. Source: `seeds/incremental-syncs.txt`.
 - Properties are the fields that requests ask for by name, optionally in chunks.
 - Async retrievers read export jobs, which the API prepares before they are downloaded.
 - Dynamic schema loaders read field names and types from a response.
@@ -23,9 +24,9 @@ from chronolake.source.declarative.models.base import (
     CustomRecordExtractor,
     CustomSchemaLoader,
     CustomStateMigration,
+    Truth,
     Unsupported,
 )
-from chronolake.source.declarative.models.cursors import IncrementalSync
 from chronolake.source.declarative.models.pagination import (
     PageSizeReduction,
     PaginationReset,
@@ -47,6 +48,60 @@ from chronolake.source.declarative.models.requests import (
     HttpRequester,
     RequestOption,
 )
+
+
+class MinMaxDatetime(Component):
+    """A time that is limited by a minimum and a maximum."""
+
+    type: Literal["MinMaxDatetime"]
+    datetime: str
+    datetime_format: str = ""
+    min_datetime: str | None = None
+    max_datetime: str | None = None
+
+
+class Clamping(Component):
+    """The calendar periods (for example months) that the bounds of slices are aligned to."""
+
+    target: str
+    target_details: dict[str, Any] = Field(default_factory=dict)
+
+
+class DatetimeBasedCursor(Component):
+    """A cursor over time, which reads slices of one step each."""
+
+    type: Literal["DatetimeBasedCursor"]
+    cursor_field: str
+    datetime_format: str
+    cursor_datetime_formats: tuple[str, ...] = ()
+    start_datetime: MinMaxDatetime | str
+    end_datetime: MinMaxDatetime | str | None = None
+    step: str | None = None
+    cursor_granularity: str | None = None
+    lookback_window: str | None = None
+    start_time_option: RequestOption | None = None
+    end_time_option: RequestOption | None = None
+    partition_field_start: str | None = None
+    partition_field_end: str | None = None
+    clamping: Clamping | None = None
+    global_substream_cursor: bool = False
+    is_data_feed: bool = False
+    is_client_side_incremental: Truth = False
+    is_compare_strictly: bool = False
+
+
+class IncrementingCountCursor(Component):
+    """A cursor over a number that only grows."""
+
+    type: Literal["IncrementingCountCursor"]
+    cursor_field: str
+    start_value: int | str | None = None
+    start_value_option: RequestOption | None = None
+
+
+IncrementalSync = Annotated[
+    DatetimeBasedCursor | IncrementingCountCursor, Field(discriminator="type")
+]
 
 
 class PropertiesFromEndpoint(Component):

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.landing.file_writer import Read
     from chronolake.source.declarative.landing.record_schema import Identity, Nesting
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.declarative.models.cursors import IncrementalSync
     from chronolake.source.declarative.models.requests import HTTPAPIBudget
-    from chronolake.source.declarative.models.streams import DeclarativeStream
+    from chronolake.source.declarative.models.streams import DeclarativeStream, IncrementalSync
     from chronolake.source.declarative.spark.coordinator import Address
     from chronolake.source.declarative.stream_reader import Work
     from chronolake.types import ColumnType

@@ -10,7 +10,7 @@ from jinja2.exceptions import TemplateSyntaxError
 
 from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError
-from chronolake.humanize import did_you_mean
+from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.templating.macros import MACROS
 from chronolake.source.declarative.templating.sandbox import ENVIRONMENT
 from chronolake.source.declarative.templating.templates import (
