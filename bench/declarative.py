@@ -36,7 +36,6 @@ from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.landing.file_writer import SliceFiles, Waiting
 from chronolake.source.declarative.landing.record_schema import Identity, Shape, declared_columns
-from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.manifests.manifest import mapped, of
 from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
@@ -45,6 +44,7 @@ from chronolake.source.declarative.models.streams import (
 )
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
+from chronolake.source.declarative.stream_run import Run
 from chronolake.source.declarative.stream_slice import StreamSlice
 from measuring.clock import Times, machine, say, show
 

@@ -18,10 +18,10 @@ from apis import Api, Asked, Reply
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.check import Result, read
 from chronolake.source.declarative.connect import api_of
-from chronolake.source.declarative.http import response
+from chronolake.source.declarative.http import decoders, response
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
-from chronolake.source.declarative.records import decoders, extractors
+from chronolake.source.declarative.records import extractors
 from chronolake.source.declarative.stream_reader import SliceReader, Work
 from chronolake.source.declarative.stream_slice import StreamSlice
 

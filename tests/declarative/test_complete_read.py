@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor, time_cursor
-from chronolake.source.declarative.landing.reconcile import reaches
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
+from chronolake.source.declarative.reconcile import reaches
 
 _SECONDS = "%Y-%m-%dT%H:%M:%SZ"
 

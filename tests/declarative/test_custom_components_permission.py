@@ -18,8 +18,8 @@ from readings import retriever, stream
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.check import findings_of
-from chronolake.source.declarative.components.custom_classes import class_of
 from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.custom_classes import class_of
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.stream_reader import StreamReader

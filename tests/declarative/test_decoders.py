@@ -13,8 +13,8 @@ from answered import answer
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.http import decoders
 from chronolake.source.declarative.models.records import Decoder
-from chronolake.source.declarative.records import decoders
 
 _JSON = {"type": "JsonDecoder"}
 _JSONL = {"type": "JsonlDecoder"}

@@ -9,8 +9,8 @@ from answered import answer
 from pydantic import TypeAdapter
 
 from chronolake.errors import SourceError
+from chronolake.source.declarative.http.decoders import decoded
 from chronolake.source.declarative.models.records import Extractor, JsonDecoder
-from chronolake.source.declarative.records.decoders import decoded
 from chronolake.source.declarative.records.extractors import Extracted, extraction_of
 
 _JSON = JsonDecoder(type="JsonDecoder")

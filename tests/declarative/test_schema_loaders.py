@@ -14,8 +14,8 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.connect import api_of
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
-from chronolake.source.declarative.manifests.schemas import schema_of
 from chronolake.source.declarative.models.streams import DeclarativeStream
+from chronolake.source.declarative.retrieval.schema_loaders import schema_of
 from chronolake.source.declarative.stream_reader import StreamReader
 
 _STRING = {"type": ["null", "string"]}

@@ -15,9 +15,9 @@ from chronolake.source.declarative.connect import api_of
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.landing.file_writer import Part, SliceFiles, Waiting
 from chronolake.source.declarative.landing.record_schema import Identity, Shape
-from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.manifests.manifest import mapped, of
 from chronolake.source.declarative.stream_reader import StreamReader
+from chronolake.source.declarative.stream_run import Run
 
 _ROWS = 500
 _PAGES = {

@@ -15,7 +15,7 @@ from chronolake.config import load_project
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
-from chronolake.source.declarative.landing import run as landing_run
+from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, END, START
 from commands import ran_words
 from datalakes import iceberg, project
@@ -370,7 +370,7 @@ def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:
 def test_a_stream_that_cannot_land_asks_for_no_more(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(landing_run, "_LANDING_BYTES", 1)
+    monkeypatch.setattr(stream_run, "_LANDING_BYTES", 1)
     for number in range(1, 20):
         shop.put(number, f"{number:02d}", state="new")
     shop.configure(more="only: [orders, customers]\n      concurrency: 1", end="2026-01-02")

@@ -19,7 +19,7 @@ from test_declarative import TOKEN, Shop
 
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
-from chronolake.source.declarative.landing import run as landing_run
+from chronolake.source.declarative import stream_run
 from processes import COMMAND, killed
 
 _DAYS = 12
@@ -170,7 +170,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a slow disk, notes are skipped, and no later slice would write them here.
-    monkeypatch.setattr(landing_run, "_NOTING_SHARE", float("inf"))
+    monkeypatch.setattr(stream_run, "_NOTING_SHARE", float("inf"))
     for number in range(1, _DAYS + 1):
         shop.put(number, f"{number:02d}", state="new")
     calm = threading.Event()

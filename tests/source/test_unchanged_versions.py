@@ -12,7 +12,7 @@ import pytest
 from apis import Api, Asked, Reply
 from apishop import ApiShop
 
-from chronolake.source.declarative.landing import run as landing_run
+from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, DELETED
 from datalakes import iceberg
 
@@ -116,7 +116,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
 
     shop.api.on("/orders", answer)
     # Each slice lands separately, so that no landing knows of the others.
-    monkeypatch.setattr(landing_run, "_LANDING_BYTES", 1)
+    monkeypatch.setattr(stream_run, "_LANDING_BYTES", 1)
     for _ in range(2):
         shop.synced()
         assert shop.rows("orders", "id", "state", ACTIVE) == [

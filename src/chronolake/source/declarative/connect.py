@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.components.custom_auth import custom_authentication
+from chronolake.source.declarative.dynamic_streams import expanded
 from chronolake.source.declarative.http.api_session import Access
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.capabilities import reports_of
 from chronolake.source.declarative.manifests.config_validation import made_ready, masking
-from chronolake.source.declarative.manifests.dynamic_streams import expanded
 from chronolake.source.declarative.models.requests import HTTPAPIBudget
 from chronolake.source.declarative.parent_streams import parents_of
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import orjson
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.field_paths import MISSING, looked_up
 from chronolake.source.declarative.models.streams import (
     CustomPartitionRouter,
     GroupingPartitionRouter,
@@ -23,9 +23,8 @@ from chronolake.source.declarative.models.streams import (
     SubstreamPartitionRouter,
     UnionPartitionRouter,
 )
-from chronolake.source.declarative.records.field_paths import MISSING, looked_up
 from chronolake.source.declarative.retrieval.lazy_read import FIRST_PAGE, first_page
-from chronolake.source.declarative.stream_slice import StreamSlice
+from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
 from chronolake.source.declarative.templating.templates import as_text, evaluated
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class OwnRouter:
 
 def inject_own(router: CustomPartitionRouter, into: Injection, partition: StreamSlice) -> None:
     """Put the request options that a custom router returns for a partition into a request."""
-    calls, one = router.calls, slice_seen(partition)
+    calls, one = router.calls, slice_for_class(partition)
     for method, place in _PLACES.items():
         if calls.has(method):
             getattr(into, place).update(calls.mapping(method, stream_slice=one) or {})

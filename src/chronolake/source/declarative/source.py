@@ -25,8 +25,6 @@ from chronolake.source.declarative.landing.file_writer import (
     rows_of,
     unforeseen,
 )
-from chronolake.source.declarative.landing.reconcile import Comparison
-from chronolake.source.declarative.landing.run import Place, Run, Settings
 from chronolake.source.declarative.manifests.capabilities import (
     capture_method_of,
     concurrency_of,
@@ -38,8 +36,10 @@ from chronolake.source.declarative.manifests.capabilities import (
 from chronolake.source.declarative.manifests.config_validation import expect_complete
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.parent_streams import chosen, is_outdated
+from chronolake.source.declarative.reconcile import Comparison
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
+from chronolake.source.declarative.stream_run import Place, Run, Settings
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,

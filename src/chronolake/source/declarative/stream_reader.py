@@ -22,7 +22,6 @@ from chronolake.source.declarative.components.instances import prepare
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.incrementing import CountState, WholeState, count_reader
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.manifests.schemas import schema_of
 from chronolake.source.declarative.models.base import CustomStateMigration
 from chronolake.source.declarative.models.streams import (
     AsyncRetriever,
@@ -45,6 +44,7 @@ from chronolake.source.declarative.retrieval.async_jobs import Reports, download
 from chronolake.source.declarative.retrieval.lazy_read import is_embedded
 from chronolake.source.declarative.retrieval.pages import Retrieval
 from chronolake.source.declarative.retrieval.pagination_reset import Latest
+from chronolake.source.declarative.retrieval.schema_loaders import schema_of
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,3 +51,17 @@ class StreamSlice(Mapping[str, Any]):
 def key_of(partition: Mapping[str, Any]) -> bytes:
     """Return a partition's canonical form; 1 and "1" are different partitions."""
     return orjson.dumps(partition, option=orjson.OPT_SORT_KEYS)
+
+
+class _ClassSlice(StreamSlice):
+    def __bool__(self) -> bool:
+        return bool(len(self) or self.extra_fields)
+
+
+def slice_for_class(stream_slice: StreamSlice) -> StreamSlice:
+    """Return a copy of a slice for custom classes; an empty slice is falsy, as in the reference."""
+    return _ClassSlice(
+        deepcopy(stream_slice.partition),
+        deepcopy(stream_slice.cursor_slice),
+        deepcopy(stream_slice.extra_fields),
+    )

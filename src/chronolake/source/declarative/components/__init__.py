@@ -1,1 +1,1 @@
-"""Custom Python classes of a connector: finding, instantiating and calling them."""
+"""Custom components: instances of the connector's classes, and the objects passed to them."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chronolake.source.declarative.components.instances import ready
-from chronolake.source.declarative.components.responses import encoded_from, request_for
 from chronolake.source.declarative.http.auth import PLACE, Authentication
 from chronolake.source.declarative.http.request_builder import Injection
+from chronolake.source.declarative.http.requests_conversion import encoded_from, request_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chronolake.source.declarative.components.custom_classes import Calls
+    from chronolake.source.declarative.custom_classes import Calls
     from chronolake.source.declarative.http.api_session import Access
     from chronolake.source.declarative.http.request_builder import Encoded, Request
     from chronolake.source.declarative.models.base import CustomAuthenticator

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.components.custom_classes import Setting, class_of, made
-from chronolake.source.declarative.components.responses import answer_of, response_of
+from chronolake.source.declarative.custom_classes import Setting, class_of, made
+from chronolake.source.declarative.http.decoders import decoded
 from chronolake.source.declarative.http.request_builder import Injection, request_of
+from chronolake.source.declarative.http.requests_conversion import answer_of, response_of
 from chronolake.source.declarative.models.base import (
     RUNNABLE,
     CustomAuthenticator,
@@ -36,7 +37,6 @@ from chronolake.source.declarative.models.streams import (
     ParentStreamConfig,
     SimpleRetriever,
 )
-from chronolake.source.declarative.records.decoders import decoded
 from chronolake.source.declarative.records.extractors import extraction_of
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from chronolake.source.declarative.components.custom_classes import Calls
+    from chronolake.source.declarative.custom_classes import Calls
     from chronolake.source.declarative.http.api_session import Access
     from chronolake.source.declarative.http.auth import Authentication
     from chronolake.source.declarative.http.client import Sender

@@ -1,1 +1,1 @@
-"""HTTP client: authentication, rate limits, error handling, retries and response caching."""
+"""HTTP client: authentication, rate limits, error handling, retries, caching and decoding."""

@@ -14,6 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.field_paths import MISSING, only_value
 from chronolake.source.declarative.http.request_builder import Injection, encoded
 from chronolake.source.declarative.http.response import loads
 from chronolake.source.declarative.models.requests import (
@@ -25,7 +26,6 @@ from chronolake.source.declarative.models.requests import (
     NoAuth,
     RequestOption,
 )
-from chronolake.source.declarative.records.field_paths import MISSING, only_value
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth, evaluated
 
 if TYPE_CHECKING:

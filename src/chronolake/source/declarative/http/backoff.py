@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.custom_classes import Calls
-from chronolake.source.declarative.components.responses import outcome_of
+from chronolake.source.declarative.custom_classes import Calls
 from chronolake.source.declarative.http.error_handler import Action
+from chronolake.source.declarative.http.requests_conversion import outcome_of
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.models.base import CustomBackoffStrategy, CustomErrorHandler
 from chronolake.source.declarative.models.requests import (

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.components.responses import outcome_of
+from chronolake.source.declarative.http.requests_conversion import outcome_of
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.models.base import CustomErrorHandler
 from chronolake.source.declarative.models.requests import CompositeErrorHandler

@@ -20,11 +20,11 @@ import httpx
 from dateutil import parser
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.field_paths import MISSING, looked_up
 from chronolake.source.declarative.http.auth import Authentication, credential
 from chronolake.source.declarative.http.request_builder import Injection, Request, encoded
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.http.transport import exchanged, told
-from chronolake.source.declarative.records.field_paths import MISSING, looked_up
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth
 
 if TYPE_CHECKING:

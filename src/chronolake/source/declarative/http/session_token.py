@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.field_paths import MISSING, looked_up, only_value
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
+from chronolake.source.declarative.http.decoders import decoded
 from chronolake.source.declarative.http.request_builder import Injection, Request, request_of
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.requests import SessionTokenRequestBearerAuthenticator
-from chronolake.source.declarative.records.decoders import decoded
-from chronolake.source.declarative.records.field_paths import MISSING, looked_up, only_value
 from chronolake.source.declarative.templating.times import seconds_of
 
 if TYPE_CHECKING:

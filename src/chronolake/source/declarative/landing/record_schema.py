@@ -30,13 +30,13 @@ import structlog
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.landing import wider
+from chronolake.source.declarative.field_paths import MISSING, looked_up
 from chronolake.source.declarative.models.records import (
     CsvDecoder,
     GzipDecoder,
     XmlDecoder,
     ZipfileDecoder,
 )
-from chronolake.source.declarative.records.field_paths import MISSING, looked_up
 from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Manifests: parsing of the YAML file, validation, and the streams that it describes."""
+"""Manifests: parsing of the YAML file, validation, and capabilities of the streams."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from urllib.parse import quote, quote_plus
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.field_paths import path_of, places, put, removed
 from chronolake.source.declarative.manifests.manifest import rules_of
 from chronolake.source.declarative.models.spec import (
     ConfigAddFields,
@@ -23,7 +24,6 @@ from chronolake.source.declarative.models.spec import (
     CustomConfigTransformation,
     PredicateValidator,
 )
-from chronolake.source.declarative.records.field_paths import path_of, places, put, removed
 from chronolake.source.declarative.records.transformations import KINDS
 from chronolake.source.declarative.templating.templates import (
     as_mapping,

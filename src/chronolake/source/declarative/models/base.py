@@ -118,7 +118,7 @@ class CustomComponent(Component):
 
     @property
     def calls(self) -> Any:
-        """Return the instance of the class (`components.custom_classes.Calls`).
+        """Return the instance of the class (`custom_classes.Calls`).
 
         Raises:
             ConfigurationError: no instance is bound.

@@ -1,1 +1,1 @@
-"""Records: decoding, extraction, filtering, transformation and type conversion."""
+"""Records: extraction, filtering, transformation and type conversion."""

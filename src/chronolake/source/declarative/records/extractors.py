@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.responses import response_of
+from chronolake.source.declarative.field_paths import (
+    MISSING,
+    is_empty,
+    is_pattern,
+    looked_up,
+    missing_in,
+    only_value,
+    path_of,
+    places,
+    put,
+)
+from chronolake.source.declarative.http.decoders import Memory, decoded
+from chronolake.source.declarative.http.requests_conversion import response_of
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.models.base import CustomRecordExtractor
 from chronolake.source.declarative.models.records import (
@@ -28,18 +40,6 @@ from chronolake.source.declarative.models.records import (
     XmlDecoder,
 )
 from chronolake.source.declarative.models.streams import DownloadExtractor, ResponseToFileExtractor
-from chronolake.source.declarative.records.decoders import Memory, decoded
-from chronolake.source.declarative.records.field_paths import (
-    MISSING,
-    is_empty,
-    is_pattern,
-    looked_up,
-    missing_in,
-    only_value,
-    path_of,
-    places,
-    put,
-)
 
 if TYPE_CHECKING:
     from chronolake.source.declarative.models.records import RecordExpander

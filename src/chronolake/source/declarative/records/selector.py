@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.components.responses import slice_seen
 from chronolake.source.declarative.models.base import (
     CustomComponent,
     CustomRecordFilter,
@@ -25,6 +24,7 @@ from chronolake.source.declarative.records.extractors import (
     raise_if_missing,
 )
 from chronolake.source.declarative.records.transformations import Record, step_of
+from chronolake.source.declarative.stream_slice import slice_for_class
 from chronolake.source.declarative.templating.templates import as_truth
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class Selection:
                 "filter_records",
                 records,
                 stream_state={},
-                stream_slice=slice_seen(context["stream_slice"]),
+                stream_slice=slice_for_class(context["stream_slice"]),
                 next_page_token=context["next_page_token"],
             )
             return kept

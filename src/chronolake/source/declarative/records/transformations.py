@@ -13,7 +13,15 @@ from copy import deepcopy
 from functools import lru_cache, partial
 from typing import Any, assert_never
 
-from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.field_paths import (
+    MISSING,
+    is_pattern,
+    only_value,
+    path_of,
+    places,
+    put,
+    removed,
+)
 from chronolake.source.declarative.models.base import CustomTransformation
 from chronolake.source.declarative.models.records import (
     AddedFieldDefinition,
@@ -26,15 +34,7 @@ from chronolake.source.declarative.models.records import (
     RemoveFields,
     Transformation,
 )
-from chronolake.source.declarative.records.field_paths import (
-    MISSING,
-    is_pattern,
-    only_value,
-    path_of,
-    places,
-    put,
-    removed,
-)
+from chronolake.source.declarative.stream_slice import slice_for_class
 from chronolake.source.declarative.templating.templates import as_truth, evaluated
 
 Record = dict[str, Any]
@@ -96,7 +96,7 @@ def _own(component: CustomTransformation) -> Step:
         reported = {
             "config": own[0],
             "stream_state": {},
-            "stream_slice": slice_seen(context["stream_slice"]),
+            "stream_slice": slice_for_class(context["stream_slice"]),
         }
 
         def change(record: Record) -> Record:

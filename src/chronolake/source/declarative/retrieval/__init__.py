@@ -1,1 +1,1 @@
-"""Retrieval: pagination, async jobs, and splitting of pages and slices."""
+"""Retrieval: pagination, async jobs, schema loaders, and splitting of pages and slices."""

@@ -8,6 +8,7 @@ import httpx
 import orjson
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.field_paths import MISSING, looked_up
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.models.records import JsonDecoder
@@ -16,7 +17,6 @@ from chronolake.source.declarative.models.streams import (
     SimpleRetriever,
     SubstreamPartitionRouter,
 )
-from chronolake.source.declarative.records.field_paths import MISSING, looked_up
 from chronolake.source.declarative.retrieval.pagination_reset import actions_of
 
 if TYPE_CHECKING:

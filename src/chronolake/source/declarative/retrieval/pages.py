@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.field_paths import MISSING, only_value, path_of
 from chronolake.source.declarative.http.client import ReadDifferentlyError
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.request_builder import Injection, request_of
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.streams import PropertiesFromEndpoint, SimpleRetriever
-from chronolake.source.declarative.records.field_paths import MISSING, only_value, path_of
 from chronolake.source.declarative.records.selector import Page, Selection
 from chronolake.source.declarative.records.transformations import step_of
 from chronolake.source.declarative.retrieval.lazy_read import first_page_in

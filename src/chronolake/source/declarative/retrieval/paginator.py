@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.responses import response_of, slice_seen
+from chronolake.source.declarative.http.decoders import decoded
 from chronolake.source.declarative.http.request_builder import Injection, merged
+from chronolake.source.declarative.http.requests_conversion import response_of
 from chronolake.source.declarative.models.base import CustomDecoder, CustomPaginationStrategy
 from chronolake.source.declarative.models.pagination import (
     CursorPagination,
@@ -34,7 +35,7 @@ from chronolake.source.declarative.models.records import (
     XmlDecoder,
 )
 from chronolake.source.declarative.models.requests import RequestOption, RequestPath
-from chronolake.source.declarative.records.decoders import decoded
+from chronolake.source.declarative.stream_slice import slice_for_class
 from chronolake.source.declarative.templating.templates import as_truth, evaluated, syntax_of
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ class Pages:
         elif isinstance(strategy, CustomPaginationStrategy):
             more: dict[str, Any] = {} if size is None else {"page_size_override": size}
             if strategy.calls.takes("next_page_token", "stream_slice"):
-                more["stream_slice"] = slice_seen(stream_slice)
+                more["stream_slice"] = slice_for_class(stream_slice)
             value = strategy.calls.call(
                 "next_page_token",
                 response=response_of(answer, extracted=extracted),

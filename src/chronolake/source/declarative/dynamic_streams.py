@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.field_paths import (
+    MISSING,
+    only_value,
+    path_of,
+    places,
+    put,
+)
 from chronolake.source.declarative.manifests.manifest import Gathering, mapped
-from chronolake.source.declarative.manifests.schemas import asked_once
 from chronolake.source.declarative.manifests.yaml_source import inherited
 from chronolake.source.declarative.models.streams import (
     ConfigComponentsResolver,
@@ -20,14 +26,8 @@ from chronolake.source.declarative.models.streams import (
     InlineSchemaLoader,
     SimpleRetriever,
 )
-from chronolake.source.declarative.records.field_paths import (
-    MISSING,
-    only_value,
-    path_of,
-    places,
-    put,
-)
 from chronolake.source.declarative.records.transformations import KINDS
+from chronolake.source.declarative.retrieval.schema_loaders import asked_once
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.templates import as_truth, evaluated, is_template
 

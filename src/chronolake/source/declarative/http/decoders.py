@@ -17,7 +17,8 @@ from xml.parsers.expat import ExpatError, ParserCreate
 import xmltodict
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.responses import response_of
+from chronolake.source.declarative.field_paths import is_empty
+from chronolake.source.declarative.http.requests_conversion import response_of
 from chronolake.source.declarative.http.response import parsed, size_of, too_large
 from chronolake.source.declarative.models.base import CustomDecoder
 from chronolake.source.declarative.models.records import (
@@ -32,7 +33,6 @@ from chronolake.source.declarative.models.records import (
     XmlDecoder,
     ZipfileDecoder,
 )
-from chronolake.source.declarative.records.field_paths import is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

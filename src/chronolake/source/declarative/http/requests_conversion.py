@@ -6,7 +6,6 @@ Custom classes expect these types.
 from __future__ import annotations
 
 import io
-from copy import deepcopy
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ from requests.utils import get_encoding_from_headers
 
 from chronolake.source.declarative.http.request_builder import Encoded
 from chronolake.source.declarative.http.response import Answer
-from chronolake.source.declarative.stream_slice import StreamSlice
 
 #: The attribute that airbyte-cdk's pagination strategies read for the record count of a response.
 _COUNT: Final = "_airbyte_extracted_record_count"
@@ -106,13 +104,3 @@ def encoded_from(prepared: Any) -> Encoded:
         },
         body=body.encode() if isinstance(body, str) else body,
     )
-
-
-class _Seen(StreamSlice):
-    def __bool__(self) -> bool:
-        return bool(len(self) or self.extra_fields)
-
-
-def slice_seen(one: StreamSlice) -> StreamSlice:
-    """Return a copy of a slice for custom classes; an empty slice is falsy, as in the reference."""
-    return _Seen(*map(deepcopy, (one.partition, one.cursor_slice, one.extra_fields)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.field_paths import MISSING, only_value, path_of
 from chronolake.source.declarative.models.base import CustomRecordFilter, CustomSchemaLoader
 from chronolake.source.declarative.models.streams import (
     AsyncRetriever,
@@ -21,11 +21,10 @@ from chronolake.source.declarative.models.streams import (
     DynamicSchemaLoader,
     InlineSchemaLoader,
 )
-from chronolake.source.declarative.records.field_paths import MISSING, only_value, path_of
 from chronolake.source.declarative.records.transformations import step_of
 from chronolake.source.declarative.retrieval.async_jobs import Reports, downloads_of
 from chronolake.source.declarative.retrieval.pages import Retrieval
-from chronolake.source.declarative.stream_slice import StreamSlice
+from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ def _kept(
             "filter_records",
             fields,
             stream_state={},
-            stream_slice=slice_seen(StreamSlice()),
+            stream_slice=slice_for_class(StreamSlice()),
             next_page_token=None,
         )
         return {name: one for field in kept for name, one in field.items()}

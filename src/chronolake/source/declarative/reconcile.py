@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
     from chronolake.source.declarative.landing.file_writer import Waiting
-    from chronolake.source.declarative.landing.run import Run
     from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
+    from chronolake.source.declarative.stream_run import Run
 
 log = structlog.get_logger(__name__)
 
