@@ -38,8 +38,8 @@ $(COMPAT): requirements-compat.lock scripts/find-python
 	@.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compat.lock
 	@touch $@
 
-$(WARM): $(LOCKED) src/chronolake/session.py scripts/find-java
-	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import session; session.jars()'
+$(WARM): $(LOCKED) src/chronolake/jars.py scripts/find-java
+	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import jars, session; jars.paths(session.java_home())'
 	@touch $@
 
 demo: demo-postgres  ## sync a PostgreSQL database twice, and show the tables' history

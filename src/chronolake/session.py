@@ -1,4 +1,4 @@
-"""Spark sessions of a lake: Java, the jars, the settings, and garbage collection.
+"""Spark sessions of a lake: Java, the settings, and garbage collection.
 
 Python's proxy of a Java object is part of a reference cycle, so only Python's garbage collector
 frees it. The collector is triggered by the number of Python objects, which in a large process
@@ -9,16 +9,14 @@ broadcast rows alive. Without explicit collections, a server's JVM fills up.
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +24,7 @@ from py4j.java_gateway import is_instance_of
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from chronolake import env
+from chronolake import jars, sketches
 from chronolake.errors import LakeError, MissingRequirementError
 from chronolake.masking import holds_secret, is_secret
 from chronolake.py4j_nodelay import acknowledge_at_once
@@ -67,18 +65,6 @@ def settle() -> None:
 CATALOG: Final = "chronolake"
 EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
-#: Maven coordinates, with the SHA-256 of the jar.
-JARS: Final[dict[str, str]] = {
-    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0": (
-        "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
-    ),
-    "org.xerial:sqlite-jdbc:3.49.1.0": (
-        "5c8609d2ca341deb8c6f71778974b5ba4995c7d32d7c7c89d9392a3e72c39291"
-    ),
-    "org.postgresql:postgresql:42.7.7": (
-        "157963d60ae66d607e09466e8c0cdf8087e9cb20d0159899ffca96bca2528460"
-    ),
-}
 _JAVA_HOMES: Final = (
     "/usr/lib/jvm/*17*",
     "/usr/lib/jvm/*21*",
@@ -132,7 +118,7 @@ _AT_START: Final = (
 
 _OPEN_FIRST: Final = (
     "Open the lake before anything else starts Spark, or start it with "
-    f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.session.jars()."
+    f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.jars."
 )
 
 # Without a cluster, no other machine needs the driver. Spark's ports have no password, and by
@@ -201,77 +187,6 @@ class Sessions:
     moderate: SparkSession
     moderate_wide: SparkSession
     light: SparkSession
-
-
-def jars() -> list[Path]:
-    """Return the jars that Spark needs; download missing ones to a cache, and check their hashes.
-
-    The cache is `$CHRONOLAKE_JARS`, or `chronolake/jars` in the user's cache folder. Spark's own
-    resolver downloads missing jars; `$CHRONOLAKE_IVY_SETTINGS` is the path of an Ivy settings file,
-    for example for a mirror.
-
-    Raises:
-        MissingRequirementError: a jar cannot be downloaded, or its hash is not the pinned one.
-    """
-    cache = Path(
-        os.environ.get(env.JARS)
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chronolake" / "jars"
-    )
-    wanted = {coordinates: cache / _file_name(coordinates) for coordinates in JARS}
-    missing = [coordinates for coordinates, path in wanted.items() if not path.exists()]
-    if missing:
-        _fetch(missing, cache)
-    return list(wanted.values())
-
-
-def _file_name(coordinates: str) -> str:
-    _, artifact, version = coordinates.split(":")
-    return f"{artifact}-{version}.jar"
-
-
-def _fetch(missing: list[str], cache: Path) -> None:
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as work:
-        settings = os.environ.get(env.IVY_SETTINGS)
-        program = [
-            "from pyspark.sql import SparkSession",
-            "b = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')",
-            f"b = b.config('spark.jars.packages', {','.join(missing)!r})",
-            "b = b.config('spark.jars.excludes', 'org.checkerframework:checker-qual')",
-            f"b = b.config('spark.jars.ivy', {work!r})",
-            *([f"b = b.config('spark.jars.ivySettings', {settings!r})"] if settings else []),
-            "b.getOrCreate().stop()",
-        ]
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", "\n".join(program)],
-            env={**os.environ, "JAVA_HOME": java_home()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for coordinates in missing:
-            name = _file_name(coordinates)
-            found = next(Path(work).glob(f"jars/*_{name}"), None)
-            if found is None:
-                raise MissingRequirementError(
-                    f"The jar {coordinates} could not be fetched: {_last_words(done.stderr)}",
-                    hint="Check that the Java artifact registry can be reached, or put the jar "
-                    f"into {cache} yourself.",
-                )
-            digest = hashlib.sha256(found.read_bytes()).hexdigest()
-            if digest != JARS[coordinates]:
-                raise MissingRequirementError(
-                    f"The fetched jar {coordinates} is not the pinned one (SHA-256 {digest}).",
-                    hint="Do not use it; check the registry or mirror it came from.",
-                )
-            # Renamed, so that processes that start meanwhile never see an incomplete jar.
-            shutil.move(found, cache / f".{name}.part")
-            (cache / f".{name}.part").rename(cache / name)
-
-
-def _last_words(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no message"
 
 
 def java_home() -> str:
@@ -349,13 +264,15 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
         **_MODERATE,
         "spark.sql.shuffle.partitions": str(min(partitions, _MODERATE_PARTITIONS)),
     }
-    return Sessions(
+    sessions = Sessions(
         spark=_session(base, {**settings, **own}),
         wide=_session(base, {**settings, **_WIDE, **own}),
         moderate=_session(base, {**moderate, **own}),
         moderate_wide=_session(base, {**moderate, **_WIDE, **own}),
         light=_session(base, {**settings, **_LIGHT, **own}),
     )
+    sketches.provide([getattr(sessions, field.name) for field in fields(sessions)])
+    return sessions
 
 
 def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
@@ -370,13 +287,13 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
     # Executors must run the interpreter that has this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ["JAVA_HOME"] = java_home()
+    os.environ["JAVA_HOME"] = home = java_home()
     builder = SparkSession.builder.master(master)
     settings = {
         **_STATIC,
         **(_LOOPBACK if master.partition("[")[0] == "local" else {}),
         "spark.driver.memory": f"{_driver_gibibytes()}g",
-        "spark.jars": ",".join(str(path) for path in jars()),
+        "spark.jars": ",".join(str(path) for path in jars.paths(home)),
         **conf,
     }
     if _JAVA_OPTIONS in conf:

@@ -262,13 +262,42 @@ def opened(config: LakeConfig, *, json: bool) -> Lake:
     Raises:
         ConfigurationError, MissingRequirementError, LakeError: as for `Lake.open`.
     """
+    quiet_logs()
+    _download_jars(json=json)
     if not json:
         console(stderr=True).print("Starting Spark ...", style="dim")
     from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
 
-    quiet_logs()
     with quiet_java():
         return Lake.open(config.path, config=config)
+
+
+def _download_jars(*, json: bool) -> None:
+    """Download missing jars of Spark, with progress on standard error."""
+    from chronolake import jars, session  # noqa: PLC0415 - PySpark is slow to import
+
+    missing = jars.missing()
+    if not missing:
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
+
+    screen = console(stderr=True)
+    java_home = session.java_home()
+    if not json:
+        screen.print(
+            f"Downloading Spark's jars to {jars.folder()} ...", style="dim", soft_wrap=True
+        )
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        console=screen,
+        transient=True,
+        disable=json or not screen.is_terminal,
+    ) as bars:
+        total = sum(jar.size for jar in missing)
+        task = bars.add_task(f"{len(missing)} jars", total=total)
+        jars.paths(java_home, lambda done: bars.update(task, completed=done))
 
 
 @contextmanager

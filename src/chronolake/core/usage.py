@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import datasketches
 import orjson
 
+from chronolake.sketches import FUNCTION
 from chronolake.types import USAGE_PREFIX, quoted
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def sketching(columns: Sequence[str], condition: str) -> str:
     """
     # `xxhash64` skips nulls, so a separate flag is hashed for each column.
     parts = ", ".join(f"{quoted(name)}, {quoted(name)} IS NULL" for name in columns)
-    return f"theta_sketch_agg(xxhash64({parts}), {_LOG_ENTRIES}) FILTER (WHERE {condition})"
+    return f"{FUNCTION}(xxhash64({parts}), {_LOG_ENTRIES}) FILTER (WHERE {condition})"
 
 
 def counted(
@@ -55,7 +56,8 @@ def counted(
         return {}
     name = USAGE_PREFIX + (now or datetime.now(UTC)).strftime("%Y-%m")
     union = datasketches.theta_union(_LOG_ENTRIES)
-    union.update(datasketches.compact_theta_sketch.deserialize(sketch))
+    # Spark 4.0 returns binary values as bytearray.
+    union.update(datasketches.compact_theta_sketch.deserialize(bytes(sketch)))
     stored = table.property_of(name)
     if stored is not None:
         before = base64.b64decode(orjson.loads(stored).get("sketch", ""))
