@@ -12,11 +12,16 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
 COMPAT := .venv-compat/.locked
+SPARK40 := .venv-spark40/.locked
 #: Number of test processes; each runs its own Spark, in about 3 GiB.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SPREAD := -n $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(SPREAD)
+#: Resolves for every version of Python and every platform, to a file without host names.
+RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+  --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat check docs format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-spark40 check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +41,14 @@ $(COMPAT): requirements-compat.lock scripts/find-python
 	@"$$(scripts/find-python)" -m venv .venv-compat
 	@echo "Installing what requirements-compat.lock names"
 	@.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compat.lock
+	@touch $@
+
+#: The oldest supported Spark; .venv has the newest.
+$(SPARK40): requirements-spark40.lock pyproject.toml scripts/find-python
+	@"$$(scripts/find-python)" -m venv .venv-spark40
+	@echo "Installing what requirements-spark40.lock names"
+	@.venv-spark40/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-spark40.lock
+	@.venv-spark40/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(WARM): $(LOCKED) src/chronolake/jars.py scripts/find-java
@@ -62,6 +75,9 @@ test: setup  ## run the tests that CI runs: all except the long ones
 test-all: setup $(COMPAT)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
+
+test-spark40: $(SPARK40)  ## run the tests of lakes with Spark 4.0, which is not supported yet
+	@JAVA_HOME="$$(scripts/find-java)" .venv-spark40/bin/python -m pytest $(SPREAD) tests/lake tests/unit/test_jars.py $(ARGS)
 
 test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)
@@ -98,10 +114,9 @@ protos: $(LOCKED)  ## generate the Partner SDK's code from its .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/protos
 
 lock: $(LOCKED)  ## resolve the dependencies again, within pyproject.toml's bounds
-	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
-	  --extra dev --no-header --no-annotate \
-	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
-	  --output-file requirements.lock pyproject.toml
+	@$(RESOLVE) --upgrade --group dev --output-file requirements.lock
+	@cp requirements.lock requirements-spark40.lock  # the versions to keep
+	@$(RESOLVE) --group test --overrides <(echo "pyspark>=4.0,<4.1") --output-file requirements-spark40.lock
 
 clean:  ## remove the files that targets created, except .venv
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop site spark-warehouse

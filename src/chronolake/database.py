@@ -11,6 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
+from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.permissions import make_lake
 from chronolake.storage import storage_error, uses
 
@@ -65,6 +66,7 @@ def writing(config: LakeConfig) -> sql.Engine:
 
     Raises:
         LakeError: the catalog is a REST service.
+        MissingExtraError: the catalog is in PostgreSQL, and its driver is not installed.
         StorageError: the folder cannot be created.
     """
     if config.catalog.kind is CatalogKind.REST:
@@ -138,6 +140,7 @@ def reading(config: LakeConfig) -> sql.Engine | None:
 
 
 def _postgresql(uri: str) -> sql.URL:
+    require("postgres", POSTGRESQL_CATALOG)
     return sql.make_url(uri).set(drivername="postgresql+psycopg")
 
 

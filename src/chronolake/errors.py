@@ -5,6 +5,7 @@ ChronolakeError
 ├── ConfigurationError        chronolake.yml, a flag or an environment variable is wrong
 ├── ScenarioError             a scenario for `test-destination` is invalid
 ├── MissingRequirementError   Java, a jar or an optional package is missing
+│   └── MissingExtraError     an extra of the package, such as chronolake[ui], is not installed
 ├── LakeError                 the lake's catalog or folder cannot be used
 │   ├── StorageError          a disk is full, or a folder cannot be written
 │   └── LakeLocationError     the lake or a table was copied or moved
@@ -124,6 +125,10 @@ class ScenarioError(ChronolakeError):
 
 class MissingRequirementError(ChronolakeError):
     """Java, a jar or an optional package is missing."""
+
+
+class MissingExtraError(MissingRequirementError):
+    """Packages of an extra are not installed; nothing was done."""
 
 
 class LakeError(ChronolakeError):

@@ -18,6 +18,7 @@ from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import LakeLocationWarning, TableNotFoundError
+from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import table_to_find
 from chronolake.iceberg import Catalog, durability
 from chronolake.lake_table import LakeFrame, LakeTable, lake_frame
@@ -65,7 +66,8 @@ class Lake:
 
         Raises:
             ConfigurationError: chronolake.yml or the environment is invalid.
-            MissingRequirementError: Java or a jar is missing.
+            MissingRequirementError: Java, a jar, or the driver of a catalog in PostgreSQL is
+                missing.
             StorageError: the folder cannot be written.
             LakeError: the catalog cannot be used.
         """
@@ -74,6 +76,8 @@ class Lake:
             if isinstance(config, LakeConfig)
             else load(Path(path), file=None if config is None else Path(config))
         )
+        if settings.catalog.kind is CatalogKind.POSTGRESQL:
+            require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
         storage.uses(settings.path)
         masks = {} if settings.shared else permissions.HADOOP_UMASK

@@ -29,6 +29,7 @@ from chronolake.cli.app import (
 )
 from chronolake.cli.pipelines import PipelineArgument, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError, StorageError
+from chronolake.extras import require
 from chronolake.formatting import counted
 from chronolake.storage import raise_unless_writable
 
@@ -376,6 +377,8 @@ def read(
     from chronolake.config import DeclarativeSource
     from chronolake.pipeline.streams import pipeline_of
     from chronolake.pipeline.token_store import StoredMemory
+
+    require("api", "The command `read`")
     from chronolake.source.declarative.check import sample
     from chronolake.source.declarative.manifests.manifest import find, load
 

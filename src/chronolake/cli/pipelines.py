@@ -254,13 +254,14 @@ def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str
 
     Raises:
         ConfigurationError: the pipeline or stream does not exist.
+        MissingExtraError: the packages that read the source are not installed.
         PipelineBusyError: another process runs the pipeline.
         LakeError: the operational store is not reachable.
     """
     from chronolake.pipeline.lease import raise_if_busy
-    from chronolake.pipeline.streams import chosen, pipeline_of, streams_of
+    from chronolake.pipeline.streams import chosen, raise_if_not_installed, streams_of
 
-    pipeline_of(project, pipeline)
+    raise_if_not_installed(project, pipeline)
     store = store_of(project)
     if store is not None:
         raise_if_busy(store, pipeline)

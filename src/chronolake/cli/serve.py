@@ -25,6 +25,7 @@ from chronolake.cli.app import (
     fail,
     print_json,
 )
+from chronolake.extras import require
 
 if TYPE_CHECKING:
     from chronolake.ui import Address
@@ -96,6 +97,7 @@ def serve(
     settings: SettingOption = None,
 ) -> None:
     """Run the gRPC destination (Partner SDK v2) until SIGTERM; log JSON lines to stdout."""
+    require("serve", "The command `serve`")
     from chronolake import server
     from chronolake.errors import ConfigurationError
 
@@ -148,6 +150,7 @@ def ui(
     settings: SettingOption = None,
 ) -> None:
     """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
+    require("ui", "The command `ui`")
     from chronolake import ui as served
     from chronolake.config import find_project
     from chronolake.errors import ConfigurationError

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from chronolake.cli.app import JsonOption, app, fail
+from chronolake.extras import require
 
 
 class TestedVersion(StrEnum):
@@ -185,6 +186,7 @@ def run_tester(
     The exit code is 0 if every check passes, 1 if one fails, 2 if a scenario or an option is
     invalid.
     """
+    require("serve", "The command `test-destination`")
     from chronolake.errors import ConfigurationError
     from chronolake.tester import DriveOptions, definition, files, run
     from chronolake.tester import options as words

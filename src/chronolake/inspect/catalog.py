@@ -23,6 +23,7 @@ from chronolake.errors import (
     SchemaError,
     TableNotFoundError,
 )
+from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import table_to_find
 from chronolake.location import plain
 from chronolake.types import (
@@ -258,6 +259,7 @@ def _from_sqlite(
 def _from_postgresql(
     config: LakeConfig, statement: str, values: tuple[str, ...]
 ) -> list[dict[str, Any]]:
+    require("postgres", POSTGRESQL_CATALOG)
     import psycopg  # noqa: PLC0415 - only some lakes have such a catalog
     from psycopg.rows import dict_row  # noqa: PLC0415
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -25,6 +25,7 @@ from chronolake.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from chronolake.extras import require
 from chronolake.formatting import did_you_mean
 from chronolake.landing import namings_of
 from chronolake.limits import best_mode, check_mode
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from chronolake.source.protocol import Source, StreamDescriptor
 
 log = structlog.get_logger(__name__)
+
+#: The extras that types of sources need; the others need only the core.
+_EXTRAS: Final = {"postgres": "postgres", "declarative": "api"}
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ def source_of(project: Project, pipeline: str) -> Source:
 
     Raises:
         ConfigurationError: the pipeline does not exist.
+        MissingExtraError: the packages that read the source are not installed.
     """
     source = _source_of(project, pipeline)
     if isinstance(source, TokenHoldingSource):
@@ -140,7 +145,20 @@ def source_of(project: Project, pipeline: str) -> Source:
     return source
 
 
+def raise_if_not_installed(project: Project, pipeline: str) -> None:
+    """Raise an error unless the packages that read the source of a pipeline are installed.
+
+    Raises:
+        ConfigurationError: the pipeline does not exist.
+        MissingExtraError: a package is not installed.
+    """
+    source = pipeline_of(project, pipeline).source
+    if source.type in _EXTRAS:
+        require(_EXTRAS[source.type], f"A source of the type {source.type}")
+
+
 def _source_of(project: Project, pipeline: str) -> Source:
+    raise_if_not_installed(project, pipeline)
     config = pipeline_of(project, pipeline).source
     if isinstance(config, PostgresSource):
         # Its driver is imported only if needed.

@@ -23,7 +23,12 @@ from chronolake.pipeline.lease import greatest_token, holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import GOES_ON, Store
 from chronolake.pipeline.stream_run import Steps, StreamSync, words
-from chronolake.pipeline.streams import chosen, pipeline_of, source_of, streams_of
+from chronolake.pipeline.streams import (
+    chosen,
+    raise_if_not_installed,
+    source_of,
+    streams_of,
+)
 from chronolake.source.protocol import ChangeSource
 
 if TYPE_CHECKING:
@@ -81,13 +86,14 @@ def run_pipeline(
     Raises:
         ConfigurationError: the project, pipeline or stream does not exist, or its configuration is
             invalid.
+        MissingExtraError: the packages that read the source are not installed.
         PipelineBusyError: another process runs the pipeline.
         SourceError: the source cannot be read at all.
         LakeError: the lake or its operational store cannot be used.
     """
     # Invalid arguments are rejected before Spark starts.
     found = project_at(None if project is None else Path(project))
-    pipeline_of(found, pipeline)
+    raise_if_not_installed(found, pipeline)
     with Lake.open(found.lake.path, config=found.lake) as lake:
         return sync(lake, found, pipeline, only=streams, full_refresh=resync)
 

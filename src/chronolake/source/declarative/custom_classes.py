@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
+from chronolake.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +152,7 @@ def _importing(class_name: str, home: Path) -> Iterator[None]:
 
 def _hint_for(missing: str) -> str:
     if missing == BASES:
-        return "It needs airbyte-cdk: pip install 'chronolake[components]'."
+        return f"It needs airbyte-cdk: install it with `{install_command('components')}`."
     if missing.startswith(f"{BASES}."):
         return (
             "It was written for another version of airbyte-cdk than the one that is installed: "
