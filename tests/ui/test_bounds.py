@@ -74,7 +74,7 @@ def test_long_keys_lead_to_their_own_record_or_to_what_to_do(
     assert [one.status_code for one in found] == [200, 200, 200, 400]
     for key, page in zip(keys[:3], found, strict=False):
         assert f"&lt;{len(key)}&gt;" in page.text
-    assert "too long for a link" in found[-1].text
+    assert "too long for a URL" in found[-1].text
     assert "chronolake history" in found[-1].text
 
 
@@ -104,9 +104,9 @@ def test_two_times_of_a_table_without_a_key_are_explained_on_its_page(
     assert 'class="field" hidden' in asked.get("/past?table=s.t").text
     page = asked.get(f"/past?table=s.t&than={than}")
     assert page.status_code == 400
-    assert "s.t as it stood" in page.text
+    assert "s.t at a point in time" in page.text
     assert "data-past-form" in page.text
-    assert 'aria-label="Views of the table"' in page.text or "<nav" in page.text
+    assert 'aria-label="Pages of this table"' in page.text
     assert "AlterTable" not in page.text
     assert ("no primary key" in page.text) == (than != "gestern")
 
@@ -207,7 +207,7 @@ def test_memory_is_bounded_by_what_versions_hold(
     ]
     assert pa.total_allocated_bytes() <= before + held // 2
 
-    monkeypatch.setattr(sites, "_MOST_BYTES", held // 2)
+    monkeypatch.setattr(sites, "_MAX_BYTES", held // 2)
     assert asked.get(f"/record?table={path}").status_code == 200  # The timeline is cached.
     refused = asked.get(f"/record?table={path}&key.id=01")
     assert refused.status_code == 400

@@ -17,7 +17,7 @@ from chronolake.formatting import instant
 from chronolake.inspect import Change, Ending, Timeline, Version
 from chronolake.types import LAST_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, Mode, TableName
 from chronolake.ui import links, rendering
-from chronolake.ui.pages.record import drawn, page_of, version_page
+from chronolake.ui.pages.record import chart_data, page_of, version_page
 
 NAMES = st.text(min_size=1, max_size=12)
 
@@ -32,7 +32,7 @@ def request(url: str) -> Request:
 def test_every_table_s_url_names_it_again(schema: str, table: str) -> None:
     name = TableName(schema, table)
     assert TableName.parse(str(name)) == name
-    assert links.table_of(request(links.past(name))) == name
+    assert links.table_of(request(links.time_travel(name))) == name
 
 
 @given(
@@ -103,7 +103,7 @@ def test_a_list_says_what_came_back_and_what_was_never_true_for_any_time() -> No
     shown = version_page(LIFE, 1, size=10).versions
 
     assert [one.number for one in shown] == [1, 2, 3, 4]
-    assert [one.gone_since for one in shown] == [None, TMIN_TEXT, None, "2026-01-02T00:00:00Z"]
+    assert [one.deleted_since for one in shown] == [None, TMIN_TEXT, None, "2026-01-02T00:00:00Z"]
     assert [one.is_instant for one in shown] == [True, False, True, False]
 
 
@@ -129,7 +129,7 @@ def test_pages_hold_every_version_once_in_order(
 
 
 def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -> None:
-    reported = drawn(LIFE)
+    reported = chart_data(LIFE)
 
     second = 1767225600000.0
     assert reported["starts"] == [None, second, second + 86_400_000, second + 31 * 86_400_000]
@@ -141,7 +141,7 @@ def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -
     ]
     # The end of time as another engine writes it.
     other = version("2026-01-01T00:00:00Z", "9999-12-31T00:00:00Z", Ending.ACTIVE)
-    assert drawn(timeline(other))["ends"] == [None]
+    assert chart_data(timeline(other))["ends"] == [None]
 
 
 @pytest.mark.parametrize(
@@ -188,23 +188,23 @@ def test_blanks_at_the_ends_of_a_text_are_marked() -> None:
 @example("", "z" * 500, "", "a")
 def test_a_change_in_a_long_text_is_seen(before: str, after: str, old: str, new: str) -> None:
     texts = [f"{before}{one}{after}" for one in (old, new)]
-    shown = rendering.changed(*texts)
+    shown = rendering.diff_cells(*texts)
 
     assert (shown[0] == shown[1]) == (texts[0] == texts[1])
     assert max(len(seen(one)) for one in shown) < 10 * 400
 
 
 def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
-    room, text = rendering.Room(), "<i>" * 1_000
-    opened = [room.shown(text) for _ in range(60)]
+    budget, text = rendering.TextBudget(), "<i>" * 1_000
+    opened = [budget.render(text) for _ in range(60)]
 
     assert seen(opened[0]).endswith(text)
-    assert room.is_short
+    assert budget.is_short
     assert not opened[-1].startswith("<details")
     assert "3,000 characters" in opened[-1]
     assert sum(map(len, opened)) < 700_000
-    other = rendering.Room()
-    assert not any("<details" in one for one in (other.shown("short"), other.shown(None)))
+    other = rendering.TextBudget()
+    assert not any("<details" in one for one in (other.render("short"), other.render(None)))
     assert not other.is_short
 
 

@@ -23,7 +23,7 @@ from chronolake.pipeline.freshness import Filled, Freshness
 from chronolake.pipeline.runs import Verified, now
 from chronolake.types import Mode, TableName
 from chronolake.ui.rendering import ASSETS, environment
-from chronolake.ui.site import Overview, Seen
+from chronolake.ui.site import Overview, TableOverview
 
 MANY = 1_000
 
@@ -106,7 +106,7 @@ def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> Non
     catalog.create_table(("shop", "orders"), rows.schema, location=place).append(rows)
     catalog.engine.dispose()
     shutil.copytree(original, copy)
-    words = "1 of 1 tables lie outside this lake, for example shop.orders"
+    words = "1 of 1 tables are stored outside this lake, for example shop.orders"
     for folder, is_copy in ((original, False), (copy, True)):
         served = start(folder)
         try:
@@ -119,21 +119,23 @@ def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
     now = time.monotonic()
     name = TableName("s", "t")
     # A REST catalog returns a table's metadata location only when the table is loaded.
-    assert Seen(name, None, read_at=now - 5).is_still_true(None)
-    assert not Seen(name, None, read_at=now - 15).is_still_true(None)
-    assert Seen(name, "a", read_at=now - 15).is_still_true("a")
-    assert not Seen(name, "a", read_at=now).is_still_true("b")
+    assert TableOverview(name, None, read_at=now - 5).is_current(None)
+    assert not TableOverview(name, None, read_at=now - 15).is_current(None)
+    assert TableOverview(name, "a", read_at=now - 15).is_current("a")
+    assert not TableOverview(name, "a", read_at=now).is_current("b")
 
 
 def test_a_table_that_could_not_be_read_is_read_again_after_a_while() -> None:
     now = time.monotonic()
-    failed = Seen(TableName("s", "t"), "a", failure=LakeError("It was away."), read_at=now - 5)
-    assert failed.is_still_true("a")
-    assert not replace(failed, read_at=now - 15).is_still_true("a")
+    failed = TableOverview(
+        TableName("s", "t"), "a", failure=LakeError("It was away."), read_at=now - 5
+    )
+    assert failed.is_current("a")
+    assert not replace(failed, read_at=now - 15).is_current("a")
 
 
 @pytest.mark.parametrize(
-    ("small", "ratio", "rows", "ills"),
+    ("small", "ratio", "rows", "maintenance_reasons"),
     [
         (63, 0.19, 10**6, []),
         (64, 0.0, 10**6, ["64 small files"]),
@@ -145,13 +147,13 @@ def test_a_table_that_could_not_be_read_is_read_again_after_a_while() -> None:
     ],
 )
 def test_a_table_needs_care_when_maintenance_would_do_something(
-    small: int, ratio: float, rows: int, ills: list[str]
+    small: int, ratio: float, rows: int, maintenance_reasons: list[str]
 ) -> None:
     name = TableName("s", "t")
     summary = TableSummary(name, Mode.LIVE, (), (), rows, None, 1, 0, 1, None, None)
-    seen = Seen(name, None, summary, Health(small, 1, ratio, None, 1))
+    seen = TableOverview(name, None, summary, Health(small, 1, ratio, None, 1))
 
-    assert seen.ills(MaintenanceConfig()) == ills
+    assert seen.maintenance_reasons(MaintenanceConfig()) == maintenance_reasons
 
 
 def health_of(health: Health, fresh: Freshness | None) -> str:
@@ -160,7 +162,7 @@ def health_of(health: Health, fresh: Freshness | None) -> str:
     summary = TableSummary(name, Mode.LIVE, (), (), 100, None, 1, 0, 1, None, None)
     template = environment().get_template("health.html")
     reported = template.render(
-        seen=Seen(name, None, summary, health), known=fresh, limits=MaintenanceConfig()
+        seen=TableOverview(name, None, summary, health), known=fresh, limits=MaintenanceConfig()
     )
     return " ".join(re.sub("<[^>]*>", " ", reported).split())
 
@@ -171,16 +173,14 @@ def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> 
     kept = Health(3, 9, 0.05, now(), 2)
 
     reported = health_of(kept, Freshness(filled, verified=verified))
-    assert reported.startswith("good 3 small files 5 % of rows removed compacted")
-    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == (
-        "files in order never verified"
-    )
+    assert reported.startswith("good 3 small files 5 % of rows deleted compacted")
+    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == ("files OK never verified")
     # A store that cannot be read does not mean that nothing was verified.
     assert health_of(Health(1, 1, 0.0, None, 1), None) == (
-        "files in order 1 small file verification not known"
+        "files OK 1 small file verification unknown"
     )
     assert health_of(Health(70, 90, 0.0, None, 1), Freshness(filled)) == (
-        "needs care 70 small files never verified"
+        "needs maintenance 70 small files never verified"
     )
 
 
@@ -196,7 +196,7 @@ def test_badges_can_be_read_in_light_and_dark(badge: str) -> None:
     for one, other in zip(soft, strong, strict=True):
         dark, light = sorted([luminance(one), luminance(other)])
         assert (light + 0.05) / (dark + 0.05) >= 4.5
-    # Amber has one meaning: it needs care.
+    # Amber has one meaning: maintenance is needed.
     assert (rule[2] == "--warn") == (badge == "warn")
 
 

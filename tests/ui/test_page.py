@@ -85,15 +85,15 @@ PAGES = {
     "timeline": links.record(ORDERS, {"id": 104}),
     "long timeline": links.record(SENSOR, {"id": 1}),
     "hostile record": links.record(NOTES, {"book": SCRIPT, "page": 6}),
-    "now": links.past(NOTES),
-    "then": links.past(ORDERS, at=BEFORE),
-    "two times": links.past(ORDERS, at=BEFORE, than=AFTER),
-    "inside": links.inside(ORDERS),
-    "odd inside": links.inside(ODD),
+    "now": links.time_travel(NOTES),
+    "then": links.time_travel(ORDERS, at=BEFORE),
+    "two times": links.time_travel(ORDERS, at=BEFORE, than=AFTER),
+    "inside": links.table(ORDERS),
+    "odd inside": links.table(ODD),
 }
 FAILING = {
     "wrong key": links.record(ORDERS, {"id": "x"}),
-    "wrong time": links.past(ORDERS, at="gestern"),
+    "wrong time": links.time_travel(ORDERS, at="gestern"),
     "broken table": "/table?name=shop.broken",
 }
 
@@ -253,11 +253,11 @@ def test_a_timeline_is_what_chronolake_history_prints(
 def test_what_was_deleted_revived_or_over_at_once_can_be_seen(visit: Open) -> None:
     page = visit(links.record(ORDERS, {"id": 104}))
     expect(page.locator("tr.gap")).to_contain_text("deleted from 2026-10-16")
-    expect(page.locator("tr[data-version='4']")).to_contain_text("came back")
+    expect(page.locator("tr[data-version='4']")).to_contain_text("revived")
     assert page.locator(".scatterlayer .trace").count() >= 5
 
     page = visit(links.record(ORDERS, {"id": 99}))
-    expect(page.locator("tr[data-version='1']")).to_contain_text("ended when it began")
+    expect(page.locator("tr[data-version='1']")).to_contain_text("ended at its start")
     # Its marker is in the chart, although its duration is zero.
     assert page.locator(".scatterlayer .points path").count() >= 1
 
@@ -335,7 +335,7 @@ def as_text(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("at", [BEFORE, AFTER])
 def test_rows_as_of_a_time_are_those_of_as_of(visit: Open, shop: Shop, at: str) -> None:
-    page = visit(links.past(ORDERS, at=at))
+    page = visit(links.time_travel(ORDERS, at=at))
     found = shown_rows(page)
     while page.get_by_role("link", name="Next page").count():
         first = page.locator("table.rows tbody th").first.inner_text()
@@ -347,7 +347,7 @@ def test_rows_as_of_a_time_are_those_of_as_of(visit: Open, shop: Shop, at: str) 
 
 
 def test_the_slider_shows_the_past_by_keyboard_without_a_reload(visit: Open, shop: Shop) -> None:
-    page = visit(links.past(ORDERS))
+    page = visit(links.time_travel(ORDERS))
     page.evaluate("window.stayed = true")
     slider = page.get_by_role("slider", name="As of")
     slider.focus()
@@ -362,7 +362,7 @@ def test_the_slider_shows_the_past_by_keyboard_without_a_reload(visit: Open, sho
         assert shown_rows(page) == as_text(list(reported.rows))
         assert slider.get_attribute("aria-valuetext") == f"{at.replace('T', ' ')[:-1]} UTC"
     assert len(shown_rows(page)) > 5
-    expect(page.locator("#said")).to_contain_text("As of 2026-10-")
+    expect(page.locator("#announcement")).to_contain_text("As of 2026-10-")
     assert page.evaluate("window.stayed")
 
 
@@ -371,7 +371,7 @@ def httpx_unquoted(url: str) -> str:
 
 
 def test_a_typed_time_moves_the_slider_and_a_wrong_one_is_explained(visit: Open) -> None:
-    page = visit(links.past(ORDERS), fails=True)
+    page = visit(links.time_travel(ORDERS), fails=True)
     field = page.get_by_label("As of (UTC)")
     field.fill("2026-10-20 12:00")
     field.press("Enter")
@@ -384,7 +384,7 @@ def test_a_typed_time_moves_the_slider_and_a_wrong_one_is_explained(visit: Open)
 
 
 def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
-    page = visit(links.past(ORDERS, at=BEFORE))
+    page = visit(links.time_travel(ORDERS, at=BEFORE))
     page.get_by_label("Compare with (UTC)").fill(AFTER)
     page.get_by_label("Compare with (UTC)").press("Enter")
     expect(page.locator("[data-past] h2")).to_contain_text("From 2026-10-20")
@@ -416,11 +416,11 @@ def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
         )
         assert list(columns) == list(names)
         for name, (old, new) in columns.items():
-            assert old == ("not there" if record.old is None else text_of(record.old[name]))
-            assert new == ("not there" if record.new is None else text_of(record.new[name]))
+            assert old == ("absent" if record.old is None else text_of(record.old[name]))
+            assert new == ("absent" if record.new is None else text_of(record.new[name]))
     # The order of the times does not matter, and the URL contains both.
     assert (
-        visit(links.past(ORDERS, at=AFTER, than=BEFORE)).locator("[data-past]").inner_text()
+        visit(links.time_travel(ORDERS, at=AFTER, than=BEFORE)).locator("[data-past]").inner_text()
         == page.locator("[data-past]").inner_text()
     )
 
@@ -430,16 +430,16 @@ def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
 
 def test_hostile_values_stay_text(visit: Open) -> None:
     for path in (
-        links.past(NOTES),
+        links.time_travel(NOTES),
         links.record(NOTES, {"book": SCRIPT, "page": 6}),
         links.record(ODD, {"k e.y\"'<i>": SCRIPT}),
-        links.inside(ODD),
+        links.table(ODD),
         "/",
     ):
         page = visit(path)
         assert page.locator("main script, main img, main b:text('bold')").count() == 0
         assert page.evaluate("document.querySelectorAll('[onerror], [onclick]').length") == 0
-    page = visit(links.past(NOTES))
+    page = visit(links.time_travel(NOTES))
     shown = page.locator("table.rows").inner_text()
     assert SCRIPT in shown
     assert "a 'quoted\" \\ & <b>bold</b>" in shown
@@ -448,7 +448,7 @@ def test_hostile_values_stay_text(visit: Open) -> None:
 
 
 def test_every_record_of_a_table_is_reached_by_its_link(visit: Open) -> None:
-    page = visit(links.past(NOTES))
+    page = visit(links.time_travel(NOTES))
     addresses = page.locator("table.rows tbody th a").evaluate_all("all => all.map(a => a.href)")
     texts = page.locator("table.rows td[data-column=page]").all_inner_texts()
     assert len(addresses) == 9
@@ -571,7 +571,7 @@ def test_versions_within_milliseconds_are_counted_and_a_click_shows_each(visit: 
     seen = page.evaluate("document.querySelector('[data-chart]').layout.xaxis.range")
     begin, end = (datetime.fromisoformat(at) for at in seen)
     assert timedelta(milliseconds=20) < end - begin < timedelta(milliseconds=100)
-    page.get_by_role("button", name="Whole life").click()
+    page.get_by_role("button", name="Reset zoom").click()
     page.wait_for_function(f"({clusters})().length === 1")
 
 
@@ -599,7 +599,7 @@ def test_columns_that_have_no_lane_are_told(visit: Open) -> None:
     page.reload()
     page.wait_for_selector("[data-chart][data-drawn]")
     rows = page.evaluate("document.querySelector('[data-chart]').layout.yaxis.tickvals.length")
-    expect(page.locator("[data-chart-more]")).to_contain_text(f"Of {rows - 1 + 6} columns")
+    expect(page.locator("[data-chart-more]")).to_contain_text(f"of {rows - 1 + 6};")
 
 
 def test_without_javascript_everything_can_still_be_read(browser: Browser, served: Served) -> None:
@@ -609,7 +609,7 @@ def test_without_javascript_everything_can_still_be_read(browser: Browser, serve
     page.get_by_role("searchbox").fill("orders")
     page.get_by_role("button", name="Show").click()
     page.get_by_role("link", name="orders").click()
-    page.get_by_role("link", name="As it stood").last.click()
+    page.get_by_role("link", name="Time travel").last.click()
     page.get_by_label("As of (UTC)").fill("2026-10-20T12:00:00Z")
     page.get_by_role("button", name="Show").click()
     assert page.locator("table.rows tbody tr").count() == 50
@@ -633,7 +633,7 @@ def test_a_link_on_another_site_leads_into_a_guarded_page(browser: Browser, shop
         stranger = browser.new_context().new_page()
         stranger.goto(f"data:text/html,<a href='{guarded.url}/record'>a shared link</a>")
         stranger.get_by_role("link").click()
-        expect(stranger.get_by_role("heading", name="This page needs its token")).to_be_visible()
+        expect(stranger.get_by_role("heading", name="This page requires a token")).to_be_visible()
         context.close()
         stranger.context.close()
     finally:

@@ -174,7 +174,7 @@ def test_too_many_versions_are_refused(
     make: Make, get: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(ORDERS, ["id*:INT", *HISTORY], [(1, at, at, False) for at in (FIRST, SECOND)])
-    monkeypatch.setattr("chronolake.ui.site._MOST_VERSIONS", 1)
+    monkeypatch.setattr("chronolake.ui.site._MAX_VERSIONS", 1)
 
     page = get("/record?table=shop.orders&key.id=1")
 

@@ -122,7 +122,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
     page = visit("/runs")
     pipelines = page.get_by_role("region", name="List of pipelines")
     assert pipelines.locator("tbody th").all_inner_texts() == ["crm", "shop", "never"]
-    expect(pipelines.locator("tbody tr").nth(2)).to_contain_text("It has not run yet.")
+    expect(pipelines.locator("tbody tr").nth(2)).to_contain_text("No runs yet.")
     expect(pipelines.locator("tbody tr").nth(1)).to_contain_text("declarative")
     runs = page.get_by_role("region", name="List of runs")
     found = _runs(folder)
@@ -135,7 +135,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
     expect(page.get_by_role("heading", name="Runs of shop")).to_be_visible()
     expect(runs.locator("tbody th")).to_have_count(sum(one.run.pipeline == "shop" for one in found))
     page.get_by_role("navigation", name="Runs by status").get_by_text("dead").click()
-    expect(page.get_by_text("There is no such run")).to_be_visible()
+    expect(page.get_by_text("No run matches")).to_be_visible()
     assert page.url.endswith("/runs?pipeline=shop&status=dead")
 
 
@@ -212,7 +212,7 @@ def _run_and_follow(page: Page, folder: Path, api: SlowApi) -> None:
         api.seconds = 0
         reported, _ = running.communicate(timeout=120)
     assert running.returncode == 0, reported
-    assert page.evaluate("window.stayed"), "nothing was loaded anew"
+    assert page.evaluate("window.stayed"), "the page was reloaded"
     assert {stage for stages, _, _ in seen for stage in stages} >= {"landing", "applying"}
     read = [rows for _, rows, _ in seen]
     assert read == sorted(read)
@@ -221,9 +221,9 @@ def _run_and_follow(page: Page, folder: Path, api: SlowApi) -> None:
     assert parts == sorted(parts)
     assert len({part for part in parts if 0 < part < 100}) >= 2
     expect(page.locator("[data-status]")).to_have_text("succeeded")
-    expect(page.locator("#said")).to_have_text("The run has ended: succeeded.")
+    expect(page.locator("#announcement")).to_have_text("The run has ended: succeeded.")
     expect(page.locator("progress")).to_have_count(0)
-    expect(page.get_by_role("heading", name="What the run has moved")).to_be_visible()
+    expect(page.get_by_role("heading", name="Offset changes")).to_be_visible()
 
 
 _LOOKING = """() => ({

@@ -76,7 +76,7 @@ def test_slider_and_steps_come_to_every_state_between_milliseconds(visit: Open) 
     for _ in range(5):
         later.click()
     assert rows_of(page) == 3
-    expect(end).to_have_text("Nothing changes later.")
+    expect(end).to_have_text("There are no later changes.")
     shown = field.input_value()
     later.click()
     assert field.input_value() == shown
@@ -84,7 +84,7 @@ def test_slider_and_steps_come_to_every_state_between_milliseconds(visit: Open) 
     for _ in range(5):
         earlier.click()
     assert rows_of(page) == 1
-    expect(end).to_have_text("Nothing changed before.")
+    expect(end).to_have_text("There are no earlier changes.")
     later.click()
     expect(end).to_have_text("")
 
@@ -96,7 +96,7 @@ def test_a_table_of_one_moment_has_one_step(visit: Open) -> None:
     assert rows_of(page) == 1
     page.locator("[data-step='-1']").click()
 
-    expect(page.locator("[data-step-end]")).to_have_text("Nothing changed before.")
+    expect(page.locator("[data-step-end]")).to_have_text("There are no earlier changes.")
     assert rows_of(page) == 1
 
 

@@ -260,15 +260,15 @@ def test_a_port_in_use_is_a_clear_error(empty: Path, served: Served) -> None:
     done = words("--lake", str(empty), "--port", port, folder=empty)
 
     assert done.returncode == 1
-    assert f"Port {port} of 127.0.0.1 cannot be listened on" in done.stderr
+    assert f"cannot listen on port {port} of 127.0.0.1" in done.stderr
     assert "--port" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "told"),
     [
-        (("--host", "no.such.host.invalid"), {}, "is no address"),
-        (("--port", "70000"), {}, "70000 is no TCP port"),
+        (("--host", "no.such.host.invalid"), {}, "is not a valid address"),
+        (("--port", "70000"), {}, "70000 is not a valid TCP port"),
         ((), {"CHRONOLAKE_UI_TOKEN": "short"}, "CHRONOLAKE_UI_TOKEN is too short"),
     ],
 )
@@ -335,7 +335,7 @@ def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
     [
         ("/table?name=shop.broken", 503, "metadata cannot be read"),
         ("/table?name=shop.nothing", 404, "no such table"),
-        ("/table", 400, "names no table"),
+        ("/table", 400, "does not name a table"),
         ("/table?name=a.b.c", 400, "does not name a table"),
         ("/past?table=shop.orders&at=gestern", 400, "is not a valid time"),
         ("/past?table=shop.orders&after=nothing", 400, "cursor"),
@@ -343,7 +343,7 @@ def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
         ("/record?table=shop.orders&key.id=x", 400, "no LONG"),
         ("/part/versions?table=shop.orders&key.nope=1", 400, "no such column"),
         ("/part/keys?table=shop.orders&column=status", 400, "no such column"),
-        ("/nothing", 404, "no such page"),
+        ("/nothing", 404, "does not exist"),
     ],
 )
 def test_what_cannot_be_shown_is_explained(

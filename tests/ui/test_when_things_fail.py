@@ -26,7 +26,7 @@ from chronolake.config import load
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import Store, bring_up
-from chronolake.ui.pages.tables import HEADINGS, Asked
+from chronolake.ui.pages.tables import HEADINGS, TablesQuery
 from chronolake.ui.rendering import environment
 
 
@@ -48,8 +48,8 @@ def test_a_run_stays_in_sight_while_the_store_cannot_be_read(tmp_path: Path, bro
             browsed.goto(f"{served.url}/run?id=r1")
             catalog, away = tmp_path / "catalog.db", tmp_path / "away.db"
             catalog.rename(away)
-            expect(browsed.locator("[data-old]")).to_contain_text("goes on asking")
-            expect(browsed.locator("#said")).to_contain_text("What is shown is old")
+            expect(browsed.locator("[data-old]")).to_contain_text("retries automatically")
+            expect(browsed.locator("#announcement")).to_contain_text("This page is stale")
             expect(browsed.locator("[data-stream=orders]")).to_be_visible()
             away.rename(catalog)
             store.note(StreamRun("r1", "items", "s.i", Status.RUNNING, stage=Stage.LANDING))
@@ -150,8 +150,8 @@ def test_what_a_later_version_noted_is_not_known(lake: Path, asked: httpx.Client
         assert asked.get(path).status_code == 200
     # A run without a stored state may have changed anything.
     earlier = asked.get("/run?id=earlier").text
-    assert "Not known: how far" in earlier
-    assert "every stream is where it was" not in earlier
+    assert "Not known: the streams'" in earlier
+    assert "no stream's offset changed" not in earlier
 
 
 def test_all_streams_of_a_large_run_are_reached(lake: Path, asked: httpx.Client) -> None:
@@ -187,16 +187,16 @@ def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake
 def test_what_is_still_being_read_is_not_said_to_be_missing() -> None:
     seen = {"count": 3, "found": 0, "tables": [], "broken": 0, "headings": HEADINGS}
 
-    def told(query: str, unread: int) -> str:
-        scope = {"type": "http", "path": "/", "headers": [], "query_string": query.encode()}
-        asked = Asked.of(Request(scope))
+    def rendered(text: str, unread: int) -> str:
+        scope = {"type": "http", "path": "/", "headers": [], "query_string": text.encode()}
+        query = TablesQuery.of(Request(scope))
         template = environment().get_template("tables_list.html")
-        return template.render(seen | {"asked": asked, "unread": unread})
+        return template.render(seen | {"query": query, "unread": unread})
 
-    assert "still being read" in told("mode=history", 2)
-    assert "data-unread" in told("mode=history", 2)
-    assert "No such table" in told("mode=history", 0)
-    assert "No table is called so" in told("search=x", 2)
+    assert "still being read" in rendered("mode=history", 2)
+    assert "data-unread" in rendered("mode=history", 2)
+    assert "No table matches" in rendered("mode=history", 0)
+    assert "No table has this name" in rendered("search=x", 2)
 
 
 def test_a_lake_that_is_missing_is_no_lake_without_runs(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 | module | |
 |---|---|
-| `server` | listens on the address and stops on signals |
-| `server` | routes of the pages, and error pages |
+| `server` | address and signals, routes, error pages, limit of concurrent pages |
 | `security` | access control: hosts, token, methods, headers |
 | `rendering` | templates, and the display of values |
 | `links` | building and parsing of URLs |
 | `site` | access of all pages to the lake, with caches |
-| `server` | limit of concurrent pages that read rows or files |
 | `pages/` | one module per page: its routes, and the context of its templates |
 
 Everything is read with PyIceberg, PyArrow and the operational store; nothing here imports Spark.

@@ -26,8 +26,8 @@ WAS: Final = "was."
 #: The parameter with the name of a key column whose value is too long for a link.
 LONG: Final = "long"
 #: In bytes. The server reads up to 64 KiB of a request's line and headers together.
-_LONGEST: Final = 48 * 1024
-_LONGEST_NUMBER: Final = 12
+_MAX_URL_BYTES: Final = 48 * 1024
+_MAX_NUMBER_DIGITS: Final = 12
 #: In a URL that was typed by hand, the plus of a UTC offset becomes a blank.
 _ZONE: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
 
@@ -38,7 +38,7 @@ def to(path: str, **query: str | int | None) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
-def inside(name: TableName) -> str:
+def table(name: TableName) -> str:
     """Return the URL of a table's metadata page."""
     return to("/table", name=str(name))
 
@@ -59,15 +59,15 @@ def record(
         ("null", column) if value is None else (KEY + column, text_of(value))
         for column, value in (key or {}).items()
     ]
-    further = [(name, str(value)) for name, value in query.items() if value is not None]
-    made = f"{path}?{urlencode([*table, *given, *further])}"
-    if len(made) <= _LONGEST or not given:
-        return made
+    parameters = [(name, str(value)) for name, value in query.items() if value is not None]
+    url = f"{path}?{urlencode([*table, *given, *parameters])}"
+    if len(url) <= _MAX_URL_BYTES or not given:
+        return url
     longest = max(given, key=lambda pair: len(pair[1]))[0].removeprefix(KEY)
     return f"{path}?{urlencode([*table, (LONG, longest)])}"
 
 
-def past(name: TableName, **query: str | None) -> str:
+def time_travel(name: TableName, **query: str | None) -> str:
     """Return the URL of a table as of a time."""
     return to("/past", table=str(name), **query)
 
@@ -97,7 +97,9 @@ def required_table_of(request: Request, parameter: str = "table") -> TableName:
     """
     found = table_of(request, parameter)
     if found is None:
-        raise SchemaError("The URL names no table.", hint=f"Add {parameter}=schema.table to it.")
+        raise SchemaError(
+            "The URL does not name a table.", hint=f"Add {parameter}=schema.table to the URL."
+        )
     return found
 
 
@@ -107,10 +109,10 @@ def key_of(request: Request) -> dict[str, str | None]:
     Raises:
         ValueRefusedError: the key is too long for a URL.
     """
-    if LONG in request.query_params or len(request.url.query) > _LONGEST:
+    if LONG in request.query_params or len(request.url.query) > _MAX_URL_BYTES:
         raise ValueRefusedError(
-            "The record's key is too long for a link.",
-            hint="Ask for it with `chronolake history`, or in SQL with `chronolake query`.",
+            "The record's key is too long for a URL.",
+            hint="Use `chronolake history`, or SQL with `chronolake query`.",
             column=request.query_params.get(LONG),
         )
     given: dict[str, str | None] = {}
@@ -138,11 +140,11 @@ def _original(text: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def number_of(request: Request, name: str, *, default: int, least: int = 1) -> int:
+def number_of(request: Request, name: str, *, default: int, minimum: int = 1) -> int:
     """Return an integer parameter of a URL; the default if it is not valid."""
     # Python cannot parse very long integers, and no list has that many pages.
-    text = request.query_params.get(name, "")[:_LONGEST_NUMBER]
-    return max(least, int(text)) if text.isascii() and text.isdecimal() else default
+    text = request.query_params.get(name, "")[:_MAX_NUMBER_DIGITS]
+    return max(minimum, int(text)) if text.isascii() and text.isdecimal() else default
 
 
 def micros_of(text: str) -> int:

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from chronolake.types import Column
 
 
-_LONGEST: Final = 240
-_LONGEST_WHOLE: Final = 100_000
+_MAX_LENGTH: Final = 240
+_MAX_FULL_LENGTH: Final = 100_000
 #: The maximum characters of HTML for the full texts on a page, in addition to the visible parts.
-_ROOM: Final = 500_000
+_MAX_FULL_CHARACTERS: Final = 500_000
 #: The number of characters that are shown on each side of a difference.
-_AROUND: Final = 60
+_CONTEXT_LENGTH: Final = 60
 _NOTHING: Final = Markup("")
 _NULL: Final = Markup(
     '<span class="null no-value" role="img" aria-label="null: no value" title="no value">'
@@ -59,7 +59,7 @@ _EMPTY: Final = Markup(
 )
 
 
-class Room:
+class TextBudget:
     """The budget of one page for the full texts of long values.
 
     Each page creates its own.
@@ -70,9 +70,11 @@ class Room:
 
     def __init__(self) -> None:
         self.is_short = False
-        self._left = _ROOM
+        self._left = _MAX_FULL_CHARACTERS
 
-    def shown(self, value: Cell, *, is_instant: bool = False, longest: int = _LONGEST) -> Markup:
+    def render(
+        self, value: Cell, *, is_instant: bool = False, longest: int = _MAX_LENGTH
+    ) -> Markup:
         """Return a value as HTML; a text that is cut can be opened.
 
         Texts are instants if `is_instant`. Up to `longest` characters of other texts are visible at
@@ -80,38 +82,42 @@ class Room:
         """
         if is_instant and isinstance(value, str):
             return instant_tag(value, exact=True)
-        return self._opened(value, cell(value, longest), longest)
+        return self._make_expandable(value, cell(value, longest), longest)
 
-    def sides(self, old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, Markup]:
+    def render_change(
+        self, old: Cell, new: Cell, *, is_instant: bool = False
+    ) -> tuple[Markup, Markup]:
         """Return an old and a new value; long texts are cut to the difference and can be opened."""
-        short = changed(old, new, is_instant=is_instant)
+        short = diff_cells(old, new, is_instant=is_instant)
         if is_instant:
             return short
-        return self._opened(old, short[0], _LONGEST), self._opened(new, short[1], _LONGEST)
+        return self._make_expandable(old, short[0], _MAX_LENGTH), self._make_expandable(
+            new, short[1], _MAX_LENGTH
+        )
 
-    def _opened(self, value: Cell, short: Markup, longest: int) -> Markup:
+    def _make_expandable(self, value: Cell, short: Markup, longest: int) -> Markup:
         if not isinstance(value, str) or len(value) <= longest:
             return short
-        if min(len(value), _LONGEST_WHOLE) > self._left:
+        if min(len(value), _MAX_FULL_LENGTH) > self._left:
             self.is_short = True
             return short
-        whole = _piece(value, 0, min(len(value), _LONGEST_WHOLE))
-        if len(value) > _LONGEST_WHOLE:
+        full = _render_piece(value, 0, min(len(value), _MAX_FULL_LENGTH))
+        if len(value) > _MAX_FULL_LENGTH:
             self.is_short = True
-            whole += _rest(len(value))
-        if len(whole) > self._left:
+            full += _truncation_mark(len(value))
+        if len(full) > self._left:
             self.is_short = True
             return short
-        self._left -= len(whole)
+        self._left -= len(full)
         return Markup(
             '<details class="cut"><summary><span class="begin">{}</span>'
             '<span class="all">all of {:,} characters</span></summary>'
-            '<div class="long" tabindex="0" role="group" aria-label="The whole value">{}</div>'
+            '<div class="long" tabindex="0" role="group" aria-label="The complete value">{}</div>'
             "</details>"
-        ).format(short, len(value), whole)
+        ).format(short, len(value), full)
 
 
-def cell(value: Cell, longest: int = _LONGEST) -> Markup:
+def cell(value: Cell, longest: int = _MAX_LENGTH) -> Markup:
     """Return any value as HTML; long texts are cut."""
     if value is None:
         return _NULL
@@ -122,16 +128,16 @@ def cell(value: Cell, longest: int = _LONGEST) -> Markup:
     if not value:
         return _EMPTY
     if len(value) <= longest:
-        return _piece(value, 0, len(value))
-    return _piece(value, 0, longest) + _rest(len(value))
+        return _render_piece(value, 0, len(value))
+    return _render_piece(value, 0, longest) + _truncation_mark(len(value))
 
 
-def whole(value: Cell) -> Markup:
+def full_cell(value: Cell) -> Markup:
     """Return a value in full, up to what a page can show."""
     return cell(value, 20_000)
 
 
-def changed(old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, Markup]:
+def diff_cells(old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, Markup]:
     """Return an old and a new value; long texts are cut to their difference.
 
     If `is_instant`, texts are instants.
@@ -145,14 +151,14 @@ def changed(old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, 
         return before, after
     if not (isinstance(old, str) and isinstance(new, str) and old and new):
         return cell(old), cell(new)
-    if max(len(old), len(new)) <= _LONGEST:
+    if max(len(old), len(new)) <= _MAX_LENGTH:
         return cell(old), cell(new)
-    same_before = _common(old, new)
-    same_after = _common(old[same_before:][::-1], new[same_before:][::-1])
+    same_before = _common_prefix_length(old, new)
+    same_after = _common_prefix_length(old[same_before:][::-1], new[same_before:][::-1])
     return _excerpt(old, same_before, same_after), _excerpt(new, same_before, same_after)
 
 
-def instants(columns: Iterable[Column]) -> frozenset[str]:
+def instant_columns(columns: Iterable[Column]) -> frozenset[str]:
     """Return the names of the columns whose values are instants."""
     return frozenset(column.name for column in columns if column.type.kind is Kind.UTC_DATETIME)
 
@@ -170,18 +176,18 @@ def instant_tag(
     """
     if text is None:
         return Markup('<span class="null">{}</span>').format(missing)
-    shown = None if exact else {TMAX_TEXT: "open end", TMIN_TEXT: "ever since"}.get(text)
+    shown = None if exact else {TMAX_TEXT: "open end", TMIN_TEXT: "the beginning"}.get(text)
     words = shown or text.replace("T", " ", 1).removesuffix("Z")
     words = words.partition(".")[0] if seconds else words
     return Markup('<time datetime="{}">{}</time>').format(text, words)
 
 
-def _common(one: str, other: str) -> int:
+def _common_prefix_length(first: str, second: str) -> int:
     """Return the length of the common prefix of two texts; both may have millions of characters."""
-    same, most = 0, min(len(one), len(other))
+    same, most = 0, min(len(first), len(second))
     while same < most:
         middle = (same + most + 1) // 2
-        if one[same:middle] == other[same:middle]:
+        if first[same:middle] == second[same:middle]:
             same = middle
         else:
             most = middle - 1
@@ -190,54 +196,54 @@ def _common(one: str, other: str) -> int:
 
 def _excerpt(text: str, same_before: int, same_after: int) -> Markup:
     """Return the part of a text that differs from another one, with some context."""
-    start, stop = max(0, same_before - _AROUND), len(text) - same_after
+    start, stop = max(0, same_before - _CONTEXT_LENGTH), len(text) - same_after
     shown = _mark("…") if start else _NOTHING
-    shown += _piece(text, start, same_before)
-    differing = _piece(text, same_before, min(stop, same_before + _LONGEST))
-    if differing:
-        shown += Markup("<mark>{}</mark>").format(differing)
-    if stop > same_before + _LONGEST:
-        return shown + _rest(len(text))
-    end = min(len(text), stop + _AROUND)
-    shown += _piece(text, stop, end)
-    return shown + _rest(len(text)) if end < len(text) else shown
+    shown += _render_piece(text, start, same_before)
+    difference = _render_piece(text, same_before, min(stop, same_before + _MAX_LENGTH))
+    if difference:
+        shown += Markup("<mark>{}</mark>").format(difference)
+    if stop > same_before + _MAX_LENGTH:
+        return shown + _truncation_mark(len(text))
+    end = min(len(text), stop + _CONTEXT_LENGTH)
+    shown += _render_piece(text, stop, end)
+    return shown + _truncation_mark(len(text)) if end < len(text) else shown
 
 
-def _piece(text: str, start: int, stop: int) -> Markup:
+def _render_piece(text: str, start: int, stop: int) -> Markup:
     """Return a part of a text; blanks at the text's ends, which would be invisible, are marked."""
     shown = text[start:stop]
     inner = shown.lstrip(" ") if start == 0 else shown
     before = len(shown) - len(inner)
     core = inner.rstrip(" ") if stop == len(text) else inner
-    return _blanks(before) + _letters(core) + _blanks(len(inner) - len(core))
+    return _mark_blanks(before) + _escape_text(core) + _mark_blanks(len(inner) - len(core))
 
 
-def _letters(text: str) -> Markup:
+def _escape_text(text: str) -> Markup:
     """Escape a text, and unprintable characters so that they cannot hide or reverse text."""
     if text.isprintable():
         return escape(text)
     return _NOTHING.join(
-        escape("".join(letters)) if is_printable else _escaped("".join(letters))
+        escape("".join(letters)) if is_printable else _escape_unprintable("".join(letters))
         for is_printable, letters in groupby(text, str.isprintable)
     )
 
 
-def _escaped(text: str) -> Markup:
-    reported = text.encode("unicode_escape").decode()
-    return Markup('<span class="escape">{}</span>').format(reported)
+def _escape_unprintable(text: str) -> Markup:
+    escaped = text.encode("unicode_escape").decode()
+    return Markup('<span class="escape">{}</span>').format(escaped)
 
 
-def _blanks(count: int) -> Markup:
+def _mark_blanks(count: int) -> Markup:
     if not count:
         return _NOTHING
-    reported = f"{count:,} blank{'s' if count > 1 else ''}"
+    label = f"{count:,} blank{'s' if count > 1 else ''}"
     return Markup('<span class="blank" role="img" aria-label="{}" title="{}">{}</span>').format(
-        reported, reported, " " * count
+        label, label, " " * count
     )
 
 
-def _rest(count: int) -> Markup:
-    return _mark(f"… ({count:,} characters)" if count > _LONGEST else "…")
+def _truncation_mark(count: int) -> Markup:
+    return _mark(f"… ({count:,} characters)" if count > _MAX_LENGTH else "…")
 
 
 def _mark(words: str) -> Markup:
@@ -251,7 +257,7 @@ _MINUTE: Final = 60
 _AGES: Final = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
-class Place(NamedTuple):
+class NavigationEntry(NamedTuple):
     """An entry of the navigation.
 
     Attributes:
@@ -267,15 +273,15 @@ class Place(NamedTuple):
 
 #: The navigation, from top to bottom.
 NAVIGATION: Final = (
-    Place("tables", "Tables", "/"),
-    Place("record", "Timeline", "/record"),
-    Place("past", "As it stood", "/past"),
-    Place("runs", "Runs", "/runs"),
-    Place("usage", "Usage", "/usage"),
+    NavigationEntry("tables", "Tables", "/"),
+    NavigationEntry("record", "Record timeline", "/record"),
+    NavigationEntry("past", "Time travel", "/past"),
+    NavigationEntry("runs", "Runs", "/runs"),
+    NavigationEntry("usage", "Usage", "/usage"),
 )
 
 
-def page(
+def render_page(
     request: Request,
     template: str,
     *,
@@ -294,7 +300,7 @@ def page(
         status: the HTTP status.
         context: additional variables of the template.
     """
-    shown = {
+    variables = {
         "request": request,
         "title": title,
         "section": section,
@@ -302,30 +308,34 @@ def page(
         "lake": request.app.state.site.label,
         **context,
     }
-    return HTMLResponse(environment().get_template(template).render(shown), status_code=status)
+    return HTMLResponse(environment().get_template(template).render(variables), status_code=status)
 
 
-def part(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+def render_part(
+    request: Request, template: str, *, status: int = 200, **context: Any
+) -> HTMLResponse:
     """Render a part of a page, for its JavaScript."""
     text = environment().get_template(template).render({"request": request, **context})
     return HTMLResponse(text, status_code=status)
 
 
-def failed(
+def render_error(
     request: Request,
     failure: ChronolakeError,
     *,
     status: int | None = None,
-    title: str = "It did not work",
+    title: str = "Error",
 ) -> HTMLResponse:
     """Render an error with its hint, as a page or as a part of one.
 
     The HTTP status is derived from the error by default.
     """
-    shown = status or status_of(failure)
+    status = status or status_of(failure)
     if request.url.path.startswith("/part/"):
-        return part(request, "part_error.html", status=shown, failure=failure)
-    return page(request, "error.html", title=title, section="", status=shown, failure=failure)
+        return render_part(request, "part_error.html", status=status, failure=failure)
+    return render_page(
+        request, "error.html", title=title, section="", status=status, failure=failure
+    )
 
 
 def status_of(failure: ChronolakeError) -> int:
@@ -340,33 +350,33 @@ def status_of(failure: ChronolakeError) -> int:
 @cache
 def environment() -> Environment:
     """Return the template environment with all filters and globals."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("chronolake.ui"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    templates.filters |= {
         "number": number,
         "size": size,
         "cell": cell,
-        "whole": whole,
+        "full": full_cell,
         "instant": instant_tag,
         "ago": ago_tag,
-        "lasting": lasting,
-        "only": only,
+        "duration": duration,
+        "only": select_columns,
         "without_breaks": links.without_breaks,
-        "without": without,
+        "without": column_names_without,
     }
-    made.globals |= {
+    templates.globals |= {
         "asset": asset,
-        "changed": changed,
+        "diff_cells": diff_cells,
         "links": links,
         "plotly": plotly_path(),
-        "new_room": Room,
+        "new_text_budget": TextBudget,
     }
-    return made
+    return templates
 
 
 def asset(name: str) -> str:
@@ -394,12 +404,12 @@ def number(value: float) -> str:
     return f"{value:,}"
 
 
-def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
+def select_columns(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
     """Return some columns of a row."""
     return {name: row[name] for name in names}
 
 
-def without(row: Mapping[str, Cell], names: Collection[str]) -> list[str]:
+def column_names_without(row: Mapping[str, Cell], names: Collection[str]) -> list[str]:
     """Return the names of a row's columns, without some."""
     return [name for name in row if name not in names]
 
@@ -413,16 +423,16 @@ def ago_tag(text: str | None, *, missing: str = "never") -> Markup:
     )
 
 
-def lasting(seconds: float | None) -> Markup:
+def duration(seconds: float | None) -> Markup:
     """Format a duration: `3.2 s`, `4 min 12 s`, `2 h 5 min`."""
     if seconds is None:
         return Markup('<span class="null">not known</span>')
     if seconds < _MINUTE:
         return Markup("{} s").format(f"{seconds:.1f}" if seconds < _MINUTE / 6 else round(seconds))
-    whole = max(round(seconds), _MINUTE)
+    total = max(round(seconds), _MINUTE)
     units = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
-    length, unit, part, name = next(one for one in units if whole >= one[0])
-    return Markup("{} {} {} {}").format(whole // length, unit, whole % length // part, name)
+    length, unit, part, name = next(row for row in units if total >= row[0])
+    return Markup("{} {} {} {}").format(total // length, unit, total % length // part, name)
 
 
 def age(text: str, *, now: datetime | None = None) -> str:

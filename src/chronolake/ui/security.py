@@ -78,16 +78,16 @@ class Guard:
         return hmac.new((self.token or "").encode(), b"chronolake ui", hashlib.sha256).hexdigest()
 
 
-class Guarded:
+class GuardMiddleware:
     """An ASGI application behind a guard.
 
-    `refused` returns the HTML of the page for requests without the token.
+    `render_refused` returns the HTML of the page for requests without the token.
     """
 
-    def __init__(self, app: ASGIApp, guard: Guard, refused: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, render_refused: Callable[[], str]) -> None:
         self._app = app
         self._guard = guard
-        self._refused = refused
+        self._render_refused = render_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it to the application."""
@@ -96,7 +96,7 @@ class Guarded:
                 await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -104,38 +104,40 @@ class Guarded:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        answer = self._answer(scope)
-        await (answer or self._app)(scope, receive, guarded)
+        response = self._reject(scope)
+        await (response or self._app)(scope, receive, send_with_headers)
 
-    def _answer(self, scope: Scope) -> Response | None:
-        """Return the response of the guard, or None if the application may answer."""
+    def _reject(self, scope: Scope) -> Response | None:
+        """Return the response to a request that is not allowed, or None if it is."""
         headers = Headers(scope=scope)
         if self._guard.only_loopback and not is_loopback(_host_of(headers.get("host", ""))):
             return PlainTextResponse(
-                "This page answers on this machine only, as localhost or 127.0.0.1.\n"
+                "The web UI is only available on this machine, as localhost or 127.0.0.1.\n"
                 "What to do: use that address, or start `chronolake ui` with --host.\n",
                 status_code=421,
             )
         if scope["method"] not in _METHODS:
             return PlainTextResponse(
-                "Nothing can be changed here: only GET and HEAD are answered.\n",
+                "The web UI is read-only: only GET and HEAD are allowed.\n",
                 status_code=405,
                 headers={"allow": "GET, HEAD"},
             )
         if self._guard.token is None or _is_public(scope["path"]):
             return None
-        return self._without_proof(scope, headers)
+        return self._check_token(scope, headers)
 
-    def _without_proof(self, scope: Scope, headers: Headers) -> Response | None:
+    def _check_token(self, scope: Scope, headers: Headers) -> Response | None:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        brought = [value for name, value in query if name == TOKEN]
-        if brought:
-            if not _same(brought[-1], self._guard.token or ""):
-                return HTMLResponse(self._refused(), status_code=401)
-            kept = urlencode([pair for pair in query if pair[0] != TOKEN])
+        tokens = [value for name, value in query if name == TOKEN]
+        if tokens:
+            if not _is_same(tokens[-1], self._guard.token or ""):
+                return HTMLResponse(self._render_refused(), status_code=401)
+            remaining = urlencode([pair for pair in query if pair[0] != TOKEN])
             target = _path_of(scope)
-            answer = RedirectResponse(f"{target}?{kept}" if kept else target, status_code=303)
-            answer.set_cookie(
+            response = RedirectResponse(
+                f"{target}?{remaining}" if remaining else target, status_code=303
+            )
+            response.set_cookie(
                 self._guard.cookie,
                 self._guard.proof,
                 max_age=_YEAR_SECONDS,
@@ -143,20 +145,22 @@ class Guarded:
                 samesite="strict",
                 secure=scope["scheme"] == "https",
             )
-            return answer
-        if _same(cookie_parser(headers.get("cookie", "")).get(self._guard.cookie, ""), self._proof):
+            return response
+        if _is_same(
+            cookie_parser(headers.get("cookie", "")).get(self._guard.cookie, ""), self._proof
+        ):
             return None
         if headers.get("sec-fetch-site") == "cross-site":
             # A link on another site: browsers omit the cookie until this page reloads itself.
-            return HTMLResponse(_AGAIN, status_code=401, headers={"refresh": "0"})
-        return HTMLResponse(self._refused(), status_code=401)
+            return HTMLResponse(_RELOAD_PAGE, status_code=401, headers={"refresh": "0"})
+        return HTMLResponse(self._render_refused(), status_code=401)
 
     @property
     def _proof(self) -> str:
         return self._guard.proof
 
 
-_AGAIN: Final = (
+_RELOAD_PAGE: Final = (
     '<!doctype html><html lang="en"><title>Chronolake</title><p><a href="">Open the page</a></p>'
 )
 
@@ -178,6 +182,6 @@ def _path_of(scope: Scope) -> str:
     return "/" + path.lstrip("/\\")
 
 
-def _same(given: str, wanted: str) -> bool:
+def _is_same(given: str, expected: str) -> bool:
     """Return whether two secrets are equal, in constant time."""
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    return hmac.compare_digest(given.encode(), expected.encode())

@@ -31,9 +31,9 @@ from starlette.routing import Route
 from chronolake.env import UI_TOKEN
 from chronolake.errors import ChronolakeError, ConfigurationError, LakeError
 from chronolake.ui import rendering
-from chronolake.ui.pages import inside, past, record, run, runs, tables, usage
-from chronolake.ui.rendering import failed
-from chronolake.ui.security import TOKEN, Guard, Guarded, is_loopback, new_token
+from chronolake.ui.pages import record, runs, table_metadata, tables, time_travel, usage
+from chronolake.ui.rendering import render_error
+from chronolake.ui.security import TOKEN, Guard, GuardMiddleware, is_loopback, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,137 +45,137 @@ if TYPE_CHECKING:
     from chronolake.ui.site import Site
 
 
-_AT_ONCE: Final = 3
+_MAX_CONCURRENT: Final = 3
 #: The maximum number of waiting requests, and the maximum seconds that each waits.
-_WAITING: Final = 24
-_LONGEST_SECONDS: Final = 20
+_MAX_WAITING: Final = 24
+_MAX_WAIT_SECONDS: Final = 20
 _RETRY_SECONDS: Final = 5
 #: A page without one of these parameters shows a choice of tables and reads nothing.
-_NAMING: Final = frozenset({"table", "name"})
+_TABLE_PARAMETERS: Final = frozenset({"table", "name"})
 
 
-class Turns:
+class ConcurrencyLimit:
     """The concurrency limit of one application."""
 
     def __init__(self) -> None:
-        self._free = asyncio.Semaphore(_AT_ONCE)
+        self._free = asyncio.Semaphore(_MAX_CONCURRENT)
         self._waiting = 0
 
-    def taken_by(
-        self, made: Callable[[Request], Response]
+    def limit_handler(
+        self, render: Callable[[Request], Response]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a page handler that waits for a slot, or answers 503 if it gets none in time.
 
         Args:
-            made: renders the page in a thread. It is not called if the client has disconnected.
+            render: renders the page in a thread. It is not called if the client has disconnected.
         """
 
-        async def answer(request: Request) -> Response:
-            if not _NAMING & request.query_params.keys():
-                return await run_in_threadpool(made, request)
-            if self._waiting >= _WAITING:
-                return _busy(request)
+        async def handle(request: Request) -> Response:
+            if not _TABLE_PARAMETERS & request.query_params.keys():
+                return await run_in_threadpool(render, request)
+            if self._waiting >= _MAX_WAITING:
+                return _respond_busy(request)
             self._waiting += 1
             try:
-                is_mine = await self._comes(request)
+                is_acquired = await self._acquire(request)
             finally:
                 self._waiting -= 1
-            if not is_mine:
-                return _busy(request)
+            if not is_acquired:
+                return _respond_busy(request)
             try:
-                return await run_in_threadpool(made, request)
+                return await run_in_threadpool(render, request)
             finally:
                 self._free.release()
 
-        return answer
+        return handle
 
-    async def _comes(self, request: Request) -> bool:
+    async def _acquire(self, request: Request) -> bool:
         """Wait for a slot; return whether one is acquired and the client is still connected."""
         turn = asyncio.ensure_future(self._free.acquire())
-        gone = asyncio.ensure_future(_goes(request))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
         try:
             await asyncio.wait(
-                {turn, gone}, timeout=_LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                {turn, disconnect}, timeout=_MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
         except asyncio.CancelledError:
-            self._give_back(turn)
+            self._release(turn)
             raise
         finally:
-            is_gone = gone.done()
-            gone.cancel()
-        if turn.done() and not is_gone:
+            is_disconnected = disconnect.done()
+            disconnect.cancel()
+        if turn.done() and not is_disconnected:
             return True
-        self._give_back(turn)
+        self._release(turn)
         return False
 
-    def _give_back(self, turn: asyncio.Future[Literal[True]]) -> None:
+    def _release(self, turn: asyncio.Future[Literal[True]]) -> None:
         if turn.done():
             self._free.release()
         else:
             turn.cancel()
 
 
-async def _goes(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _busy(request: Request) -> Response:
-    reported = LakeError(
-        "Too many pages are being read at once.",
-        hint="Wait a few seconds and try again. If it stays so, the lake's storage is slow, or "
-        "others read much: ask for fewer pages at a time.",
+def _respond_busy(request: Request) -> Response:
+    error = LakeError(
+        "Too many pages are loading at the same time.",
+        hint="Wait a few seconds and try again. If this happens often, open fewer pages at the "
+        "same time, and check whether the lake's storage is slow.",
     )
-    answer = failed(request, reported, title="The page is busy")
-    answer.headers["retry-after"] = str(_RETRY_SECONDS)
-    return answer
+    response = render_error(request, error, title="The web UI is busy")
+    response.headers["retry-after"] = str(_RETRY_SECONDS)
+    return response
 
 
 #: The modules of the pages.
-PAGES: Final = (tables, inside, record, past, runs, run, usage)
+PAGES: Final = (tables, table_metadata, record, time_travel, runs, usage)
 
 #: Pages that read rows, or a table's complete lists of files.
-_READING: Final = (inside, record, past)
+_LIMITED_PAGES: Final = (table_metadata, record, time_travel)
 
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_FOR_EVER: Final = "public, max-age=31536000, immutable"
+_CACHE_FOREVER: Final = "public, max-age=31536000, immutable"
 
 
 def application(site: Site, guard: Guard) -> ASGIApp:
     """Return the application for a lake, behind a guard."""
     # Over a network, Plotly's megabytes are worth compressing.
-    packed = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
-    turns = Turns()
-    made = Starlette(
-        middleware=packed,
+    middleware = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
+    limit = ConcurrencyLimit()
+    app = Starlette(
+        middleware=middleware,
         routes=[
-            Route("/assets/{name}", _asset),
+            Route("/assets/{name}", _serve_asset),
             *(
-                _limited(route, turns) if page in _READING else route
+                _limit_route(route, limit) if page in _LIMITED_PAGES else route
                 for page in PAGES
                 for route in page.ROUTES
             ),
         ],
         exception_handlers={
-            ChronolakeError: _told,
-            HTTPException: _missing,
-            OSError: _unreadable,
-            Exception: _unexpected,
+            ChronolakeError: _handle_error,
+            HTTPException: _handle_not_found,
+            OSError: _handle_os_error,
+            Exception: _handle_unexpected,
         },
     )
-    made.state.site = site
-    return Guarded(made, guard, _refused)
+    app.state.site = site
+    return GuardMiddleware(app, guard, _render_refused)
 
 
-def _limited(route: Route, turns: Turns) -> Route:
-    return Route(route.path, turns.taken_by(route.endpoint))
+def _limit_route(route: Route, limit: ConcurrencyLimit) -> Route:
+    return Route(route.path, limit.limit_handler(route.endpoint))
 
 
-def _asset(request: Request) -> Response:
+def _serve_asset(request: Request) -> Response:
     name = request.path_params["name"]
     if f"/assets/{name}" == rendering.plotly_path():
-        file = _plotly()
+        file = _plotly_file()
     else:
         known = {file.name: file for file in rendering.ASSETS.iterdir() if file.suffix in _TYPES}
         if name not in known:
@@ -186,59 +186,58 @@ def _asset(request: Request) -> Response:
     return FileResponse(
         file,
         media_type=_TYPES[file.suffix],
-        headers={"cache-control": _FOR_EVER if is_named else "no-cache"},
+        headers={"cache-control": _CACHE_FOREVER if is_named else "no-cache"},
     )
 
 
-def _plotly() -> Path:
+def _plotly_file() -> Path:
     """Return the path of Plotly's JavaScript without importing the package, which is slow."""
     from importlib.util import find_spec  # noqa: PLC0415
 
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
         raise HTTPException(404)
-    return Path(found.origin).parent / "package_data" / "plotly.min.js"
+    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
 
 
-def _refused() -> str:
+def _render_refused() -> str:
     return rendering.environment().get_template("refused.html").render()
 
 
-def _told(request: Request, failure: Exception) -> Response:
-    return rendering.failed(request, cast("ChronolakeError", failure))
+def _handle_error(request: Request, failure: Exception) -> Response:
+    return rendering.render_error(request, cast("ChronolakeError", failure))
 
 
-def _missing(request: Request, failure: Exception) -> Response:
-    reported = ChronolakeError(
-        "There is no such page.", hint="Begin with the list of tables, or go back."
+def _handle_not_found(request: Request, failure: Exception) -> Response:
+    error = ChronolakeError(
+        "This page does not exist.", hint="Open the list of tables, or go back."
     )
     status = cast("HTTPException", failure).status_code
-    return rendering.failed(request, reported, status=status, title="No such page")
+    return rendering.render_error(request, error, status=status, title="Page not found")
 
 
-def _unreadable(request: Request, failure: Exception) -> Response:
-    reported = LakeError(
+def _handle_os_error(request: Request, failure: Exception) -> Response:
+    error = LakeError(
         f"A file of the lake cannot be read: {type(failure).__name__}.",
-        hint="If maintenance has just run, reload the page; otherwise check that the lake's "
-        "storage answers and that its files may be read.",
+        hint="If maintenance has just run, reload the page. Otherwise check that the lake's "
+        "storage is available and its files can be read.",
     )
-    return rendering.failed(request, reported)
+    return rendering.render_error(request, error)
 
 
-def _unexpected(request: Request, _: Exception) -> Response:
+def _handle_unexpected(request: Request, _: Exception) -> Response:
     # uvicorn logs the error to standard error. A traceback in the page might contain values.
-    reported = ChronolakeError(
-        "Something unexpected went wrong while the page was made.",
-        hint="The terminal in which `chronolake ui` runs shows what it was; reload the page to "
-        "try again.",
+    error = ChronolakeError(
+        "The page could not be rendered because of an unexpected error.",
+        hint="Reload the page to try again. The terminal of `chronolake ui` shows the error.",
     )
-    return rendering.failed(request, reported, status=500)
+    return rendering.render_error(request, error, status=500)
 
 
-_SHORTEST_TOKEN: Final = 16
+_MIN_TOKEN_LENGTH: Final = 16
 _LAST_PORT: Final = 65_535
 #: In bytes, a request's line and headers. A link may contain a record's long key.
-_LONGEST_HEAD: Final = 64 * 1024
+_MAX_HEAD_BYTES: Final = 64 * 1024
 #: Seconds for open requests to finish after a signal.
 _GRACE_SECONDS: Final = 1
 
@@ -285,7 +284,7 @@ class Address:
 def serve(
     config: LakeConfig,
     options: UiOptions,
-    tell: Callable[[Address], None],
+    on_listening: Callable[[Address], None],
     *,
     project: Path | None = None,
 ) -> None:
@@ -294,7 +293,7 @@ def serve(
     Args:
         config: the lake, which does not need to exist yet.
         options: host, port and browser.
-        tell: called as soon as the server accepts requests.
+        on_listening: called as soon as the server accepts requests.
         project: the chronolake.yml whose pipelines fill the lake, or None.
 
     Raises:
@@ -302,14 +301,13 @@ def serve(
     """
     import uvicorn  # noqa: PLC0415 - not needed for `--help`
 
-    # move.py
     from chronolake.ui.site import Site  # noqa: PLC0415 - the same
 
-    listening = _bound(options)
+    listening = _bind(options)
     # A name's address is known after binding, because a resolver may return any address.
     bound = str(listening.getsockname()[0])
     try:
-        token = _token(bound)
+        token = _configured_token(bound)
     except ConfigurationError:
         listening.close()
         raise
@@ -325,7 +323,7 @@ def serve(
             lifespan="off",
             ws="none",
             http="h11",
-            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
     )
@@ -334,44 +332,46 @@ def serve(
         signal.signal(number, lambda *_: None)
     # The socket queues connections before the server accepts them, so the address can be reported
     # now.
-    tell(address)
+    on_listening(address)
     if options.browser:
         threading.Thread(target=webbrowser.open, args=[address.url], daemon=True).start()
-    threading.Thread(target=_prepared, daemon=True).start()
+    threading.Thread(target=_preload, daemon=True).start()
     try:
         server.run(sockets=[listening])
     finally:
         site.close()
 
 
-def _prepared() -> None:
+def _preload() -> None:
     """Import what the first page needs, in the background."""
     import pyiceberg.catalog.rest  # noqa: PLC0415
     import pyiceberg.table  # noqa: F401, PLC0415
 
 
-def _token(host: str) -> str | None:
+def _configured_token(host: str) -> str | None:
     given = os.environ.get(UI_TOKEN)
-    if given is not None and len(given) < _SHORTEST_TOKEN:
+    if given is not None and len(given) < _MIN_TOKEN_LENGTH:
         raise ConfigurationError(
-            f"{UI_TOKEN} is too short for a token.",
-            hint=f"Give it at least {_SHORTEST_TOKEN} characters, or leave it out: a token is "
-            "made then.",
+            f"{UI_TOKEN} is too short.",
+            hint=f"Use at least {_MIN_TOKEN_LENGTH} characters, or unset it to generate a token.",
         )
     return given or (None if is_loopback(host) else new_token())
 
 
-def _bound(options: UiOptions) -> socket.socket:
+def _bind(options: UiOptions) -> socket.socket:
     """Return a socket that listens on the configured address."""
     if not 0 <= options.port <= _LAST_PORT:
-        raise ConfigurationError(f"{options.port} is no TCP port.", hint="Give 0 to 65535.")
+        raise ConfigurationError(
+            f"{options.port} is not a valid TCP port.", hint="Use a number from 0 to 65535."
+        )
     try:
         found = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as failure:
         raise ConfigurationError(
-            f"{options.host} is no address.", hint="Give --host an address of this machine."
+            f"{options.host} is not a valid address.",
+            hint="Set --host to an address of this machine.",
         ) from failure
     family, kind, protocol, _, place = found[0]
     bound = socket.socket(family, kind, protocol)
@@ -382,7 +382,8 @@ def _bound(options: UiOptions) -> socket.socket:
     except OSError as failure:
         bound.close()
         raise ConfigurationError(
-            f"Port {options.port} of {options.host} cannot be listened on: {failure.strerror}.",
-            hint="Choose another port with --port; 0 takes any free one.",
+            f"The server cannot listen on port {options.port} of {options.host}: "
+            f"{failure.strerror}.",
+            hint="Choose another port with --port; 0 selects a free one.",
         ) from failure
     return bound

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 
-_READERS: Final = 3
+_READER_THREADS: Final = 3
 #: A UTC month in URLs and properties.
 MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 #: Seconds for which a table is considered unchanged if only reading it would show a change, and for
 #: which a failed read is not repeated.
-_TRUSTED_SECONDS: Final = 10
+_CACHE_SECONDS: Final = 10
 #: The minimum number of deleted rows for a compaction, as in maintenance.
-_WORTH_IT: Final = 10_000
+_MIN_DELETED_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class TableOverview:
     """The summary of a table.
 
     Attributes:
@@ -65,7 +65,7 @@ class Seen:
     """
 
     name: TableName
-    place: str | None
+    location: str | None
     summary: TableSummary | None = None
     health: Health | None = None
     capture_method: str | None = None
@@ -75,12 +75,12 @@ class Seen:
     failure: ChronolakeError | None = None
     read_at: float = field(default_factory=time.monotonic, compare=False)
 
-    def is_still_true(self, place: str | None) -> bool:
-        """Return whether the summary is up to date if the table's metadata is at `place`."""
+    def is_current(self, location: str | None) -> bool:
+        """Return whether the summary is up to date if the table's metadata is at `location`."""
         # The cause of a failure may be gone without a new snapshot.
-        if place is None or self.failure is not None:
-            return time.monotonic() - self.read_at < _TRUSTED_SECONDS
-        return place == self.place
+        if location is None or self.failure is not None:
+            return time.monotonic() - self.read_at < _CACHE_SECONDS
+        return location == self.location
 
     @property
     def is_read(self) -> bool:
@@ -100,19 +100,19 @@ class Seen:
         is_history = self.summary is not None and self.summary.mode is Mode.HISTORY
         return self.summary.rows if self.summary and is_history else None
 
-    def ills(self, limits: MaintenanceConfig) -> list[str]:
+    def maintenance_reasons(self, limits: MaintenanceConfig) -> list[str]:
         """Return what maintenance would fix, in short phrases; empty if nothing."""
         if self.health is None or self.summary is None:
             return []
-        found = []
+        reasons = []
         if self.health.small_files >= limits.small_files:
-            found.append(f"{self.health.small_files:,} small files")
+            reasons.append(f"{self.health.small_files:,} small files")
         ratio = self.health.delete_ratio
-        removed = self.summary.rows * ratio / (1 - ratio) if ratio < 1 else _WORTH_IT
+        removed = self.summary.rows * ratio / (1 - ratio) if ratio < 1 else _MIN_DELETED_ROWS
         # A few rows do not justify a compaction, whatever their share is.
-        if ratio >= limits.deletion_vector_ratio and removed >= _WORTH_IT:
-            found.append(f"{ratio:.0%} of the stored rows are deleted")
-        return found
+        if ratio >= limits.deletion_vector_ratio and removed >= _MIN_DELETED_ROWS:
+            reasons.append(f"{ratio:.0%} of the stored rows are deleted")
+        return reasons
 
 
 class Overview:
@@ -120,91 +120,96 @@ class Overview:
 
     def __init__(self, config: LakeConfig) -> None:
         self._config = config
-        self._readers = ThreadPoolExecutor(_READERS, "overview")
+        self._readers = ThreadPoolExecutor(_READER_THREADS, "overview")
         self._lock = Lock()
-        self._known: dict[TableName, Seen] = {}
-        self._reading: dict[TableName, Future[None]] = {}
+        self._overviews: dict[TableName, TableOverview] = {}
+        self._pending: dict[TableName, Future[None]] = {}
 
-    def tables(self, patience: float) -> list[Seen]:
+    def tables(self, timeout: float) -> list[TableOverview]:
         """Return all tables, sorted by name; tables that were not read in time are not `is_read`.
 
         Args:
-            patience: seconds to wait for tables that were never read or have changed.
+            timeout: seconds to wait for tables that were never read or have changed.
 
         Raises:
             LakeError: the lake does not exist, or its catalog does not respond.
         """
-        now = places(self._config)
+        locations = places(self._config)
         with self._lock:
-            for name in self._known.keys() - now.keys():
-                del self._known[name]
+            for name in self._overviews.keys() - locations.keys():
+                del self._overviews[name]
             # Read in the order of the initial display.
-            for name, place in sorted(now.items()):
-                known = self._known.get(name)
-                is_known = known is not None and known.is_still_true(place)
-                if name not in self._reading and not is_known:
-                    self._reading[name] = self._readers.submit(self._read, name, place)
-            waiting = list(self._reading.values())
-        wait(waiting, timeout=patience)
+            for name, location in sorted(locations.items()):
+                known = self._overviews.get(name)
+                is_known = known is not None and known.is_current(location)
+                if name not in self._pending and not is_known:
+                    self._pending[name] = self._readers.submit(self._read, name, location)
+            futures = list(self._pending.values())
+        wait(futures, timeout=timeout)
         with self._lock:
-            return [self._known.get(name, Seen(name, now[name])) for name in sorted(now)]
+            return [
+                self._overviews.get(name, TableOverview(name, locations[name]))
+                for name in sorted(locations)
+            ]
 
     def close(self) -> None:
         """Start no further reads."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, name: TableName, place: str | None) -> None:
-        seen = _seen(self._config, name, place)
+    def _read(self, name: TableName, location: str | None) -> None:
+        seen = _read_overview(self._config, name, location)
         with self._lock:
-            self._known[name] = seen
-            self._reading.pop(name, None)
+            self._overviews[name] = seen
+            self._pending.pop(name, None)
 
 
-def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Seen:
-    """Return the summary of a table, whose metadata was read from `place` if that is known."""
+def table_overview(
+    config: LakeConfig, found: LookedUp, location: str | None = None
+) -> TableOverview:
+    """Return the summary of a table, whose metadata was read from `location` if that is known."""
     properties = found.table.properties
-    return Seen(
+    return TableOverview(
         found.name,
-        place,
+        location,
         summary(found),
         health(found, config),
         capture_method=properties.get(SIGHT_PROPERTY),
         stream=properties.get(STREAM_PROPERTY),
         filled=Filled.of(found),
-        usage=_usage(found),
+        usage=_monthly_usage(found),
     )
 
 
-def _usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
+def _monthly_usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
     """Return the usage by month, or nothing if the properties were not written by Chronolake."""
     try:
-        reported = usage_of(found)
+        usages = usage_of(found)
     except LakeError:
         return ()
-    return tuple(one for one in reported if MONTH.fullmatch(one.month))
+    return tuple(usage for usage in usages if MONTH.fullmatch(usage.month))
 
 
-def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
+def _read_overview(config: LakeConfig, name: TableName, location: str | None) -> TableOverview:
     try:
-        found = look_up(config, name) if place is None else look_up_at(config, name, place)
-        return seen_of(config, found, place)
+        found = look_up(config, name) if location is None else look_up_at(config, name, location)
+        return table_overview(config, found, location)
     except ChronolakeError as failure:
-        return Seen(name, place, failure=failure)
+        return TableOverview(name, location, failure=failure)
     except Exception as failure:  # noqa: BLE001 - one broken table must not spoil the list
-        reported = LakeError(
+        error = LakeError(
             f"The table cannot be read: {type(failure).__name__}.",
-            hint="Check that its files are there and may be read.",
+            hint="Check that the table's files exist and can be read.",
             table=str(name),
         )
-        return Seen(name, place, failure=reported)
+        return TableOverview(name, location, failure=error)
 
 
-_KEPT: Final = 4
+_MAX_CACHED: Final = 4
 #: The chart draws each version.
-_MOST_VERSIONS: Final = 100_000
+_MAX_VERSIONS: Final = 100_000
 #: The limit for one timeline, and for all cached timelines.
-_MOST_BYTES: Final = 64 * 1024 * 1024
-_Found = TypeVar("_Found")
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_Result = TypeVar("_Result")
 
 
 class Site:
@@ -220,20 +225,24 @@ class Site:
         self._project = project
         self.overview = Overview(config)
         self._lock = Lock()
-        self._kept: OrderedDict[object, object] = OrderedDict()
+        self._cache: OrderedDict[object, object] = OrderedDict()
 
     @property
     def label(self) -> str:
         """Return a short name of the lake without secrets."""
         return "/".join(self.config.path.parts[-2:])
 
-    def expect_lake(self) -> None:
+    def raise_if_missing(self) -> None:
         """Raise LakeError if the lake does not exist, unless its project has never run.
 
         Raises:
             LakeError: the lake does not exist.
         """
-        if self._project is not None and self._project.is_file() and not _holds(self.config.path):
+        if (
+            self._project is not None
+            and self._project.is_file()
+            and not _has_entries(self.config.path)
+        ):
             return
         check(self.config)
 
@@ -246,7 +255,7 @@ class Site:
         return {} if self._project is None else sources_of_project(self._project)
 
     def freshness(
-        self, tables: Iterable[Seen], *, with_waiting: bool = False
+        self, tables: Iterable[TableOverview], *, with_waiting: bool = False
     ) -> dict[TableName, Freshness]:
         """Return the freshness of tables from the operational store; empty if it does not respond.
 
@@ -269,38 +278,40 @@ class Site:
         Raises:
             ChronolakeError: as for `inspect.history`.
         """
-        return self._once(
+        return self._read_cached(
             name,
             frozenset(key.items()),
             lambda: inspect.history(
-                self.config, name, key, most=_MOST_VERSIONS, most_bytes=_MOST_BYTES
+                self.config, name, key, most=_MAX_VERSIONS, most_bytes=_MAX_BYTES
             ),
         )
 
-    def life(self, name: TableName) -> Life:
+    def activity(self, name: TableName) -> Life:
         """Return when and how much a table changed; cached until it changes again.
 
         Raises:
             ChronolakeError: as for `time_travel.life`.
         """
-        return self._once(name, "life", lambda: time_travel.life(self.config, name))
+        return self._read_cached(name, "activity", lambda: time_travel.life(self.config, name))
 
-    def _once(self, name: TableName, what: object, read: Callable[[], _Found]) -> _Found:
+    def _read_cached(self, name: TableName, kind: object, read: Callable[[], _Result]) -> _Result:
         """Return a cached result for a table, or compute it.
 
         The last few results are cached until the table changes.
         """
-        place = places(self.config).get(name)
-        asked = (name, place, what)
+        location = places(self.config).get(name)
+        cache_key = (name, location, kind)
         with self._lock:
-            if place is not None and asked in self._kept:
-                self._kept.move_to_end(asked)
-                return cast("_Found", self._kept[asked])
+            if location is not None and cache_key in self._cache:
+                self._cache.move_to_end(cache_key)
+                return cast("_Result", self._cache[cache_key])
         found = read()
         with self._lock:
-            self._kept[asked] = found
-            while len(self._kept) > _KEPT or sum(map(_size, self._kept.values())) > _MOST_BYTES:
-                self._kept.popitem(last=False)
+            self._cache[cache_key] = found
+            while (
+                len(self._cache) > _MAX_CACHED or sum(map(_size, self._cache.values())) > _MAX_BYTES
+            ):
+                self._cache.popitem(last=False)
         return found
 
     def close(self) -> None:
@@ -308,11 +319,11 @@ class Site:
         self.overview.close()
 
 
-def _size(kept: object) -> int:
+def _size(cached: object) -> int:
     """Return the bytes of a cached object; small objects count as 0."""
-    return kept.bytes if isinstance(kept, inspect.Timeline) else 0
+    return cached.bytes if isinstance(cached, inspect.Timeline) else 0
 
 
-def _holds(folder: Path) -> bool:
+def _has_entries(folder: Path) -> bool:
     """Return whether a folder contains anything."""
     return folder.is_dir() and any(folder.iterdir())

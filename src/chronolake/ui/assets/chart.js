@@ -1,43 +1,43 @@
-// Charts by Plotly, in the page's own colours.
+// Charts drawn by Plotly in the page's colours.
 
-const shown = new Map();
+const charts = new Map();
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** The page's colours, for traces. */
+/** Return the page's colours for traces. */
 export function colours() {
   const names = ["active", "replaced", "deleted", "began", "ended", "grid"];
-  const found = Object.fromEntries(names.map((name) => [name, colour(`--chart-${name}`)]));
+  const colors = Object.fromEntries(names.map((name) => [name, colour(`--chart-${name}`)]));
   for (const name of ["text", "muted", "accent", "raised", "line", "good", "warn", "bad", "calm"]) {
-    found[name] = colour(`--${name}`);
+    colors[name] = colour(`--${name}`);
   }
-  return found;
+  return colors;
 }
 
-/** A text for a chart: Plotly would take tags in it for formatting, and links. */
+/** Escape a text for a chart: Plotly would interpret tags as formatting and links. */
 export function plain(text, longest = 60) {
   const short = text.length > longest ? `${text.slice(0, longest)}…` : text;
   return short.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/** The years that an axis has. */
+/** The range of a time axis. */
 const YEARS = { first: Date.parse("0001-01-01T00:00:00Z"), last: Date.parse("9999-12-31T00:00:00Z") };
 
 /**
- * A time for a chart's axis, from milliseconds since 1970. It is a text, because Plotly takes a
- * number for a time of the browser's own zone: there, an hour of the year is missing.
+ * Format milliseconds since 1970 as a time for a chart's axis. It is a text, because Plotly treats a
+ * number as a time in the browser's own time zone, where one hour of the year is missing.
  */
 export function onAxis(milliseconds) {
   if (milliseconds === null) return null;
-  const inside = Math.min(Math.max(milliseconds, YEARS.first), YEARS.last);
-  const whole = Math.floor(inside);
-  const micros = Math.min(Math.round((inside - whole) * 1000), 999);
+  const clamped = Math.min(Math.max(milliseconds, YEARS.first), YEARS.last);
+  const whole = Math.floor(clamped);
+  const micros = Math.min(Math.round((clamped - whole) * 1000), 999);
   return new Date(whole).toISOString().replace("Z", String(micros).padStart(3, "0"));
 }
 
-/** The inverse of `onAxis`, for what Plotly makes of it: it leaves noughts at the end out. */
+/** Parse a time of an axis, the inverse of `onAxis`. Plotly removes trailing zeros. */
 export function fromAxis(text) {
   const [day, time = "00:00"] = String(text).split(/[T ]/);
   return Date.parse(`${day}T${time}Z`);
@@ -68,20 +68,20 @@ function frame(own) {
   };
 }
 
-function ready() {
+function waitForPlotly() {
   if (window.Plotly) return Promise.resolve();
   return new Promise((done) => addEventListener("load", done, { once: true }));
 }
 
 /**
- * Draw a chart, and again whenever the theme changes.
+ * Draw a chart, and redraw it when the theme changes.
  *
- * @param element where; it keeps its height.
- * @param make given the page's colours, what `{ data, layout }` are.
+ * @param element the container, which keeps its height.
+ * @param make a function from the page's colours to `{ data, layout }`.
  */
 export async function draw(element, make) {
-  await ready();
-  shown.set(element, make);
+  await waitForPlotly();
+  charts.set(element, make);
   const { data, layout } = make(colours());
   await window.Plotly.react(element, data, frame(layout), {
     displayModeBar: false,
@@ -92,5 +92,5 @@ export async function draw(element, make) {
 }
 
 document.addEventListener("theme", () => {
-  for (const [element, make] of shown) if (element.isConnected) draw(element, make);
+  for (const [element, make] of charts) if (element.isConnected) draw(element, make);
 });

@@ -1,8 +1,8 @@
-// What every page has: the theme, local times, and pieces that are loaded without a reload.
+// Code of all pages: the theme, local times, and parts that are loaded without a page reload.
 
 const root = document.documentElement;
 
-// ---- theme: as the system has it, light, or dark
+// ---- theme: system, light or dark
 
 const THEMES = ["system", "light", "dark"];
 const toggle = document.querySelector("[data-theme-toggle]");
@@ -24,7 +24,7 @@ if (toggle) {
       if (next === "system") localStorage.removeItem("chronolake-theme");
       else localStorage.setItem("chronolake-theme", next);
     } catch {
-      // The browser keeps nothing: the choice holds for this page.
+      // The browser does not store it: the choice applies to this page only.
     }
     showTheme();
     document.dispatchEvent(new CustomEvent("theme"));
@@ -54,81 +54,80 @@ function ago(milliseconds) {
   return found ? `${Math.floor(seconds / found[0])} ${found[1]} ago` : "just now";
 }
 
-/** Give times of a piece of the page their local time, and keep ages true. */
-export function times(within = document) {
-  for (const one of within.querySelectorAll("time[datetime]")) {
-    const at = new Date(one.dateTime);
+/** Add the local time to times within an element, and update ages. */
+export function updateTimes(within = document) {
+  for (const element of within.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
     const year = at.getUTCFullYear();
     if (Number.isNaN(at.getTime())) continue;
-    const utc = one.dateTime.replace("T", " ").replace("Z", " UTC");
-    one.title = year > 1 && year < 9999 ? `${utc}\n${local.format(at)} (local)` : utc;
-    if ("ago" in one.dataset) one.textContent = ago(Date.now() - at.getTime());
+    const utc = element.dateTime.replace("T", " ").replace("Z", " UTC");
+    element.title = year > 1 && year < 9999 ? `${utc}\n${local.format(at)} (local)` : utc;
+    if ("ago" in element.dataset) element.textContent = ago(Date.now() - at.getTime());
   }
 }
 
-times();
+updateTimes();
 setInterval(() => {
-  if (!document.hidden && document.querySelector("time[data-ago]")) times();
+  if (!document.hidden && document.querySelector("time[data-ago]")) updateTimes();
 }, 15000);
 
-// ---- pieces
+// ---- parts of a page
 
-/** Tell those who listen and do not look. */
-export function say(text) {
-  const said = document.getElementById("said");
-  said.textContent = "";
+/** Announce a text to screen readers. */
+export function announce(text) {
+  const region = document.getElementById("announcement");
+  region.textContent = "";
   requestAnimationFrame(() => {
-    said.textContent = text;
+    region.textContent = text;
   });
 }
 
-const running = new Map();
+const requests = new Map();
 
 /**
- * Replace what an element holds by a piece from the server. Of several that are asked for one after
- * the other, only the last one counts.
+ * Replace the content of an element by a part from the server. A newer request cancels an older one.
  *
- * @returns whether it was replaced.
+ * @returns whether the content was replaced.
  */
 export async function load(into, url) {
-  running.get(into)?.abort();
-  const stop = new AbortController();
-  running.set(into, stop);
+  requests.get(into)?.abort();
+  const controller = new AbortController();
+  requests.set(into, controller);
   into.setAttribute("aria-busy", "true");
   try {
-    const answer = await fetch(url, { signal: stop.signal, headers: { accept: "text/html" } });
-    const text = await answer.text();
-    if (stop.signal.aborted) return false;
+    const response = await fetch(url, { signal: controller.signal, headers: { accept: "text/html" } });
+    const text = await response.text();
+    if (controller.signal.aborted) return false;
     // The server has escaped every value.
     into.innerHTML = text;
-    times(into);
-    return answer.ok;
+    updateTimes(into);
+    return response.ok;
   } catch (failure) {
     if (failure.name === "AbortError") return false;
     into.innerHTML =
-      '<div class="state state-error" role="alert"><h2>The page does not answer.</h2>' +
-      "<p><b>What to do:</b> check that chronolake ui still runs, then reload.</p></div>";
+      '<div class="state state-error" role="alert"><h2>The server does not respond.</h2>' +
+      "<p><b>What to do:</b> check that chronolake ui is running, then reload the page.</p></div>";
     return false;
   } finally {
-    if (running.get(into) === stop) {
-      running.delete(into);
+    if (requests.get(into) === controller) {
+      requests.delete(into);
       into.removeAttribute("aria-busy");
     }
   }
 }
 
-/** What a form says, without its empty fields, as a query. */
+/** Return the fields of a form, without empty ones, as a query. */
 export function queryOf(form) {
   const query = new URLSearchParams();
   for (const [name, value] of new FormData(form)) if (value !== "") query.append(name, value);
   return query;
 }
 
-/** Call at most once in so many milliseconds, with the last arguments. */
-export function calm(milliseconds, work) {
-  let waiting;
-  return (...words) => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => work(...words), milliseconds);
+/** Return a function that calls `work` with the last arguments after a pause. */
+export function debounce(milliseconds, work) {
+  let timer;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => work(...values), milliseconds);
   };
 }

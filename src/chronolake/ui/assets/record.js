@@ -1,31 +1,31 @@
 // A record's timeline: suggestions for its key, its chart, and its versions page by page.
 
-import { calm, load, say } from "./page.js";
+import { announce, debounce, load } from "./page.js";
 import { drawTimeline } from "./timeline.js";
 
-// ---- the key: values are suggested as they are typed
+// ---- the key: suggestions for its values
 
 const form = document.querySelector("[data-record-form]");
 
-/** Longer values, and those that an input does not keep, are not suggested. */
+/** Longer values, and values that an input would change, are not suggested. */
 const SUGGESTED = 200;
 
-let asking = new AbortController();
+let pending = new AbortController();
 
-/** Only the answer to the last question counts: an older one may come later. */
+/** Show suggestions for an input. A newer request cancels an older one. */
 async function suggest(input) {
-  asking.abort();
-  const now = new AbortController();
-  asking = now;
+  pending.abort();
+  const controller = new AbortController();
+  pending = controller;
   const query = new URLSearchParams({ table: form.elements.table.value, column: input.dataset.key });
-  for (const each of form.querySelectorAll("[data-key]")) {
-    if (each.value !== "" && !each.disabled) query.append(`key.${each.dataset.key}`, each.value);
-    const was = form.elements.namedItem(`was.${each.dataset.key}`);
-    if (was) query.append(was.name, was.value);
+  for (const field of form.querySelectorAll("[data-key]")) {
+    if (field.value !== "" && !field.disabled) query.append(`key.${field.dataset.key}`, field.value);
+    const original = form.elements.namedItem(`was.${field.dataset.key}`);
+    if (original) query.append(original.name, original.value);
   }
-  const answer = await fetch(`/part/keys?${query}`, { signal: now.signal }).catch(() => null);
-  const values = answer?.ok ? await answer.json().catch(() => null) : null;
-  if (values === null || now.signal.aborted) return;
+  const response = await fetch(`/part/keys?${query}`, { signal: controller.signal }).catch(() => null);
+  const values = response?.ok ? await response.json().catch(() => null) : null;
+  if (values === null || controller.signal.aborted) return;
   const list = document.getElementById(input.getAttribute("list"));
   list.replaceChildren(
     ...values
@@ -39,9 +39,9 @@ async function suggest(input) {
 }
 
 if (form) {
-  const typed = calm(120, suggest);
+  const suggestSoon = debounce(120, suggest);
   form.addEventListener("input", (event) => {
-    if (event.target.matches("[data-key]")) typed(event.target);
+    if (event.target.matches("[data-key]")) suggestSoon(event.target);
     if (event.target.matches("input[name=null]")) {
       const input = event.target.closest(".field").querySelector("[data-key]");
       input.disabled = event.target.checked;
@@ -56,7 +56,7 @@ if (form) {
 
 const list = document.querySelector("[data-versions]");
 
-async function turn(url, { version } = {}) {
+async function loadVersions(url, { version } = {}) {
   const wanted = new URL(url, location.href);
   const query = wanted.searchParams.toString();
   if (!(await load(list, `/part/versions?${query}`))) return;
@@ -67,12 +67,12 @@ async function turn(url, { version } = {}) {
     wanted.hash = `v${version}`;
   }
   history.replaceState(null, "", wanted);
-  say(list.querySelector(".pages span")?.textContent ?? "");
-  if (version) find(version);
+  announce(list.querySelector(".pages span")?.textContent ?? "");
+  if (version) focusVersion(version);
   else list.querySelector(".scroll").focus();
 }
 
-function find(version) {
+function focusVersion(version) {
   const row = document.getElementById(`v${version}`);
   row?.scrollIntoView({ block: "center" });
   row?.focus();
@@ -82,26 +82,26 @@ list?.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-versions-link]");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  turn(link.href);
+  loadVersions(link.href);
 });
 
 // ---- the chart
 
 const chart = document.querySelector("[data-chart]");
 
-function choose(version) {
+function showVersion(version) {
   if (document.getElementById(`v${version}`)) {
-    find(version);
+    focusVersion(version);
     return;
   }
   const url = new URL(location.href);
   url.searchParams.delete("page");
   url.searchParams.set("version", version);
-  turn(url, { version });
+  loadVersions(url, { version });
 }
 
 if (chart) {
   const reset = document.querySelector("[data-chart-reset]");
-  drawTimeline(chart, reset, document.querySelector("[data-chart-more]"), choose);
+  drawTimeline(chart, reset, document.querySelector("[data-chart-more]"), showVersion);
 }
-if (location.hash.startsWith("#v")) find(location.hash.slice(2));
+if (location.hash.startsWith("#v")) focusVersion(location.hash.slice(2));

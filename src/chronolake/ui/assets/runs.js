@@ -1,21 +1,21 @@
-// Runs that are followed while they run: what is shown is asked for again, without a reload.
+// Pages of runs: their content is updated during a run, without a page reload.
 
-import { say, times } from "./page.js";
+import { announce, updateTimes } from "./page.js";
 
 const live = document.querySelector("[data-live]");
-const EVERY = 1000;
-/** Those who listen hear of progress this often, and of an end at once. */
-const SAID_EVERY = 15000;
-/** An answer that takes longer than this is none. */
-const LONGEST = 30000;
+const INTERVAL = 1000;
+/** Screen readers announce progress at this interval, and the end of a run immediately. */
+const ANNOUNCE_EVERY = 15000;
+/** A response that takes longer than this is a failure. */
+const TIMEOUT = 30000;
 let shown = null;
-let said = Date.now();
-let seen = Date.now();
+let announcedAt = Date.now();
+let updatedAt = Date.now();
 let failures = 0;
 
 const isRunning = () => live.querySelector("[data-running]") !== null;
 
-/** What has the focus, in a way that finds it again in what takes its place. */
+/** Return a selector for the focused element that also matches its replacement. */
 function focused() {
   const now = document.activeElement;
   if (!now || !live.contains(now)) return null;
@@ -25,85 +25,85 @@ function focused() {
 
 function replace(text) {
   const focus = focused();
-  const places = [...live.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+  const places = [...live.querySelectorAll(".scroll")].map((region) => region.scrollLeft);
   // The server has escaped every value.
   live.innerHTML = text;
-  times(live);
-  live.querySelectorAll(".scroll").forEach((one, index) => {
-    one.scrollLeft = places[index] ?? 0;
+  updateTimes(live);
+  live.querySelectorAll(".scroll").forEach((region, index) => {
+    region.scrollLeft = places[index] ?? 0;
   });
   if (focus) live.querySelector(focus)?.focus({ preventScroll: true });
 }
 
-function tell(wasRunning) {
+function announceProgress(wasRunning) {
   const status = live.querySelector("[data-status]")?.textContent;
   if (wasRunning && !isRunning()) {
-    say(status ? `The run has ended: ${status}.` : "No run is under way any more.");
-  } else if (Date.now() - said > SAID_EVERY) {
-    said = Date.now();
+    announce(status ? `The run has ended: ${status}.` : "No run is active.");
+  } else if (Date.now() - announcedAt > ANNOUNCE_EVERY) {
+    announcedAt = Date.now();
     const part = live.querySelector("[data-part]")?.textContent;
-    if (part) say(`${part} is applied.`);
+    if (part) announce(`${part} complete.`);
   }
 }
 
-/** Whether a person is copying something out of what would be replaced. */
+/** Return whether text is selected that would be replaced. */
 function isSelecting() {
   const selection = getSelection();
   return !selection.isCollapsed && live.contains(selection.anchorNode);
 }
 
-/** What is shown stays, and is said to be old, to those who look and to those who listen. */
-function old() {
+/** Keep the content, and mark it as stale for readers and screen readers. */
+function markStale() {
   failures += 1;
   if (failures > 1) return;
   live.classList.add("stale");
   const note = document.createElement("p");
   note.className = "note";
   note.dataset.old = "";
-  note.textContent = `What is shown is as of ${new Date(seen).toLocaleTimeString()}: it cannot be read now. This page goes on asking.`;
+  note.textContent = `This page shows the state at ${new Date(updatedAt).toLocaleTimeString()}, because the runs cannot be read now. It retries automatically.`;
   live.before(note);
-  say("What is shown is old: it cannot be read now. This page goes on asking.");
+  announce("This page is stale, because the runs cannot be read now. It retries automatically.");
 }
 
-function fresh() {
-  seen = Date.now();
+function markFresh() {
+  updatedAt = Date.now();
   if (failures === 0) return;
   failures = 0;
   live.classList.remove("stale");
   document.querySelector("[data-old]")?.remove();
-  say("What is shown is up to date again.");
+  announce("This page is up to date again.");
 }
 
-async function ask() {
+async function poll() {
   if (!document.hidden && !isSelecting()) {
     try {
-      const answer = await fetch(live.dataset.live, {
+      const response = await fetch(live.dataset.live, {
         headers: { accept: "text/html" },
-        signal: AbortSignal.timeout(LONGEST),
+        signal: AbortSignal.timeout(TIMEOUT),
       });
-      const text = await answer.text();
-      // An error's page is no news of the run: the catalog may be away, or the server busy.
-      if (!answer.ok) throw new Error(`${answer.status}`);
-      fresh();
+      const text = await response.text();
+      // An error page does not describe the run: the catalog may be unavailable, or the server busy.
+      if (!response.ok) throw new Error(`${response.status}`);
+      markFresh();
       if (text !== shown) {
         const was = isRunning();
         replace(text);
-        tell(was);
+        announceProgress(was);
       }
       shown = text;
     } catch {
-      old();
+      markStale();
     }
   }
-  again();
+  schedule();
 }
 
-function again() {
-  // A list may get new runs at any time; a run that has ended stays as it is.
+function schedule() {
+  // A list may get new runs at any time; a run that has ended does not change.
   const isList = live.dataset.live.startsWith("/part/runs");
-  const pause = isRunning() ? EVERY : 5 * EVERY;
-  if (failures > 0) setTimeout(ask, Math.max(pause, Math.min(8 * EVERY, EVERY * 2 ** failures)));
-  else if (isRunning() || isList) setTimeout(ask, pause);
+  const pause = isRunning() ? INTERVAL : 5 * INTERVAL;
+  if (failures > 0) setTimeout(poll, Math.max(pause, Math.min(8 * INTERVAL, INTERVAL * 2 ** failures)));
+  else if (isRunning() || isList) setTimeout(poll, pause);
 }
 
-again();
+schedule();

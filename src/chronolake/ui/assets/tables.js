@@ -1,41 +1,41 @@
-// The list of tables: search and filters as they are typed, and tables as they are read.
+// The list of tables: search and filters while typing, and tables when they have been read.
 
-import { calm, load, queryOf, say } from "./page.js";
+import { announce, debounce, load, queryOf } from "./page.js";
 
 const form = document.querySelector("[data-tables-form]");
 const list = document.querySelector("[data-tables]");
 form.querySelector("[data-only-without-js]").hidden = true;
 
-let waiting;
+let timer;
 
 async function show(query, { quiet = false } = {}) {
-  clearTimeout(waiting);
+  clearTimeout(timer);
   const text = query.toString();
   const done = await load(list, `/part/tables${text ? `?${text}` : ""}`);
   if (!done) return;
   if (!quiet) {
     history.replaceState(null, "", text ? `/?${text}` : "/");
-    say(list.querySelector(".pages span, .state h2")?.textContent ?? "");
+    announce(list.querySelector(".pages span, .state h2")?.textContent ?? "");
   }
-  again(query);
+  pollUnread(query);
 }
 
-function again(query) {
+function pollUnread(query) {
   if (list.querySelector("[data-unread]")) {
-    waiting = setTimeout(() => show(query, { quiet: true }), 400);
+    timer = setTimeout(() => show(query, { quiet: true }), 400);
   }
 }
 
-const typed = calm(90, () => show(queryOf(form)));
+const showSoon = debounce(90, () => show(queryOf(form)));
 form.addEventListener("input", (event) => {
   const { sort, order } = form.elements;
-  // As the headings do it: of numbers, the greatest first.
+  // As the headings do: the greatest numbers first.
   if (event.target === sort) order.value = "down" in sort.selectedOptions[0].dataset ? "down" : "";
-  typed();
+  showSoon();
 });
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  typed();
+  showSoon();
 });
 
 list.addEventListener("click", (event) => {
@@ -51,4 +51,4 @@ list.addEventListener("click", (event) => {
   });
 });
 
-again(new URLSearchParams(location.search));
+pollUnread(new URLSearchParams(location.search));

@@ -1,11 +1,11 @@
-// In the head and not a module: the theme is chosen before anything is painted.
+// In the head, and not a module, so that the theme is applied before the page is painted.
 (() => {
-  const kept = (() => {
+  const stored = (() => {
     try {
       return localStorage.getItem("chronolake-theme");
     } catch {
       return null;
     }
   })();
-  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+  if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
 })();

@@ -1,16 +1,16 @@
-// The chart of a record's timeline. Plotly makes an element of each piece of a line, so pieces that
-// are nearer to each other than a mark is wide become one: ten thousand versions are a few elements.
+// The chart of a record's timeline. Plotly creates an element for each segment of a line, so segments
+// that are closer together than a mark is wide are joined: 10,000 versions need only a few elements.
 
 import { draw, fromAxis, onAxis, plain } from "./chart.js";
-import { times } from "./page.js";
+import { updateTimes } from "./page.js";
 
 const STATES = { a: "active", r: "replaced", d: "deleted" };
 const MARK_PIXELS = 3;
 const MOST_MARKS = 300;
-/** Versions this near to each other, with as much room around them, are drawn as their number. */
+/** Groups of versions this close together, with as much space around them, are drawn as a count. */
 const CLUSTER_PIXELS = 12;
 const CLUSTERS = "clusters";
-/** How much longer the axis is for the version that is true now, as a part of all before it. */
+/** The length of the axis for the current version, as a fraction of the time before it. */
 const TAIL = 0.35;
 const ROW_PIXELS = 24;
 
@@ -21,28 +21,28 @@ const utc = (milliseconds) =>
 const count = (number) => number.toLocaleString("en");
 
 /**
- * A record's own times, and never the ends of time. Its present version goes on for a while, up to
- * now at most: what happened before must not be squeezed into a corner by years without a change.
+ * Return a record's time span without the ends of time. The current version extends it up to now at
+ * most, so that years without a change do not squeeze earlier versions into a corner.
  */
-function lifeOf(told) {
+function spanOf(timeline) {
   let first = Infinity;
   let last = -Infinity;
-  for (const time of [...told.starts, ...told.ends]) {
+  for (const time of [...timeline.starts, ...timeline.ends]) {
     if (time === null) continue;
     if (time < first) first = time;
     if (time > last) last = time;
   }
   if (first === Infinity) first = last = Date.now();
-  if (told.states.endsWith("a")) {
+  if (timeline.states.endsWith("a")) {
     const goesOn = last > first ? last + (last - first) * TAIL : Infinity;
     last = Math.max(last, Math.min(Date.now(), goesOn));
   }
-  // A life of milliseconds keeps its scale; only one that is an instant gets a minute.
+  // A span of milliseconds keeps its scale; only an instant is widened to a minute.
   const room = last > first ? (last - first) * 0.02 : 60000;
   return { first: first - room, last: last + room };
 }
 
-/** What a trace is made of. */
+/** The points of a trace. */
 class Marks {
   x = [];
   y = [];
@@ -56,7 +56,7 @@ class Marks {
     this.customdata.push(place);
   }
 
-  /** A piece of a line, joined to the one before if there is no room to see between them. */
+  /** Add a segment of a line, joined to the previous one if the gap is too small to see. */
   piece(points, y, text, place, room) {
     const before = this.x.at(-1);
     if (before !== undefined && points[0] - before > room) this.add(null, null, "", null);
@@ -72,10 +72,10 @@ class Marks {
 }
 
 /**
- * Groups of versions that begin within a few pixels, where nothing else begins nearby: without
- * their number they would look like one version.
+ * Return groups of versions that begin within a few pixels, where no other version begins nearby.
+ * Without a count they would look like one version.
  *
- * @param near how near is near, in milliseconds.
+ * @param near the maximum distance in milliseconds.
  */
 function clustersOf(starts, from, to, near) {
   const groups = [];
@@ -92,8 +92,8 @@ function clustersOf(starts, from, to, near) {
   return groups.filter(({ first, last, count }) => count > 1 && last > first && last - first <= near);
 }
 
-/** What is to be drawn between two times, with marks of a width in milliseconds. */
-function pieces(told, life, from, to, room) {
+/** Return the traces between two times; `room` is the width of a mark in milliseconds. */
+function pieces(timeline, span, from, to, room) {
   const found = {
     past: new Marks(),
     active: new Marks(),
@@ -103,21 +103,21 @@ function pieces(told, life, from, to, room) {
     returns: new Marks(),
     deletions: new Marks(),
     clusters: new Marks(),
-    lanes: told.lanes.map(() => new Marks()),
+    lanes: timeline.lanes.map(() => new Marks()),
   };
-  const many = told.starts.length;
-  const seen = told.starts.filter((start) => start !== null && start >= from && start <= to).length;
+  const many = timeline.starts.length;
+  const seen = timeline.starts.filter((start) => start !== null && start >= from && start <= to).length;
   const hasBounds = seen <= MOST_MARKS / 2;
   for (let place = 0; place < many; place += 1) {
-    const start = told.starts[place] ?? life.first;
-    const end = told.ends[place] ?? life.last;
-    const state = told.states[place];
-    const following = place + 1 < many ? (told.starts[place + 1] ?? life.first) : life.last;
+    const start = timeline.starts[place] ?? span.first;
+    const end = timeline.ends[place] ?? span.last;
+    const state = timeline.states[place];
+    const following = place + 1 < many ? (timeline.starts[place + 1] ?? span.first) : span.last;
     if (following < from || start > to) continue;
-    const began = told.starts[place] === null ? "ever" : utc(start);
+    const began = timeline.starts[place] === null ? "the beginning" : utc(start);
     const words =
       `version ${count(place + 1)}, ${STATES[state]}<br>` +
-      `from ${began}<br>until ${utc(told.ends[place])}`;
+      `from ${began}<br>until ${utc(timeline.ends[place])}`;
     if (end <= start) {
       found.instants.add(start, 0, words, place);
     } else {
@@ -125,7 +125,7 @@ function pieces(told, life, from, to, room) {
       const into = state === "a" ? found.active : found.past;
       into.piece([start, ...middle, end], 0, words, place, room);
     }
-    if (place && told.states[place - 1] === "r" && hasBounds) {
+    if (place && timeline.states[place - 1] === "r" && hasBounds) {
       found.bounds.add(start, -0.5, "", null);
       found.bounds.add(start, 0.5, "", null);
       found.bounds.add(null, null, "", null);
@@ -135,16 +135,16 @@ function pieces(told, life, from, to, room) {
       const gone = `deleted<br>from ${utc(end)}${isBack ? `<br>until ${utc(following)}` : ""}`;
       found.gaps.piece([end, (end + following) / 2, following], 0, gone, place, room);
       found.deletions.add(end, 0, gone, place);
-      if (isBack) found.returns.add(following, 0.42, `came back<br>${utc(following)}`, place + 1);
+      if (isBack) found.returns.add(following, 0.42, `revived<br>${utc(following)}`, place + 1);
     }
   }
   const near = (room * CLUSTER_PIXELS) / MARK_PIXELS;
-  for (const { first, last, count: number, place } of clustersOf(told.starts, from, to, near)) {
+  for (const { first, last, count: number, place } of clustersOf(timeline.starts, from, to, near)) {
     found.clusters.add((first + last) / 2, 0, String(number), [place, first, last]);
   }
-  told.lanes.forEach((lane, row) => {
+  timeline.lanes.forEach((lane, row) => {
     for (const place of lane.places) {
-      const at = told.starts[place] ?? life.first;
+      const at = timeline.starts[place] ?? span.first;
       if (at < from || at > to) continue;
       const words = `${plain(lane.column)} changed in version ${count(place + 1)}<br>${utc(at)}`;
       found.lanes[row].piece([at - room / 2, at, at + room / 2], -row - 1, words, place, 0);
@@ -156,7 +156,7 @@ function pieces(told, life, from, to, room) {
 function traces(found, hue, room) {
   const mark = (marks, symbol, color) =>
     marks.x.length > MOST_MARKS
-      ? joined(marks, room).trace({ line: { color, width: 5 } })
+      ? joinMarks(marks, room).trace({ line: { color, width: 5 } })
       : marks.trace({ mode: "markers", marker: { symbol, color, size: 10, line: { color, width: 1.5 } } });
   return [
     found.gaps.trace({ line: { color: hue.deleted, width: 2, dash: "dot" } }),
@@ -177,8 +177,8 @@ function traces(found, hue, room) {
   ];
 }
 
-/** Marks that are too many to stand alone, as a line. */
-function joined(marks, room) {
+/** Join marks to a line, if there are too many. */
+function joinMarks(marks, room) {
   const line = new Marks();
   marks.x.forEach((x, index) => {
     const at = [x, x + room / 2];
@@ -187,7 +187,7 @@ function joined(marks, room) {
   return line;
 }
 
-/** How wide the time axis is, about: the names of columns stand beside it. */
+/** Return the approximate width of the time axis, without the column names beside it. */
 function axisPixels(chart) {
   return Math.max(chart.clientWidth - 160, 120);
 }
@@ -195,34 +195,34 @@ function axisPixels(chart) {
 /**
  * Draw a record's timeline.
  *
- * @param chart the element; its `data-chart` says where the versions are told.
- * @param reset a button that shows the whole life again.
- * @param more where it is told that not all columns are drawn.
+ * @param chart the element; its `data-chart` is the URL of the versions.
+ * @param reset a button that resets the zoom.
+ * @param more an element for a note if not all columns are drawn.
  * @param choose called with the number of a version that was clicked.
  */
 export async function drawTimeline(chart, reset, more, choose) {
-  const answer = await fetch(chart.dataset.chart);
-  if (!answer.ok) {
-    chart.innerHTML = await answer.text();
+  const response = await fetch(chart.dataset.chart);
+  if (!response.ok) {
+    chart.innerHTML = await response.text();
     chart.removeAttribute("aria-busy");
-    times(chart);
+    updateTimes(chart);
     return;
   }
-  const told = await answer.json();
-  const life = lifeOf(told);
-  const rows = told.lanes.length;
+  const timeline = await response.json();
+  const span = spanOf(timeline);
+  const rows = timeline.lanes.length;
   chart.style.height = `${92 + rows * ROW_PIXELS}px`;
-  if (told.more) {
+  if (timeline.more) {
     more.hidden = false;
-    more.textContent = `Of ${count(rows + told.more)} columns that changed, those that changed most; the list has all.`;
+    more.textContent = `The ${count(rows)} columns with the most changes of ${count(rows + timeline.more)}; the list contains all of them.`;
   }
 
   const layoutOf = (from, to) => ({
     xaxis: { type: "date", range: [from, to].map(onAxis), fixedrange: false, showspikes: false },
     yaxis: {
       range: [-rows - 0.6, 0.8],
-      tickvals: [0, ...told.lanes.map((_, row) => -row - 1)],
-      ticktext: ["record", ...told.lanes.map((lane) => plain(lane.column, 28))],
+      tickvals: [0, ...timeline.lanes.map((_, row) => -row - 1)],
+      ticktext: ["record", ...timeline.lanes.map((lane) => plain(lane.column, 28))],
       showgrid: false,
       zeroline: false,
     },
@@ -232,19 +232,19 @@ export async function drawTimeline(chart, reset, more, choose) {
   const show = (from, to) =>
     draw(chart, (hue) => {
       const room = ((to - from) * MARK_PIXELS) / axisPixels(chart);
-      const found = pieces(told, life, from, to, room);
+      const found = pieces(timeline, span, from, to, room);
       return { data: traces(found, hue, room), layout: layoutOf(from, to) };
     });
-  await show(life.first, life.last);
+  await show(span.first, span.last);
   chart.removeAttribute("aria-busy");
 
-  let shown = [life.first, life.last].map(Math.round).join();
+  let shown = [span.first, span.last].map(Math.round).join();
   chart.on("plotly_relayout", () => {
     const [from, to] = chart.layout.xaxis.range.map(fromAxis);
     const now = [from, to].map(Math.round).join();
     if (now === shown) return;
     shown = now;
-    reset.hidden = to - from > (life.last - life.first) * 0.99;
+    reset.hidden = to - from > (span.last - span.first) * 0.99;
     show(from, to);
   });
   chart.on("plotly_click", ({ points }) => {
@@ -260,5 +260,5 @@ export async function drawTimeline(chart, reset, more, choose) {
     const place = points.find((point) => Number.isInteger(point.customdata))?.customdata;
     if (place !== undefined) choose(place + 1);
   });
-  reset.addEventListener("click", () => show(life.first, life.last).then(() => (reset.hidden = true)));
+  reset.addEventListener("click", () => show(span.first, span.last).then(() => (reset.hidden = true)));
 }

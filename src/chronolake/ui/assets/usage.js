@@ -1,4 +1,4 @@
-// Monthly active rows as stacked bars; the table below them has the same figures.
+// Monthly active rows as stacked bars; the table below them contains the same numbers.
 
 import { draw, plain } from "./chart.js";
 import { load } from "./page.js";
@@ -14,21 +14,21 @@ async function show() {
   chart.closest("figure").hidden = series.length === 0;
   if (series.length === 0) return;
   legend.replaceChildren(
-    ...series.map((one, index) => {
+    ...series.map((table, index) => {
       const key = document.createElement("span");
       key.className = `key s${Math.min(index + 1, 7)}`;
-      key.textContent = one.name;
+      key.textContent = table.name;
       return key;
     }),
   );
   await draw(chart, () => ({
-    data: series.map((one, index) => ({
+    data: series.map((table, index) => ({
       type: "bar",
-      name: plain(one.name),
+      name: plain(table.name),
       x: months,
-      y: one.rows,
+      y: table.rows,
       marker: { color: colour(Math.min(index + 1, 7)) },
-      text: one.rows.map((rows) => `${plain(one.name)}<br>${rows.toLocaleString("en")} rows`),
+      text: table.rows.map((rows) => `${plain(table.name)}<br>${rows.toLocaleString("en")} rows`),
       textposition: "none",
       hovertemplate: "%{text}<br>%{x}<extra></extra>",
     })),
@@ -43,12 +43,12 @@ async function show() {
   }));
 }
 
-async function again() {
+async function pollUnread() {
   if (!list.querySelector("[data-unread]")) return;
   await new Promise((done) => setTimeout(done, 500));
   await load(list, `/part/usage${location.search}`);
   await show();
-  await again();
+  await pollUnread();
 }
 
-show().then(again);
+show().then(pollUnread);

@@ -18,7 +18,7 @@ from chronolake.inspect.catalog import look_up, places
 from chronolake.inspect.keyset import completions
 from chronolake.types import TMAX_TEXT, TMIN_TEXT, Mode
 from chronolake.ui import links
-from chronolake.ui.rendering import instants, page, part
+from chronolake.ui.rendering import instant_columns, render_page, render_part
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 #: The maximum number of columns with their own lane in the chart: those with the most changes.
-LANES: Final = 12
+MAX_LANES: Final = 12
 _STATES: Final = {Ending.ACTIVE: "a", Ending.REPLACED: "r", Ending.DELETED: "d"}
 
 
 @dataclass(frozen=True)
-class TimelinePage:
+class ListedVersion:
     """A version in the list.
 
     Attributes:
@@ -45,7 +45,7 @@ class TimelinePage:
 
     number: int
     version: Version
-    gone_since: str | None
+    deleted_since: str | None
 
     @property
     def is_instant(self) -> bool:
@@ -65,7 +65,7 @@ class VersionPage:
         newest_first: the order.
     """
 
-    versions: tuple[TimelinePage, ...]
+    versions: tuple[ListedVersion, ...]
     number: int
     pages: int
     newest_first: bool
@@ -86,8 +86,8 @@ def version_page(
     known = timeline.versions[max(0, first - 1) : last]
     befores = known if first else [None, *known]
     both = zip(befores, known[1:] if first else known, strict=False)
-    shown = [_shown(place, *pair) for place, pair in enumerate(both, start=first + 1)]
-    return VersionPage(tuple(shown[::-1] if newest_first else shown), number, pages, newest_first)
+    listed = [_list_version(place, *pair) for place, pair in enumerate(both, start=first + 1)]
+    return VersionPage(tuple(listed[::-1] if newest_first else listed), number, pages, newest_first)
 
 
 def page_of(version: int, count: int, *, size: int, newest_first: bool = False) -> int:
@@ -96,12 +96,12 @@ def page_of(version: int, count: int, *, size: int, newest_first: bool = False) 
     return max(0, min(place, count - 1)) // size + 1
 
 
-def _shown(number: int, before: Version | None, version: Version) -> TimelinePage:
-    gone = before.end if before is not None and before.ending is Ending.DELETED else None
-    return TimelinePage(number, version, gone)
+def _list_version(number: int, before: Version | None, version: Version) -> ListedVersion:
+    deleted_since = before.end if before is not None and before.ending is Ending.DELETED else None
+    return ListedVersion(number, version, deleted_since)
 
 
-def drawn(timeline: Timeline) -> dict[str, Any]:
+def chart_data(timeline: Timeline) -> dict[str, Any]:
     """Return the chart's data: times in milliseconds since 1970, None for both ends of time.
 
     `states` has one character per version for how it ended. `lanes` contains the columns that
@@ -109,16 +109,16 @@ def drawn(timeline: Timeline) -> dict[str, Any]:
     """
     versions = timeline.versions
     changed = Counter(change.column for version in versions for change in version.changes)
-    lanes: dict[str, list[int]] = {name: [] for name, _ in changed.most_common(LANES)}
+    lanes: dict[str, list[int]] = {name: [] for name, _ in changed.most_common(MAX_LANES)}
     for place, version in enumerate(versions):
         for change in version.changes:
             if change.column in lanes:
                 lanes[change.column].append(place)
     return {
-        "starts": [_finite(version.start) for version in versions],
+        "starts": [_finite_milliseconds(version.start) for version in versions],
         # Other writers end active versions at another time, as far in the future as ours.
         "ends": [
-            None if version.ending is Ending.ACTIVE else _finite(version.end)
+            None if version.ending is Ending.ACTIVE else _finite_milliseconds(version.end)
             for version in versions
         ],
         "states": "".join(_STATES[version.ending] for version in versions),
@@ -127,7 +127,7 @@ def drawn(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _finite(text: str | None) -> float | None:
+def _finite_milliseconds(text: str | None) -> float | None:
     return None if text in {None, TMIN_TEXT, TMAX_TEXT} else _milliseconds(text or "")
 
 
@@ -138,25 +138,25 @@ def _milliseconds(text: str) -> float:
 
 #: The maximum number of versions on one page; fewer for wide records, to limit the values.
 PAGE: Final = 50
-_FEWEST: Final = 10
-_VALUES: Final = 2_000
-_SUGGESTED: Final = 20
+_MIN_PER_PAGE: Final = 10
+_MAX_VALUES: Final = 2_000
+_MAX_SUGGESTIONS: Final = 20
 
 
-def whole(request: Request) -> Response:
+def show_record(request: Request) -> Response:
     """Render the page: a choice of tables, the form for a key, or a timeline."""
     site: Site = request.app.state.site
     name = links.table_of(request)
     if name is None:
         names = sorted(places(site.config))
-        return page(
+        return render_page(
             request,
             "choose.html",
             title="A record's timeline",
             section="record",
             names=names,
             to="/record",
-            lead="Every version of one record: when it was true, what changed, how it ended.",
+            lead="Every version of one record: when it was valid, what changed, how it ended.",
         )
     found = look_up(site.config, name)
     title = f"Timeline of a record of {name}"
@@ -164,43 +164,43 @@ def whole(request: Request) -> Response:
     try:
         key = links.key_of(request)
     except ValueRefusedError as failure:
-        context |= {"columns": _asked_columns(found, {}), "key": {}, "failure": failure}
-        return page(
-            request, "record_ask.html", title=title, section="record", status=400, **context
+        context |= {"columns": _form_columns(found, {}), "key": {}, "failure": failure}
+        return render_page(
+            request, "record_key.html", title=title, section="record", status=400, **context
         )
-    context |= {"columns": _asked_columns(found, key), "key": key}
+    context |= {"columns": _form_columns(found, key), "key": key}
     if not key or not found.key or not key.keys() >= set(found.key):
         status = 400 if key and not found.key else 200
-        return page(
-            request, "record_ask.html", title=title, section="record", status=status, **context
+        return render_page(
+            request, "record_key.html", title=title, section="record", status=status, **context
         )
     try:
         listed = _versions(request, site, found, key)
     except (UnknownColumnError, ValueRefusedError) as failure:
         context["failure"] = failure
-        return page(
-            request, "record_ask.html", title=title, section="record", status=400, **context
+        return render_page(
+            request, "record_key.html", title=title, section="record", status=400, **context
         )
-    return page(request, "record.html", title=title, section="record", **(context | listed))
+    return render_page(request, "record.html", title=title, section="record", **(context | listed))
 
 
-def versions(request: Request) -> Response:
+def show_versions(request: Request) -> Response:
     """Render a page of the list of versions."""
     site: Site = request.app.state.site
     found = look_up(site.config, links.required_table_of(request))
     listed = _versions(request, site, found, links.key_of(request))
-    return part(request, "record_versions.html", name=found.name, **listed)
+    return render_part(request, "record_versions.html", name=found.name, **listed)
 
 
-def chart(request: Request) -> Response:
+def show_chart(request: Request) -> Response:
     """Return the chart's data as JSON."""
     site: Site = request.app.state.site
     found = look_up(site.config, links.required_table_of(request))
     timeline = _timeline(site, found, links.key_of(request))
-    return Response(orjson.dumps(drawn(timeline.outline())), media_type="application/json")
+    return Response(orjson.dumps(chart_data(timeline.outline())), media_type="application/json")
 
 
-def keys(request: Request) -> Response:
+def suggest_keys(request: Request) -> Response:
     """Return values of a key column that start with the typed text, as JSON."""
     site: Site = request.app.state.site
     found = completions(
@@ -208,14 +208,14 @@ def keys(request: Request) -> Response:
         links.required_table_of(request),
         links.key_of(request),
         column=request.query_params.get("column", ""),
-        limit=_SUGGESTED,
+        limit=_MAX_SUGGESTIONS,
     )
     return Response(
         orjson.dumps([links.text_of(value) for value in found]), media_type="application/json"
     )
 
 
-def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
+def _form_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
     """Return the inputs of the form: the key's columns."""
     by_name = {column.name: column for column in found.columns}
     return [
@@ -223,13 +223,13 @@ def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str
             "column": by_name[name],
             "text": key.get(name),
             "given": name in key,
-            "was": _was(key.get(name)),
+            "original": _original_json(key.get(name)),
         }
         for name in found.key
     ]
 
 
-def _was(text: str | None) -> str | None:
+def _original_json(text: str | None) -> str | None:
     """Return a value that an input would change as JSON, else None."""
     return None if text is None or links.without_breaks(text) == text else json.dumps(text)
 
@@ -237,8 +237,8 @@ def _was(text: str | None) -> str | None:
 def _timeline(site: Site, found: LookedUp, key: dict[str, str | None]) -> Timeline:
     if not found.key:
         raise UnknownColumnError(
-            "The table has no key, so its records cannot be told apart.",
-            hint="Look at the table as it stood, or ask in SQL with `chronolake query`.",
+            "The table has no key, so its records cannot be identified.",
+            hint="Look at the table at a point in time, or use SQL with `chronolake query`.",
             table=str(found.name),
         )
     return site.timeline(found.name, key)
@@ -256,7 +256,7 @@ def _versions(
         number = page_of(wanted, len(timeline.versions), size=size, newest_first=newest_first)
     return {
         "timeline": timeline,
-        "instants": instants(found.columns),
+        "instants": instant_columns(found.columns),
         "is_history": timeline.mode is Mode.HISTORY,
         "listed": version_page(timeline, number, size=size, newest_first=newest_first),
         "given": dict(timeline.key),
@@ -265,12 +265,12 @@ def _versions(
 
 def _page_size(timeline: Timeline) -> int:
     columns = len(timeline.versions[0].values) if timeline.versions else 1
-    return max(_FEWEST, min(PAGE, _VALUES // max(1, columns)))
+    return max(_MIN_PER_PAGE, min(PAGE, _MAX_VALUES // max(1, columns)))
 
 
 ROUTES: Final = (
-    Route("/record", whole),
-    Route("/part/keys", keys),
-    Route("/part/versions", versions),
-    Route("/part/timeline", chart),
+    Route("/record", show_record),
+    Route("/part/keys", suggest_keys),
+    Route("/part/versions", show_versions),
+    Route("/part/timeline", show_chart),
 )

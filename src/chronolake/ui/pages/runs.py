@@ -1,26 +1,31 @@
-"""Page: pipelines and the status of their runs."""
+"""Pages: pipelines and the status of their runs, and one run with its streams."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from starlette.routing import Route
 
-from chronolake.errors import ConfigurationError
-from chronolake.pipeline.run_history import pipelines, summaries
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.inspect.catalog import places
+from chronolake.pipeline.run_history import pipelines, run, summaries
 from chronolake.pipeline.runs import Status
 from chronolake.ui import links
-from chronolake.ui.rendering import page, part
+from chronolake.ui.rendering import render_error, render_page, render_part
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from chronolake.pipeline.run_history import ObservedRun
     from chronolake.ui.site import Site
 
 #: The number of runs on one page.
-PAGE: Final = 50
+RUNS_PER_PAGE: Final = 50
+#: The number of streams on one page; failed and running streams are shown first.
+STREAMS_PER_PAGE: Final = 500
 #: The style of each status's badge; the badge contains the status.
 BADGES: Final = {
     Status.RUNNING: "accent",
@@ -30,11 +35,12 @@ BADGES: Final = {
     Status.DEAD: "bad",
     Status.UNKNOWN: "unknown",
 }
-_LONGEST: Final = 500
+_MAX_LENGTH: Final = 500
+_SHOWN_FIRST: Final = (Status.FAILED, Status.DEAD, Status.RUNNING)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunsQuery:
     """The parameters of a URL.
 
     Attributes:
@@ -48,26 +54,26 @@ class Asked:
     after: str | None
 
     @classmethod
-    def of(cls, request: Request) -> Asked:
+    def of(cls, request: Request) -> RunsQuery:
         """Parse the parameters of a request; invalid ones are ignored."""
-        query = request.query_params
-        status = query.get("status", "")
+        parameters = request.query_params
+        status = parameters.get("status", "")
         return cls(
-            query.get("pipeline", "")[:_LONGEST],
+            parameters.get("pipeline", "")[:_MAX_LENGTH],
             Status(status) if status in set(Status) else None,
-            query.get("after", "")[:_LONGEST] or None,
+            parameters.get("after", "")[:_MAX_LENGTH] or None,
         )
 
     def url(self, *, path: str = "/runs", **other: str | None) -> str:
         """Return the URL of these runs, with some parameters replaced."""
-        said = {"pipeline": self.pipeline, "status": self.status, "after": self.after}
-        return links.to(path, **(said | other))
+        parameters = {"pipeline": self.pipeline, "status": self.status, "after": self.after}
+        return links.to(path, **(parameters | other))
 
 
-def _context(request: Request) -> dict[str, Any]:
+def _runs_context(request: Request) -> dict[str, Any]:
     site: Site = request.app.state.site
-    site.expect_lake()
-    asked = Asked.of(request)
+    site.raise_if_missing()
+    query = RunsQuery.of(request)
     problem = None
     try:
         configured = site.sources()
@@ -76,14 +82,14 @@ def _context(request: Request) -> dict[str, Any]:
         configured, problem = {}, failure
     found = summaries(
         site.config,
-        pipeline=asked.pipeline or None,
-        status=asked.status,
-        limit=PAGE,
-        after=asked.after,
+        pipeline=query.pipeline or None,
+        status=query.status,
+        limit=RUNS_PER_PAGE,
+        after=query.after,
     )
     known = pipelines(site.config, configured)
     return {
-        "asked": asked,
+        "query": query,
         "badges": BADGES,
         "statuses": [status for status in Status if status is not Status.UNKNOWN],
         "pipelines": known,
@@ -92,19 +98,86 @@ def _context(request: Request) -> dict[str, Any]:
         "is_configured": bool(configured),
         "is_live": any(
             run is not None and run.run.status is Status.RUNNING
-            for run in [*found.runs, *(each.last for each in known)]
+            for run in [*found.runs, *(pipeline.last for pipeline in known)]
         ),
     }
 
 
-def whole(request: Request) -> Response:
-    """Render the page."""
-    return page(request, "runs.html", title="Runs", section="runs", **_context(request))
+def show_runs(request: Request) -> Response:
+    """Render the page of all runs."""
+    return render_page(request, "runs.html", title="Runs", section="runs", **_runs_context(request))
 
 
-def rows(request: Request) -> Response:
-    """Render the lists alone."""
-    return part(request, "runs_list.html", **_context(request))
+def show_runs_list(request: Request) -> Response:
+    """Render the lists of pipelines and runs alone."""
+    return render_part(request, "runs_list.html", **_runs_context(request))
 
 
-ROUTES: Final = (Route("/runs", whole), Route("/part/runs", rows))
+def _read_run(request: Request) -> ObservedRun | None:
+    site: Site = request.app.state.site
+    site.raise_if_missing()
+    return run(site.config, request.query_params.get("id", "")[:_MAX_LENGTH])
+
+
+def _respond_missing(request: Request) -> Response:
+    error = SourceError(
+        "There is no such run.",
+        hint="Choose a run from the list of runs. Only the newest 1,000 runs of each pipeline are "
+        "kept.",
+    )
+    return render_error(request, error, status=404, title="Run not found")
+
+
+def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
+    site: Site = request.app.state.site
+    order = {status: place for place, status in enumerate(_SHOWN_FIRST)}
+    streams = sorted(
+        found.streams,
+        key=lambda stream: (order.get(stream.told.status, len(order)), stream.told.stream),
+    )
+    first = links.number_of(request, "first", default=0, minimum=0)
+    first = first // STREAMS_PER_PAGE * STREAMS_PER_PAGE
+    if first >= len(streams):
+        first = 0
+    return {
+        "seen": found,
+        "run": found.run,
+        "streams": streams[first : first + STREAMS_PER_PAGE],
+        "first": first,
+        "size": STREAMS_PER_PAGE,
+        "tables": {str(name): name for name in places(site.config)},
+        "badges": BADGES,
+        "is_live": found.run.status is Status.RUNNING,
+        "is_pulled": any(stream.told.landed_files is not None for stream in found.streams),
+    }
+
+
+def json_text(value: object) -> str:
+    """Serialize a value as JSON text."""
+    return orjson.dumps(value).decode()
+
+
+def show_run(request: Request) -> Response:
+    """Render the page of one run."""
+    found = _read_run(request)
+    if found is None:
+        return _respond_missing(request)
+    title = f"A run of {found.run.pipeline}"
+    context = _run_context(request, found)
+    return render_page(request, "run.html", title=title, section="runs", json=json_text, **context)
+
+
+def show_run_details(request: Request) -> Response:
+    """Render the parts of one run's page that change during the run."""
+    found = _read_run(request)
+    if found is None:
+        return _respond_missing(request)
+    return render_part(request, "run_details.html", json=json_text, **_run_context(request, found))
+
+
+ROUTES: Final = (
+    Route("/runs", show_runs),
+    Route("/part/runs", show_runs_list),
+    Route("/run", show_run),
+    Route("/part/run", show_run_details),
+)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.routing import Route
 
 from chronolake.ui import links
-from chronolake.ui.rendering import page, part
+from chronolake.ui.rendering import render_page, render_part
 from chronolake.ui.site import MONTH
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from chronolake.inspect.tables import MonthlyUsage
-    from chronolake.ui.site import Overview, Seen
+    from chronolake.ui.site import Overview, TableOverview
 
 #: The number of months, and the number of tables on one page.
 MONTHS: Final = 12
 PAGE: Final = 100
 #: The number of tables with their own colour in the chart; all others share one.
-OWN: Final = 6
-_PATIENCE_SECONDS: Final = 0.4
+OWN_SERIES: Final = 6
+_TIMEOUT_SECONDS: Final = 0.4
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class UsageRow:
         months: its usage in each month, or None if it was not written.
     """
 
-    seen: Seen
+    seen: TableOverview
     months: tuple[MonthlyUsage | None, ...]
 
     @property
@@ -57,12 +57,12 @@ class Total:
 
 def _context(request: Request) -> dict[str, Any]:
     overview: Overview = request.app.state.site.overview
-    tables = overview.tables(_PATIENCE_SECONDS)
-    known = {one.month for seen in tables for one in seen.usage}
+    tables = overview.tables(_TIMEOUT_SECONDS)
+    known = {usage.month for seen in tables for usage in seen.usage}
     until = request.query_params.get("until", "")
     until = until if MONTH.fullmatch(until) else max(known, default="")
     months = _months(until, min(known, default=until))
-    by_table = [UsageRow(seen, _of(seen, months)) for seen in tables]
+    by_table = [UsageRow(seen, _usage_in(seen, months)) for seen in tables]
     found = sorted(
         (row for row in by_table if any(row.months)), key=lambda row: (-row.sum, row.seen.name)
     )
@@ -75,10 +75,12 @@ def _context(request: Request) -> dict[str, Any]:
         "found": len(found),
         "pages": pages,
         "number": number,
-        "totals": [_total(found, place, month) for place, month in enumerate(months)],
-        "drawn": _drawn(found, months),
+        "totals": [_total_of(found, place, month) for place, month in enumerate(months)],
+        "series": _chart_series(found, months),
         "until": until,
-        "earlier": _before(months[0]) if months and known and months[0] > min(known) else None,
+        "earlier": _previous_month(months[0])
+        if months and known and months[0] > min(known)
+        else None,
         "later": None if until >= max(known, default="") else max(known),
         "unread": sum(not seen.is_read for seen in tables),
     }
@@ -90,48 +92,48 @@ def _months(until: str, since: str) -> list[str]:
     month = until
     while month and len(found) < MONTHS and (month >= since or not found):
         found.insert(0, month)
-        month = _before(month)
+        month = _previous_month(month)
     return found
 
 
-def _before(month: str) -> str:
+def _previous_month(month: str) -> str:
     year, number = int(month[:4]), int(month[5:])
     return f"{year - 1:04}-12" if number == 1 else f"{year:04}-{number - 1:02}"
 
 
-def _of(seen: Seen, months: Sequence[str]) -> tuple[MonthlyUsage | None, ...]:
-    by_month = {one.month: one for one in seen.usage}
+def _usage_in(seen: TableOverview, months: Sequence[str]) -> tuple[MonthlyUsage | None, ...]:
+    by_month = {usage.month: usage for usage in seen.usage}
     return tuple(by_month.get(month) for month in months)
 
 
-def _total(found: Sequence[UsageRow], place: int, month: str) -> Total:
-    of_month = [one for row in found if (one := row.months[place]) is not None]
-    is_exact = all(one.is_exact for one in of_month)
-    return Total(month, sum(one.rows for one in of_month), is_exact)
+def _total_of(found: Sequence[UsageRow], place: int, month: str) -> Total:
+    of_month = [usage for row in found if (usage := row.months[place]) is not None]
+    is_exact = all(usage.is_exact for usage in of_month)
+    return Total(month, sum(usage.rows for usage in of_month), is_exact)
 
 
-def _drawn(found: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, Any]]:
+def _chart_series(found: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, Any]]:
     """Return the chart's series: the tables with the most rows, and all others combined."""
 
-    def rows(some: Sequence[UsageRow]) -> list[int]:
-        return [_total(some, place, month).rows for place, month in enumerate(months)]
+    def sums(selected: Sequence[UsageRow]) -> list[int]:
+        return [_total_of(selected, place, month).rows for place, month in enumerate(months)]
 
-    most = OWN if len(found) > OWN + 1 else OWN + 1
-    series = [{"name": str(row.seen.name), "rows": rows([row])} for row in found[:most]]
+    most = OWN_SERIES if len(found) > OWN_SERIES + 1 else OWN_SERIES + 1
+    series = [{"name": str(row.seen.name), "rows": sums([row])} for row in found[:most]]
     if len(found) > most:
-        others = {"name": f"{len(found) - most:,} other tables", "rows": rows(found[most:])}
+        others = {"name": f"{len(found) - most:,} other tables", "rows": sums(found[most:])}
         series.append(others)
     return series
 
 
-def whole(request: Request) -> Response:
+def show_usage(request: Request) -> Response:
     """Render the page."""
-    return page(request, "usage.html", title="Usage", section="usage", **_context(request))
+    return render_page(request, "usage.html", title="Usage", section="usage", **_context(request))
 
 
-def rows(request: Request) -> Response:
+def show_usage_list(request: Request) -> Response:
     """Render the chart's series and the list alone."""
-    return part(request, "usage_list.html", **_context(request))
+    return render_part(request, "usage_list.html", **_context(request))
 
 
-ROUTES: Final = (Route("/usage", whole), Route("/part/usage", rows))
+ROUTES: Final = (Route("/usage", show_usage), Route("/part/usage", show_usage_list))

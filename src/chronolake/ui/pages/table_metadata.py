@@ -9,9 +9,9 @@ from starlette.routing import Route
 from chronolake.inspect.catalog import look_up
 from chronolake.inspect.table_metadata import inside
 from chronolake.ui import links
-from chronolake.ui.pages.tables import SIGHTS
-from chronolake.ui.rendering import SYSTEM_COLUMNS, page
-from chronolake.ui.site import seen_of
+from chronolake.ui.pages.tables import CAPTURE_METHODS
+from chronolake.ui.rendering import SYSTEM_COLUMNS, render_page
+from chronolake.ui.site import table_overview
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -21,42 +21,41 @@ if TYPE_CHECKING:
     from chronolake.ui.site import Site
 
 #: The maximum number of snapshots and of partitions.
-MOST: Final = 100
+MAX_ENTRIES: Final = 100
 
 
-def whole(request: Request) -> Response:
+def show_table(request: Request) -> Response:
     """Render the page."""
     site: Site = request.app.state.site
     name = links.required_table_of(request, "name")
     found = look_up(site.config, name)
-    reported = inside(site.config, name, snapshots=MOST)
-    seen = seen_of(site.config, found)
-    return page(
+    metadata = inside(site.config, name, snapshots=MAX_ENTRIES)
+    seen = table_overview(site.config, found)
+    return render_page(
         request,
-        "inside.html",
-        title=f"Inside {name}",
+        "table_metadata.html",
+        title=f"Metadata of {name}",
         section="tables",
         name=name,
         found=found,
-        told=reported,
+        metadata=metadata,
         seen=seen,
         known=site.freshness([seen], with_waiting=True).get(name),
         limits=site.config.maintenance,
-        sights=SIGHTS,
+        capture_methods=CAPTURE_METHODS,
         system=SYSTEM_COLUMNS,
-        most=MOST,
-        **_partitions(reported),
+        **_largest_partitions(metadata),
     )
 
 
-def _partitions(told: Inside) -> dict[str, Any]:
+def _largest_partitions(metadata: Inside) -> dict[str, Any]:
     """Return the partitions with the most bytes, and their partition fields."""
-    every = range(len(told.partitions))
-    largest = sorted(every, key=lambda place: -told.partitions[place].bytes)[:MOST]
-    shown = [told.partitions[place] for place in sorted(largest)]
+    every = range(len(metadata.partitions))
+    largest = sorted(every, key=lambda place: -metadata.partitions[place].bytes)[:MAX_ENTRIES]
+    shown = [metadata.partitions[place] for place in sorted(largest)]
     # The partition spec may have changed, and old files keep their partitions.
-    fields = dict.fromkeys(field for one in shown for field in one.values)
+    fields = dict.fromkeys(field for partition in shown for field in partition.values)
     return {"partitions": shown, "fields": [*fields]}
 
 
-ROUTES: Final = (Route("/table", whole),)
+ROUTES: Final = (Route("/table", show_table),)

@@ -15,7 +15,7 @@ from chronolake.inspect.catalog import look_up, places
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import now_micros
 from chronolake.ui import links
-from chronolake.ui.rendering import SYSTEM_COLUMNS, instants, page, part
+from chronolake.ui.rendering import SYSTEM_COLUMNS, instant_columns, render_page, render_part
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 #: The number of rows, or of different records, on one page.
 PAGE: Final = 50
 #: The two times of a URL: as of, and compared with.
-WHICH: Final = ("at", "than")
-_LONGEST: Final = 100
+TIME_PARAMETERS: Final = ("at", "than")
+_MAX_LENGTH: Final = 100
 
 
 class TimeRefusedError(ValueRefusedError):
@@ -37,18 +37,18 @@ class TimeRefusedError(ValueRefusedError):
         which: the parameter of the time.
     """
 
-    which: str
+    parameter: str
 
     @classmethod
-    def of(cls, failure: ValueRefusedError, which: str) -> TimeRefusedError:
+    def of(cls, failure: ValueRefusedError, parameter: str) -> TimeRefusedError:
         """Return a copy of an error with the parameter that it concerns."""
-        made = cls(failure.message, hint=failure.hint, table=failure.table)
-        made.which = which
-        return made
+        error = cls(failure.message, hint=failure.hint, table=failure.table)
+        error.parameter = parameter
+        return error
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimeTravelQuery:
     """The parameters of a URL.
 
     Attributes:
@@ -64,7 +64,7 @@ class Asked:
     after: str | None
 
     @classmethod
-    def of(cls, request: Request, name: TableName) -> Asked:
+    def of(cls, request: Request, name: TableName) -> TimeTravelQuery:
         """Parse the parameters of a request.
 
         Raises:
@@ -82,60 +82,67 @@ class Asked:
 
     def url(self, *, path: str = "/past", **other: str | None) -> str:
         """Return the URL of this page, with some parameters replaced."""
-        said = {"at": self.at, "than": self.than, "after": self.after}
-        return links.to(path, table=str(self.name), **(said | other))
+        parameters = {"at": self.at, "than": self.than, "after": self.after}
+        return links.to(path, table=str(self.name), **(parameters | other))
 
 
-def whole(request: Request) -> Response:
+def show_time_travel(request: Request) -> Response:
     """Render the page."""
     site: Site = request.app.state.site
     name = links.table_of(request)
     if name is None:
-        return page(
+        return render_page(
             request,
             "choose.html",
-            title="A table as it stood",
+            title="A table at a point in time",
             section="past",
             names=sorted(places(site.config)),
             to="/past",
-            lead="Any table as it was at any time, and what differs between two times.",
+            lead="The rows of a table at any time, and the differences between two times.",
         )
-    shown: dict[str, Any] = {
-        "title": f"{name} as it stood",
+    context: dict[str, Any] = {
+        "title": f"{name} at a point in time",
         "section": "past",
         "name": name,
         "found": look_up(site.config, name),
         "failure": None,
     }
     try:
-        asked = Asked.of(request, name)
-        shown |= _context(site, asked)
+        query = TimeTravelQuery.of(request, name)
+        context |= _context(site, query)
     except ValueRefusedError as failure:
         # The typed text is kept, so that it can be corrected.
-        at, than = (request.query_params.get(which, "")[:_LONGEST] or None for which in WHICH)
-        shown |= {"asked": Asked(name, at, than, None), "failure": failure, "status": 400}
-    return page(request, "past.html", **shown)
+        at, than = (
+            request.query_params.get(parameter, "")[:_MAX_LENGTH] or None
+            for parameter in TIME_PARAMETERS
+        )
+        context |= {
+            "query": TimeTravelQuery(name, at, than, None),
+            "failure": failure,
+            "status": 400,
+        }
+    return render_page(request, "time_travel.html", **context)
 
 
-def rows(request: Request) -> Response:
+def show_rows(request: Request) -> Response:
     """Render the rows as of a time, or the differences between two times."""
     site: Site = request.app.state.site
     try:
-        asked = Asked.of(request, links.required_table_of(request))
-        shown = _context(site, asked)
+        query = TimeTravelQuery.of(request, links.required_table_of(request))
+        context = _context(site, query)
     except TimeRefusedError as failure:
-        return part(request, "part_error.html", status=400, failure=failure)
-    return part(request, "past_rows.html", name=asked.name, **shown)
+        return render_part(request, "part_error.html", status=400, failure=failure)
+    return render_part(request, "time_travel_rows.html", name=query.name, **context)
 
 
-def life(request: Request) -> Response:
+def show_activity(request: Request) -> Response:
     """Return the density of changes over the table's life as JSON.
 
     Times are in milliseconds since 1970.
     """
     site: Site = request.app.state.site
-    found = site.life(links.required_table_of(request))
-    reported = {
+    found = site.activity(links.required_table_of(request))
+    activity = {
         "first": _milliseconds(found.first_micros),
         "last": _milliseconds(found.last_micros),
         "width": found.width_micros / 1_000,
@@ -143,52 +150,50 @@ def life(request: Request) -> Response:
         "began": [bucket.began for bucket in found.buckets],
         "ended": [bucket.ended for bucket in found.buckets],
     }
-    return Response(orjson.dumps(reported), media_type="application/json")
+    return Response(orjson.dumps(activity), media_type="application/json")
 
 
-def _context(site: Site, asked: Asked) -> dict[str, Any]:
+def _context(site: Site, query: TimeTravelQuery) -> dict[str, Any]:
     try:
-        return _found(site, asked)
+        return _read(site, query)
     except ValueRefusedError as failure:
-        if asked.after is not None:
+        if query.after is not None:
             raise  # The cursor may be invalid.
         # Of two times, the earlier one is before the data that is kept.
-        is_first = asked.than is None or asked.between[0] == asked.at
+        is_first = query.than is None or query.between[0] == query.at
         raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
     except BatchError:
-        reported = ValueRefusedError(
+        error = ValueRefusedError(
             "The table has no primary key, so its records cannot be compared.",
-            hint="Look at one time after the other: leave out the second time.",
-            table=str(asked.name),
+            hint="Remove the second time, and look at one time after the other.",
+            table=str(query.name),
         )
-        raise TimeRefusedError.of(reported, "than") from None
+        raise TimeRefusedError.of(error, "than") from None
 
 
-def _found(site: Site, asked: Asked) -> dict[str, Any]:
-    if asked.than is None:
-        found = rows_at(site.config, asked.name, asked.at, after=asked.after, limit=PAGE)
+def _read(site: Site, query: TimeTravelQuery) -> dict[str, Any]:
+    if query.than is None:
+        found = rows_at(site.config, query.name, query.at, after=query.after, limit=PAGE)
         names = [column.name for column in found.columns]
         system = [name for name in names if name in SYSTEM_COLUMNS and name not in found.key]
         own = [name for name in names if name not in {*system, *found.key}]
         return {
-            "asked": asked,
-            "stood": found,
+            "query": query,
+            "rows_at": found,
             "columns": [*found.key, *own, *system],
             "system": frozenset(system),
-            "instants": instants(found.columns),
-            "differing": None,
+            "instants": instant_columns(found.columns),
+            "differences": None,
             "known_since": _known_since(found.at, found.known_since),
         }
-    before, after = asked.between
-    found_differences = differences(
-        site.config, asked.name, before, after, page=asked.after, limit=PAGE
-    )
+    before, after = query.between
+    page = differences(site.config, query.name, before, after, page=query.after, limit=PAGE)
     return {
-        "asked": asked,
-        "stood": None,
-        "differing": found_differences,
-        "instants": instants(found_differences.columns),
-        "known_since": _known_since(before, found_differences.known_since),
+        "query": query,
+        "rows_at": None,
+        "differences": page,
+        "instants": instant_columns(page.columns),
+        "known_since": _known_since(before, page.known_since),
     }
 
 
@@ -217,4 +222,8 @@ def _milliseconds(micros: int | None) -> float | None:
     return None if micros is None else micros / 1_000
 
 
-ROUTES: Final = (Route("/past", whole), Route("/part/past", rows), Route("/part/life", life))
+ROUTES: Final = (
+    Route("/past", show_time_travel),
+    Route("/part/past", show_rows),
+    Route("/part/life", show_activity),
+)
