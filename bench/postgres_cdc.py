@@ -97,7 +97,7 @@ def alone(address: str) -> float:
 def plain(address: str, changes: int) -> float:
     """Read the messages one by one, as another library streams them; return the seconds."""
     reported = subprocess.run(
-        [str(PYTHON), str(STREAMED), str(ROOT / "tests/source"), SLOT.name, str(changes)],
+        [str(PYTHON), str(STREAMED), str(ROOT / "tests"), SLOT.name, str(changes)],
         input=address,
         capture_output=True,
         text=True,

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 
 from chronolake.lake import Lake
 from chronolake.session import settle
-from lakes import lake_config
-from seeds import SEED
+from support.lakes import lake_config
+from support.seeds import SEED
 
 # The duration of an example depends more on the machine than on the code.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])

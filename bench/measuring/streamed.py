@@ -32,7 +32,7 @@ def messages(cursor: ReplicationCursor) -> Iterator[bytes]:
 def main() -> int:
     folder, slot, changes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     sys.path[:0] = [folder]
-    from plain_pgoutput import Reader  # noqa: PLC0415 - its folder is an argument
+    from support.source.plain_pgoutput import Reader  # noqa: PLC0415 - its folder is an argument
 
     address = sys.stdin.read()
     connection = psycopg2.connect(address, connection_factory=LogicalReplicationConnection)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from readers import PYTHON, Reference, ours_with_cdk, reference, reference_python
-from serving import Server, serving
+
+from support.compat.readers import PYTHON, Reference, ours_with_cdk, reference, reference_python
+from support.compat.serving import Server, serving
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ours
 import pytest
-from case import PARTS, Case, cases
-from outcome import Outcome, differences, unmet
-from readers import Reference, readings
-from serving import Server
+
+from support.compat import ours
+from support.compat.case import PARTS, Case, cases
+from support.compat.outcome import Outcome, differences, unmet
+from support.compat.readers import Reference, readings
+from support.compat.serving import Server
 
 CASES = list(cases())
 #: Parts of an outcome that a case may expect in another form.

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from case import FOLDER, cases_in
+
+from support.compat.case import FOLDER, cases_in
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs" / "sources" / "declarative.md"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import ours
 import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
-from outcome import Outcome, differences, steady
-from random_cases import World, worlds
-from readers import Reference
-from serving import Server
+
+from support.compat import ours
+from support.compat.outcome import Outcome, differences, steady
+from support.compat.random_cases import World, worlds
+from support.compat.readers import Reference
+from support.compat.serving import Server
 
 _sample = settings(
     max_examples=12,

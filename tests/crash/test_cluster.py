@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from caller import HISTORY, SYNCED
-from sent_rows import Batch, SentTable
-from served import configure, serve
 
-from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX
+from support.crash.served import configure, serve
+from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX
+from support.server.caller import HISTORY, SYNCED
+from support.server.sent_rows import Batch, SentTable
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import grpc
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller, catalog
-from sent_rows import Batch, SentTable, differences
-from served import Served, configure, serve
 
 from chronolake.failpoints import FAILPOINTS
-from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row
+from support.crash.served import Served, configure, serve
+from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog
+from support.server.sent_rows import Batch, SentTable, differences
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000

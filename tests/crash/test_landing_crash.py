@@ -10,7 +10,7 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.landing import ObjectFolder
-from processes import killed, ran
+from support.processes import killed, ran
 
 _ROWS: Final = 400
 _PARTS: Final = 4
@@ -24,7 +24,7 @@ from chronolake.landing import ObjectFolder
 from chronolake.landing.writer import land
 from chronolake.types import Column, ColumnType, Kind
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from lakes import lake_config
+from support.lakes import lake_config
 
 root, name = Path(sys.argv[1]), sys.argv[2]
 lake = Lake.open(root / "lake", config=lake_config(root / "lake"))

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import grpc
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller, catalog, said
-from sent_rows import Batch, SentTable
-from served import configure, serve
 
-from oracle import ACTIVE, END, MILLISECOND, START, TMAX, Row
+from support.crash.served import configure, serve
+from support.oracle import ACTIVE, END, MILLISECOND, START, TMAX, Row
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, said
+from support.server.sent_rows import Batch, SentTable
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000

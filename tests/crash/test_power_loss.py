@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 import pytest
-from caller import DELETED, HISTORY, SYNCED, catalog
-from changelog import STREAM, ChangeLog, shop
-from powerloss import Disk
-from sent_rows import Batch, SentTable, differences, plain_rows
-from served import configure, serve
 
-import processes
 from chronolake.source.protocol import raw_folder
-from landed import LandedRow
-from oracle import ACTIVE, END, KEEP, START, TMAX, Row
+from support import processes
+from support.crash.powerloss import Disk
+from support.crash.served import configure, serve
+from support.lake.changelog import STREAM, ChangeLog, shop
+from support.landed import LandedRow
+from support.oracle import ACTIVE, END, KEEP, START, TMAX, Row
+from support.server.caller import DELETED, HISTORY, SYNCED, catalog
+from support.server.sent_rows import Batch, SentTable, differences, plain_rows
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000
@@ -146,8 +146,8 @@ def test_a_loss_of_power_leaves_what_was_acknowledged(
 _PROGRAM: Final = f"""
 import os, sys
 from pathlib import Path
-sys.path[:0] = {[str(Path(__file__).parents[1] / name) for name in ("lake", "")]!r}
-from changelog import STREAM, ChangeLog, shop
+sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
+from support.lake.changelog import STREAM, ChangeLog, shop
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync

@@ -28,9 +28,9 @@ from chronolake.types import (
     Mode,
     TableName,
 )
-from datalakes import iceberg_in
-from lakes import lake_config
-from processes import COMMAND, killed
+from support.datalakes import iceberg_in
+from support.lakes import lake_config
+from support.processes import COMMAND, killed
 
 _T: Final = 1_704_067_200_000_000
 _DAY: Final = 86_400_000_000
@@ -62,7 +62,7 @@ from chronolake import table
 from chronolake.lake import Lake
 from chronolake.types import TableName
 from crash.test_switch_crash import resynced
-from lakes import lake_config
+from support.lakes import lake_config
 folder = Path(sys.argv[1])
 resynced(Lake.open(folder, config=lake_config(folder)), TableName("s", sys.argv[2]))
 """

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
-import landed
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import ACTIVE, END, START
-from datalakes import DataLake, file_row, iceberg, project
-from landed import LandedRow
-from processes import COMMAND, ran
+from support import landed
+from support.datalakes import DataLake, file_row, iceberg, project
+from support.landed import LandedRow
+from support.processes import COMMAND, ran
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000

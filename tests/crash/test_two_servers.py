@@ -11,11 +11,11 @@ from typing import Final
 
 import postgresql
 import pytest
-from caller import HISTORY, SYNCED, catalog
-from sent_rows import Batch, SentTable, differences, plain_rows
-from served import Served, configure, serve
 
-from oracle import ACTIVE, END, START, TMAX, Row
+from support.crash.served import Served, configure, serve
+from support.oracle import ACTIVE, END, START, TMAX, Row
+from support.server.caller import HISTORY, SYNCED, catalog
+from support.server.sent_rows import Batch, SentTable, differences, plain_rows
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000

@@ -52,7 +52,7 @@ print("opened", flush=True)
 for line in map(str.strip, sys.stdin):
     try:
         if line == "maintain":
-            table.maintain(lake, name)
+            core.maintain(lake, name)
         else:
             rows = lake.spark.sql(
                 f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "

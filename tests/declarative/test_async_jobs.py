@@ -13,7 +13,6 @@ from typing import IO, Any
 
 import httpx
 import pytest
-from apis import Api, Asked, Reply
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.check import Result, read
@@ -24,6 +23,7 @@ from chronolake.source.declarative.manifests.manifest import Manifest, mapped, o
 from chronolake.source.declarative.records import extractors
 from chronolake.source.declarative.stream_reader import SliceReader, Work
 from chronolake.source.declarative.stream_slice import StreamSlice
+from support.declarative.apis import Api, Asked, Reply
 
 RUNNING = Reply({"status": "running"})
 FAILED = Reply({"status": "failed"})

@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from apis import Api, Asked, Reply
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from visits import HIDDEN, NOW, Visit
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.request_builder import Request
 from chronolake.source.declarative.http.transport import http_client
 from chronolake.source.declarative.models.requests import HttpRequester
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.visits import HIDDEN, NOW, Visit
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Reply
-from readings import requester, retriever, stream
 
 from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.check import findings_of
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
 from chronolake.source.protocol import CheckResult, Level
-from commands import ran_words
-from datalakes import project
+from support.commands import ran_words
+from support.datalakes import project
+from support.declarative.apis import Api, Reply
+from support.declarative.readings import requester, retriever, stream
 
 _TABLES = [{"name": name} for name in ("one", "two", "three")]
 _NAMED = {

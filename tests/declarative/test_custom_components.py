@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
-from folders import HIDDEN, connector, own
-from readings import option, requester, retriever, stream
+
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.folders import HIDDEN, connector, own
+from support.declarative.readings import option, requester, retriever, stream
 
 ITEMS = {"data": [{"id": 1}, {"id": 2}]}
 

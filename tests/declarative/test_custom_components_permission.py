@@ -11,9 +11,6 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-from apis import Api, Asked, Reply
-from folders import HIDDEN, Connector, connector, own
-from readings import retriever, stream
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
@@ -24,7 +21,10 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import Level
-from commands import ran_words
+from support.commands import ran_words
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.folders import HIDDEN, Connector, connector, own
+from support.declarative.readings import retriever, stream
 
 ITEMS = {"data": [{"id": 1}, {"id": 2}]}
 PLAIN = """

@@ -9,12 +9,12 @@ from math import inf, isnan
 from typing import Any
 
 import pytest
-from answered import answer
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http import decoders
 from chronolake.source.declarative.models.records import Decoder
+from support.declarative.answered import answer
 
 _JSON = {"type": "JsonDecoder"}
 _JSONL = {"type": "JsonlDecoder"}

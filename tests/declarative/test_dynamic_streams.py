@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from apis import Api as Server
-from apis import Reply
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError, SourceError
@@ -21,6 +19,8 @@ from chronolake.source.declarative.manifests.manifest import Manifest, mapped, o
 from chronolake.source.declarative.manifests.yaml_source import read
 from chronolake.source.declarative.models.streams import DeclarativeStream, SimpleRetriever
 from chronolake.source.protocol import Level
+from support.declarative.apis import Api as Server
+from support.declarative.apis import Reply
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from answered import answer
 from pydantic import TypeAdapter
 
 from chronolake.errors import SourceError
 from chronolake.source.declarative.http.decoders import decoded
 from chronolake.source.declarative.models.records import Extractor, JsonDecoder
 from chronolake.source.declarative.records.extractors import Extracted, extraction_of
+from support.declarative.answered import answer
 
 _JSON = JsonDecoder(type="JsonDecoder")
 

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hostile
 import orjson
 import pytest
-from apis import Api, Reply
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +22,8 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests import yaml_source
 from chronolake.source.declarative.manifests.manifest import of
 from chronolake.source.declarative.templating import templates
+from support.declarative import hostile
+from support.declarative.apis import Api, Reply
 
 #: Known hostile cases, at least one of each kind.
 _FOUND = (

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from apis import Api, Asked, Reply
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
@@ -21,6 +20,7 @@ from chronolake.source.declarative.http.request_builder import Injection, Reques
 from chronolake.source.declarative.http.response import AnswerCache
 from chronolake.source.declarative.http.transport import Exchange, Network, http_client
 from chronolake.source.declarative.models.requests import ErrorHandler
+from support.declarative.apis import Api, Asked, Reply
 
 SECRET = "s3cret-of-the-config"
 

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from apis import Api, Asked, Reply
-from visits import HIDDEN, Visit
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.transport import http_client
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.visits import HIDDEN, Visit
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from apis import Api, Asked, Reply
-from readings import option, reading, requester, retriever, stream
+
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import option, reading, requester, retriever, stream
 
 #: Tokens that Python's parser reads as a number, a list or None.
 TOKENS = [

@@ -15,9 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from apis import Api, Asked, Reply
 from pydantic import ValidationError
-from readings import option, requester, retriever
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ChronolakeError, SourceError
@@ -35,6 +33,8 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import mapped, of
 from chronolake.source.declarative.models.requests import DefaultErrorHandler, HttpRequester
 from chronolake.source.declarative.stream_slice import StreamSlice
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import option, requester, retriever
 
 SECRET = "s3cret-of-the-config"
 TOKEN = "{{ config['secret'] }}"

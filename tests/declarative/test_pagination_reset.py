@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
-from readings import Reading, does, option, reading, requester, retriever, stream
 
 from chronolake.errors import ConfigurationError
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import (
+    Reading,
+    does,
+    option,
+    reading,
+    requester,
+    retriever,
+    stream,
+)
 
 _ROWS = [{"id": day, "updated": f"2024-01-{day:02}"} for day in range(1, 9)]
 _DAYS = {

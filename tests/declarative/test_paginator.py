@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from answered import answer
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError
@@ -13,6 +12,7 @@ from chronolake.source.declarative.models.pagination import Paginator
 from chronolake.source.declarative.models.records import Decoder, Extractor
 from chronolake.source.declarative.retrieval.paginator import Pages
 from chronolake.source.declarative.stream_slice import StreamSlice
+from support.declarative.answered import answer
 
 _SLICE = StreamSlice({"id": 7}, {"start_time": "2024-01-01"})
 _BODY = {"data": [1, 2], "next": "abc", "n": 3, "more": False, "zero": 0}

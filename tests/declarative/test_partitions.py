@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from apis import Api, Reply
-from readings import does, option, reading, requester, retriever, stream
 
 from chronolake.errors import ConfigurationError
+from support.declarative.apis import Api, Reply
+from support.declarative.readings import does, option, reading, requester, retriever, stream
 
 _TEAMS = [
     {"id": 1, "items": {"data": [{"id": 11}, {"id": 12}], "next": "x"}},

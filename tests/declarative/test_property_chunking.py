@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
-from readings import reading, requester, retriever, stream
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.models.streams import QueryProperties
 from chronolake.source.declarative.retrieval.pages import Properties
 from chronolake.source.declarative.stream_slice import StreamSlice
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import reading, requester, retriever, stream
 
 _ROWS = [{"id": "x", "a": 1, "b": {"in": 2}, "c": 3}, {"id": "y", "a": 4, "b": {"too": 5}}]
 

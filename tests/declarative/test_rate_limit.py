@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from apis import Api, Reply
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from chronolake.source.declarative.http.request_builder import Encoded, Request
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.models.requests import HTTPAPIBudget
+from support.declarative.apis import Api, Reply
 
 
 class Clock:

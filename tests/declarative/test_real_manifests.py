@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from mockapi import settings, written
-from mockapi.shares import outcomes, table
-from mockapi.trying import MANIFESTS, Outcome, Real, mocked, names, real
 
 from chronolake.source.declarative.manifests.manifest import load
+from support.declarative.mockapi import settings, written
+from support.declarative.mockapi.shares import outcomes, table
+from support.declarative.mockapi.trying import MANIFESTS, Outcome, Real, mocked, names, real
 
 _ARE_HERE = MANIFESTS.is_dir()
 _SAMPLE = random.Random(119).sample(names(), 16) if _ARE_HERE else []

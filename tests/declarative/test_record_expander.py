@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from answered import answer
-from apis import Api, Reply
-from readings import option, reading, retriever, stream
 from structlog.testing import capture_logs
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.models.records import DpathExtractor, JsonDecoder, RecordExpander
 from chronolake.source.declarative.records.extractors import Expansion, extraction_of
+from support.declarative.answered import answer
+from support.declarative.apis import Api, Reply
+from support.declarative.readings import option, reading, retriever, stream
 
 _ORDER = {"id": 1, "at": {"day": "mon"}, "lines": {"data": [{"id": 11}, {"id": 12}], "more": True}}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from answered import answer
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -14,6 +13,7 @@ from chronolake.errors import SourceError
 from chronolake.source.declarative.models.records import JsonDecoder, RecordSelector, Transformation
 from chronolake.source.declarative.records.selector import Page, Selection, converter_of
 from chronolake.source.declarative.stream_slice import StreamSlice
+from support.declarative.answered import answer
 
 _CONFIG = {"k": "z", "size": 7}
 _SLICE = StreamSlice(

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
 from hypothesis import given
 from hypothesis import strategies as st
-from readings import option, reading, retriever, stream
 
 from chronolake.errors import SourceError
 from chronolake.source.declarative.records.selector import Page
 from chronolake.source.declarative.retrieval.paginator import Repetition
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import option, reading, retriever, stream
 
 
 @pytest.fixture

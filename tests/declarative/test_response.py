@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from apis import Api, Reply
-from readings import option, reading, retriever, stream
+
+from support.declarative.apis import Api, Reply
+from support.declarative.readings import option, reading, retriever, stream
 
 _START = {"updated": "2024-01-01"}
 _DPATH = {"type": "DpathExtractor", "field_path": ["data"]}

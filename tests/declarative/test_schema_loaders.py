@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api as Server
-from apis import Reply
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.connect import api_of
@@ -17,6 +15,8 @@ from chronolake.source.declarative.manifests.manifest import Manifest, mapped, o
 from chronolake.source.declarative.models.streams import DeclarativeStream
 from chronolake.source.declarative.retrieval.schema_loaders import schema_of
 from chronolake.source.declarative.stream_reader import StreamReader
+from support.declarative.apis import Api as Server
+from support.declarative.apis import Reply
 
 _STRING = {"type": ["null", "string"]}
 _INTEGER = {"type": ["null", "integer"]}

@@ -8,8 +8,6 @@ from typing import Any
 
 import orjson
 import pytest
-from apis import Api, Asked, Reply
-from readings import option, retriever, stream
 
 from chronolake.source.declarative.connect import api_of
 from chronolake.source.declarative.http.transport import Network, http_client
@@ -18,6 +16,8 @@ from chronolake.source.declarative.landing.record_schema import Identity, Shape
 from chronolake.source.declarative.manifests.manifest import mapped, of
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import option, retriever, stream
 
 _ROWS = 500
 _PAGES = {

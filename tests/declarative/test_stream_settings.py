@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from readings import retriever, stream
 
 from chronolake.config import is_due, load_project
 from chronolake.errors import ConfigurationError
 from chronolake.pipeline.streams import Stream, streams_of
+from support.declarative.readings import retriever, stream
 
 _DATED = {
     "type": "DatetimeBasedCursor",

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jinja2 import Environment
-from reference_templates import CONTEXT, FAILING, VALUES
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.stream_slice import StreamSlice
@@ -28,6 +27,7 @@ from chronolake.source.declarative.templating.templates import (
     is_template,
     syntax_of,
 )
+from support.declarative.reference_templates import CONTEXT, FAILING, VALUES
 
 SECRET = "s3cr3t-t0k3n"
 

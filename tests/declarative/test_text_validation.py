@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Reply
-from readings import requester, retriever, stream
 
 from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.check import findings_of
@@ -15,6 +13,8 @@ from chronolake.source.declarative.connect import opened
 from chronolake.source.declarative.manifests.manifest import Manifest, load, mapped, of
 from chronolake.source.declarative.manifests.problems import Problem
 from chronolake.source.protocol import Level
+from support.declarative.apis import Api, Reply
+from support.declarative.readings import requester, retriever, stream
 
 _CURSOR = {
     "type": "DatetimeBasedCursor",

@@ -10,9 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from apis import Api, Asked, Reply
-from readings import reading, stream
-from visits import HIDDEN, NOW, Visit
 
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.source.declarative.components.custom_auth import custom_authentication
@@ -24,6 +21,9 @@ from chronolake.source.declarative.landing.file_writer import Read
 from chronolake.source.declarative.models.requests import RateLimitedMultipleTokenAuthenticator
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver
 from chronolake.types import ColumnType
+from support.declarative.apis import Api, Asked, Reply
+from support.declarative.readings import reading, stream
+from support.declarative.visits import HIDDEN, NOW, Visit
 
 LATER = int(NOW) + 3600
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from layout import config, make
+from support.inspect.layout import config, make
 
 __all__ = ["config", "make"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 
-from layout import HISTORY, Make
-from versions import ACTIVE, BEGIN, END, START, TMAX, Row, Told
-
 from chronolake.config import LakeConfig
 from chronolake.formatting import instant
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TableName
+from support.inspect.layout import HISTORY, Make
+from support.inspect.versions import ACTIVE, BEGIN, END, START, TMAX, Row, Told
 
 NAME = TableName("shop", "orders")
 EPSILON = 1_000

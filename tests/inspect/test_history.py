@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from layout import HISTORY, TMAX, Make
 
 from chronolake.config import LakeConfig
 from chronolake.errors import TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.inspect import Change, Ending, history
 from chronolake.types import Mode, TableName
+from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
 

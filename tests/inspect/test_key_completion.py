@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from layout import HISTORY, TMAX, Make
 
 from chronolake.config import LakeConfig
 from chronolake.errors import TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.formatting import Cell
 from chronolake.inspect.keyset import completions
 from chronolake.types import TableName
+from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
 

@@ -14,8 +14,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from layout import column
-from versions import comparable as in_python
 
 from chronolake.errors import ValueRefusedError
 from chronolake.inspect.activity import divided
@@ -23,6 +21,8 @@ from chronolake.inspect.diff import Fingerprints
 from chronolake.inspect.keyset import Order, Smallest, comparable, cursor, position_of
 from chronolake.inspect.scan import FILE, ROW
 from chronolake.types import TMAX_MICROS, TMIN_MICROS, TableName
+from support.inspect.layout import column
+from support.inspect.versions import comparable as in_python
 
 ORDERS = TableName("shop", "orders")
 _KINDS: dict[str, st.SearchStrategy[Any]] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from layout import HISTORY, TMAX, Make
 
 from chronolake import inspect
 from chronolake.config import LakeConfig
 from chronolake.errors import LakeError
 from chronolake.types import TableName
+from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 
 import pytest
-from layout import HISTORY, TMAX, Make
 from rich.console import Console, RenderableType
 
 from chronolake.config import LakeConfig
 from chronolake.formatting import cell, instant, size
 from chronolake.inspect import history, render, tables
 from chronolake.types import TMAX_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, TableName
+from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
 

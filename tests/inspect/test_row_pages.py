@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from layout import HISTORY, TMAX, Make, arrow, column
-
 from chronolake.config import LakeConfig
 from chronolake.inspect.time_travel import rows_at
 from chronolake.types import TableName
+from support.inspect.layout import HISTORY, TMAX, Make, arrow, column
 
 ORDERS = TableName("shop", "orders")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from layout import HISTORY, TMAX, Make, arrow, column
 from pyiceberg.expressions import AlwaysTrue, EqualTo
 from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, LongType, StringType
@@ -21,6 +20,7 @@ from chronolake.inspect.catalog import look_up
 from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
 from chronolake.inspect.time_travel import differences, life, rows_at
 from chronolake.types import TableName
+from support.inspect.layout import HISTORY, TMAX, Make, arrow, column
 
 ORDERS = TableName("shop", "orders")
 DAYS = [f"2024-01-{day:02}T00:00:00Z" for day in range(1, 31)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from layout import HISTORY, TMAX, Make, arrow, column
 from pyiceberg.transforms import IdentityTransform
 
 from chronolake.config import LakeConfig
@@ -17,7 +16,8 @@ from chronolake.inspect.tables import Health, health
 from chronolake.lake import Lake
 from chronolake.masking import MASKED
 from chronolake.types import ACTIVE, Mode, TableName
-from lakes import lake_config
+from support.inspect.layout import HISTORY, TMAX, Make, arrow, column
+from support.lakes import lake_config
 
 ORDERS = TableName("shop", "orders")
 

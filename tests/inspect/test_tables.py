@@ -10,13 +10,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from layout import HISTORY, TMAX, Make
 
 from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError
 from chronolake.inspect import check, names, tables
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from commands import ran
+from support.commands import ran
+from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
 

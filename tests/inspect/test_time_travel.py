@@ -14,9 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from layout import HISTORY, column
 from pyspark.sql import functions as F  # noqa: N812
-from versions import ACTIVE, BEGIN, END, HOUR, START, SYNCED, TMAX, TMIN, Told, told
 
 from chronolake.core.create import create
 from chronolake.errors import BatchError, ValueRefusedError
@@ -26,6 +24,8 @@ from chronolake.instants import micros_of
 from chronolake.lake import Lake
 from chronolake.query import Answer
 from chronolake.types import Column, Mode, TableName, quoted
+from support.inspect.layout import HISTORY, column
+from support.inspect.versions import ACTIVE, BEGIN, END, HOUR, START, SYNCED, TMAX, TMIN, Told, told
 
 _HIDDEN = {START, END, ACTIVE, SYNCED}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipelines import Pipeline
 
 from chronolake import core
 from chronolake.cli.pipelines import leased_for
@@ -22,7 +21,8 @@ from chronolake.pipeline.state import move
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind
-from datalakes import DataLake, iceberg, project
+from support.datalakes import DataLake, iceberg, project
+from support.lake.pipelines import Pipeline
 
 _T = 1_767_225_600_000_000
 

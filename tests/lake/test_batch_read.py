@@ -13,7 +13,6 @@ import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-import batch_writer
 from chronolake.batch_files import BatchFile, FileForm, error_of, read
 from chronolake.batch_files.task_packing import packed
 from chronolake.change_set import OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
@@ -25,6 +24,7 @@ from chronolake.errors import (
 )
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind
+from support import batch_writer
 
 FORM = FileForm(
     "csv",

@@ -22,7 +22,7 @@ from chronolake.errors import QueryError, TableNotFoundError, UnknownColumnError
 from chronolake.lake import Lake
 from chronolake.query import ask
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
-from lakes import lake_config
+from support.lakes import lake_config
 
 NAME = TableName("sch.e ma", "ta'ble \"🦆`")
 KEY = 'Key. "`🦆'

@@ -26,9 +26,9 @@ from chronolake.lake import Lake
 from chronolake.location import local_path
 from chronolake.pipeline.store import Store
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
-from commands import ran
-from datalakes import iceberg_in
-from lakes import lake_config
+from support.commands import ran
+from support.datalakes import iceberg_in
+from support.lakes import lake_config
 
 NAME: Final = TableName("sales", "customers")
 COLUMNS: Final = (

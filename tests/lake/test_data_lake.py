@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pipelines import Pipeline
 
-import landed
 from chronolake import core
 from chronolake.core import migration
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
@@ -42,10 +40,12 @@ from chronolake.types import (
     Mode,
     TableName,
 )
-from commands import ran_words
-from datalakes import DataLake, file_row, iceberg
-from landed import LandedRow
-from seeds import and_drawn
+from support import landed
+from support.commands import ran_words
+from support.datalakes import DataLake, file_row, iceberg
+from support.lake.pipelines import Pipeline
+from support.landed import LandedRow
+from support.seeds import and_drawn
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000

@@ -16,7 +16,7 @@ from chronolake import core
 from chronolake.errors import ConfigurationError, MissingRequirementError, ValueRefusedError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
-from datalakes import DataLake, project
+from support.datalakes import DataLake, project
 
 T_MAX = datetime(9999, 12, 31, 23, 59, 59, 999000, UTC)
 T_MIN = datetime(1, 1, 1, tzinfo=UTC)

@@ -16,17 +16,17 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
-from caller import SYNCED, Caller
 
 from chronolake.config import load_project
 from chronolake.core import create
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.types import Column, ColumnType, Kind, TableName
-from commands import ran, ran_words
-from datalakes import DataLake, file_row
-from lakes import SPARK, lake_config
-from landed import LandedRow
+from support.commands import ran, ran_words
+from support.datalakes import DataLake, file_row
+from support.lakes import SPARK, lake_config
+from support.landed import LandedRow
+from support.server.caller import SYNCED, Caller
 
 _T = 1_767_225_600_000_000
 _BYTES = 40 * 2**20

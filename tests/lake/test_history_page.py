@@ -18,7 +18,7 @@ from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
 from chronolake.table_diff import compared
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
-from commands import ran_words
+from support.commands import ran_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "history.md"
 NAME = TableName("shop", "counters")

@@ -20,7 +20,7 @@ from chronolake.core import verify
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
-from datalakes import DataLake, iceberg
+from support.datalakes import DataLake, iceberg
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "lake-0.1"
 HOME = Path("/tmp/chronolake-lake-0.1")  # noqa: S108 - recorded in the lake's metadata

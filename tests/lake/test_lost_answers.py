@@ -10,12 +10,10 @@ from typing import Any, Final
 import postgresql
 import pyarrow as pa
 import pytest
-from lossy import Lossy, lossy
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from sqlalchemy import make_url
 
-import landed
 from chronolake.config import Project
 from chronolake.core import create, truncate
 from chronolake.errors import LakeError
@@ -23,8 +21,10 @@ from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, END, START, SYNCED, Column, ColumnType, Kind, TableName
-from datalakes import DataLake, file_row, project
-from landed import LandedRow
+from support import landed
+from support.datalakes import DataLake, file_row, project
+from support.lake.lossy import Lossy, lossy
+from support.landed import LandedRow
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import structlog
-from pipelines import Pipeline
 from pyiceberg.table import Table
 
 from chronolake.pipeline.lease import leased
@@ -15,7 +14,8 @@ from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import EventKind
-from datalakes import iceberg
+from support.datalakes import iceberg
+from support.lake.pipelines import Pipeline
 
 HIDDEN = "chronolake-hidden"
 SMALL_FILES = 4

@@ -37,7 +37,7 @@ from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from datalakes import iceberg_in
+from support.datalakes import iceberg_in
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000

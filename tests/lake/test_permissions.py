@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apis import Api, Reply
 
 from chronolake.config import load
 from chronolake.pipeline.store import Store
-from datalakes import project
-from processes import COMMAND
+from support.datalakes import project
+from support.declarative.apis import Api, Reply
+from support.processes import COMMAND
 
 #: Creates a table, writes a row, and lands a file in the raw lake, in its own process.
 _PROGRAM = """
@@ -25,7 +25,7 @@ from chronolake import table
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
 sys.path[:0] = ["tests"]
-from lakes import lake_config
+from support.lakes import lake_config
 
 folder, shared = Path(sys.argv[1]), sys.argv[2] == "shared"
 with Lake.open(folder, config=lake_config(folder, shared=shared)) as lake:

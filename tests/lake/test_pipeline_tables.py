@@ -15,7 +15,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import DataFrame
 from sqlalchemy import NullPool, create_engine
 
-import landed
 from chronolake import core
 from chronolake.change_set import (
     DELETED_AT,
@@ -31,9 +30,10 @@ from chronolake.core.apply_versions import PullResult, write_versions
 from chronolake.core.pipeline_table import create_pulled
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
-from lakes import lake_config
-from landed import LandedRow
-from seeds import drawn
+from support import landed
+from support.lakes import lake_config
+from support.landed import LandedRow
+from support.seeds import drawn
 
 _T: Final = 1_704_067_200_000_000
 _MS: Final = 1_000

@@ -18,7 +18,7 @@ from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError, TableExistsError, TableNotFoundError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
-from lakes import lake_config
+from support.lakes import lake_config
 
 NAME = TableName("a.b c", "People's")
 COLUMNS = (

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from chronolake.cli.progress import SparkTasks
 from chronolake.lake import Lake
-from datalakes import DataLake, project
+from support.datalakes import DataLake, project
 
 
 @pytest.mark.long

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 import chronolake
 from chronolake.config import FileConfig
-from commands import ran_words
-from datalakes import DataLake, project
+from support.commands import ran_words
+from support.datalakes import DataLake, project
 
 _DROPPED = "columns_of_others_dropped"
 _T = 1_767_225_600_000_000

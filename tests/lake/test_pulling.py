@@ -10,9 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 import sqlalchemy as sql
-from changelog import STREAM, ChangeLog, shop
 
-import landed
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
@@ -23,17 +21,19 @@ from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
 from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, END, START
-from datalakes import iceberg
-from landed import LandedRow
-from processes import killed
-from seeds import and_drawn
+from support import landed
+from support.datalakes import iceberg
+from support.lake.changelog import STREAM, ChangeLog, shop
+from support.landed import LandedRow
+from support.processes import killed
+from support.seeds import and_drawn
 
 _T: Final = 1_767_225_600_000_000
 _PROGRAM: Final = f"""
 import sys
 from pathlib import Path
-sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]!r}
-from changelog import synced
+sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
+from support.lake.changelog import synced
 from chronolake.pipeline.store import Status
 assert synced(Path(sys.argv[1])).status is Status.SUCCEEDED
 """

@@ -9,9 +9,7 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 import pytest
-from register import STREAM, Key, Register
 
-import landed
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
@@ -23,9 +21,11 @@ from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import RunResult, sync
 from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind
-from datalakes import iceberg, project
-from landed import LandedRow
-from seeds import and_drawn
+from support import landed
+from support.datalakes import iceberg, project
+from support.lake.register import STREAM, Key, Register
+from support.landed import LandedRow
+from support.seeds import and_drawn
 
 _PIPELINES: Final = (
     "  shop:\n    source: {{type: data_lake_v2, path: none, org: X}}\n    mode: {}\n"

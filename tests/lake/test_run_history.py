@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked
-from apishop import ApiShop
-from changelog import STREAM
-from pipelines import Pipeline
 from test_pulling import Shop, _changes
 
 from chronolake.config import sources_of_project
@@ -23,9 +19,13 @@ from chronolake.pipeline import run_history
 from chronolake.pipeline.events import Event, EventKind
 from chronolake.pipeline.freshness import Filled, Freshness, Waiting, freshness
 from chronolake.pipeline.runs import Stage, Status
-from commands import ran_words
-from datalakes import project
-from processes import COMMAND, killed
+from support.commands import ran_words
+from support.datalakes import project
+from support.declarative.apis import Api, Asked
+from support.lake.changelog import STREAM
+from support.lake.pipelines import Pipeline
+from support.processes import COMMAND, killed
+from support.source.apishop import ApiShop
 
 _T = 1_767_225_600_000_000
 #: A program that reads the newest run of a lake, and prints which modules it imported.

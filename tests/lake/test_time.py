@@ -22,7 +22,7 @@ from chronolake.errors import (
 )
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from commands import ran
+from support.commands import ran
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),

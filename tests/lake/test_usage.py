@@ -16,7 +16,7 @@ from chronolake.core import migration
 from chronolake.core.usage import counted
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
-from commands import ran
+from support.commands import ran
 
 LIVE = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 
 from chronolake.session import java_home
-from datalakes import DataLake
-from maven_mirror import fill, serve, write_ivy_settings
+from support.datalakes import DataLake
+from support.maven_mirror import fill, serve, write_ivy_settings
 
 ROOT: Final = Path(__file__).parents[2]
 _PROJECT: Final = """

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from caller import Caller
 
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.server.listener import MESSAGE_BYTES
+from support.server.caller import Caller
 
 _numbers = itertools.count()
 

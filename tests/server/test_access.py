@@ -7,12 +7,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from caller import SYNCED, Caller
 
 from chronolake.batch_files.files import open_file
 from chronolake.errors import ConfigurationError, FileAccessError, RefusedPathError
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
+from support.server.caller import SYNCED, Caller
 
 COLUMNS = ["id*:LONG", SYNCED]
 

@@ -6,7 +6,8 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
-from caller import HISTORY, SYNCED, Caller, said
+
+from support.server.caller import HISTORY, SYNCED, Caller, said
 
 T1 = "2024-01-01T00:00:00Z"
 

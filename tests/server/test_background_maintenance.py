@@ -9,13 +9,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from caller import SYNCED, Caller
 
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.server.maintenance import Upkeep
 from chronolake.types import TableName
-from lakes import lake_config
+from support.lakes import lake_config
+from support.server.caller import SYNCED, Caller
 
 COLUMNS = ["id*:LONG", SYNCED]
 NAME = TableName("kept", "t")

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
-from caller import SYNCED, Caller, column
 
 from chronolake.lake import Lake
 from chronolake.protos import destination_sdk_pb2
 from chronolake.server import ServeOptions, Server
 from chronolake.types import TableName
+from support.server.caller import SYNCED, Caller, column
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
 _WORKERS = ServeOptions(port=0).max_workers

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller, catalog, said, table
-from sent_files import UNMODIFIED
 
 from chronolake.protos import destination_sdk_pb2
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, said, table
+from support.server.sent_files import UNMODIFIED
 
 ALL_TYPES = [
     "id*:LONG",

@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import pytest
 import structlog
-from caller import SYNCED, Caller
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,7 +23,8 @@ from chronolake.lake import Lake
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
 from chronolake.server import ServeOptions, Server
-from lakes import lake_config
+from support.lakes import lake_config
+from support.server.caller import SYNCED, Caller
 
 ASKED = destination_sdk_pb2.CapabilitiesRequest()
 

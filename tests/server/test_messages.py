@@ -12,19 +12,19 @@ from pathlib import Path
 import grpc
 import pytest
 import structlog
-from caller import SYNCED, Caller
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from sent_files import SentFile
 
 from chronolake.lake import Lake
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.server import Server
 from chronolake.server.service import PROBE_SCHEMA
 from chronolake.types import TableName
+from support.server.caller import SYNCED, Caller
+from support.server.sent_files import SentFile
 
 SERVICE = "fivetran_sdk.v2.DestinationConnector"
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caller import DELETED, HISTORY, START, SYNCED, Caller, said
 
 from chronolake.protos import destination_sdk_pb2 as sdk
+from support.server.caller import DELETED, HISTORY, START, SYNCED, Caller, said
 
 T1, T2, T3 = (f"2024-01-0{day}T00:00:00Z" for day in (1, 2, 3))
 T2_ENDS, T3_ENDS = "2024-01-01T23:59:59.999Z", "2024-01-02T23:59:59.999Z"

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from caller import SYNCED, Caller
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from sent_files import SentFile, written
+
+from support.server.caller import SYNCED, Caller
+from support.server.sent_files import SentFile, written
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
 # 127.0.0.1, ::1, and the first as an IPv6 address, as in /proc/net.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller
-from sent_files import NULL, UNMODIFIED, SentFile
-from sent_rows import SentTable, differences, micros
 
-from oracle import KEEP, HistoryTable, KeyedTable, Row
+from support.oracle import KEEP, HistoryTable, KeyedTable, Row
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller
+from support.server.sent_files import NULL, UNMODIFIED, SentFile
+from support.server.sent_rows import SentTable, differences, micros
 
 _VENDOR: Final = Path(__file__).parents[3] / "shared" / "data" / "partner-sdk" / "files"
 _KINDS: Final = {

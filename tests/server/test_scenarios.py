@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from caller import catalog
 
 from chronolake.tester import DriveOptions, run
 from chronolake.tester.files import Compression
 from chronolake.tester.options import FlushMode
 from chronolake.tester.values import dumped
 from chronolake.types import TMAX_TEXT, Kind, TableName
+from support.server.caller import catalog
 
 if TYPE_CHECKING:
     from chronolake.lake import Lake

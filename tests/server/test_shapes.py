@@ -6,11 +6,11 @@ from typing import Final
 
 import pyarrow.compute as pc
 import pytest
-from caller import HISTORY, SYNCED, Caller
-from sent_files import written
-from sent_rows import Batch, SentTable
 
-from oracle import ACTIVE, END, KEEP, START, TMAX, Row
+from support.oracle import ACTIVE, END, KEEP, START, TMAX, Row
+from support.server.caller import HISTORY, SYNCED, Caller
+from support.server.sent_files import written
+from support.server.sent_rows import Batch, SentTable
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000

@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-from caller import DELETED as DELETED_COLUMN
-from caller import HISTORY, Caller
-from caller import SYNCED as SYNCED_COLUMN
 from hypothesis import HealthCheck, Phase, given, settings
-from sent_rows import Batch, SentTable, spoken
 
-import batches
-from batches import COLUMNS, DELETED, SYNCED, Sent
 from chronolake import core
 from chronolake.lake import Lake
 from chronolake.types import TableName
-from oracle import is_close, promises_broken
+from support import batches
+from support.batches import COLUMNS, DELETED, SYNCED, Sent
+from support.oracle import is_close, promises_broken
+from support.server.caller import DELETED as DELETED_COLUMN
+from support.server.caller import HISTORY, Caller
+from support.server.caller import SYNCED as SYNCED_COLUMN
+from support.server.sent_rows import Batch, SentTable, spoken
 
 # Keys are independent, so the failing key's own rows show more than a smaller example would; and to
 # shrink one would take an hour of Spark.

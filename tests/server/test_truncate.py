@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller, catalog
+
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED, DELETED]
 CUTOFF = 1_705_329_300_000  # 2024-01-15T14:35:00Z: the seconds and milliseconds are zero

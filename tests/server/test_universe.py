@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller
-from sent_rows import Batch, SentTable, differences, micros
 
 from chronolake import core
 from chronolake.types import TableName
-from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, promises_broken
+from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, promises_broken
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller
+from support.server.sent_rows import Batch, SentTable, differences, micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from caller import DELETED, SYNCED, Caller
-from sent_files import UNMODIFIED, SentFile, csv_text, written
+
+from support.server.caller import DELETED, SYNCED, Caller
+from support.server.sent_files import UNMODIFIED, SentFile, csv_text, written
 
 COLUMNS = ["id*:LONG", "a:STRING", "b:STRING", "c:INT", SYNCED, DELETED]
 T1, T2 = "2024-01-01T00:00:00Z", "2024-01-02T00:00:00.123Z"

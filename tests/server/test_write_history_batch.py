@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 import grpc
 import pytest
 import structlog
-from caller import DELETED, HISTORY, SYNCED, Caller, said
-from sent_files import UNMODIFIED
+
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, said
+from support.server.sent_files import UNMODIFIED
 
 COLUMNS = ["k*:LONG", "a:STRING", "b:STRING", *HISTORY]
 TMAX = "9999-12-31T23:59:59.999Z"

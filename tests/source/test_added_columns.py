@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import structlog
-from databases import Shop
+
+from support.source.databases import Shop
 
 #: Statements, and whether they leave values that are not in the log.
 _ALTERED = [

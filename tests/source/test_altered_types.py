@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pytest
 import structlog
-from databases import Shop
 from psycopg import sql
 
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.text_dependencies import KnownTypes, dependencies_of
+from support.source.databases import Shop
 
 _TYPES: Final = (
     "CREATE TYPE mood AS ENUM ('sad', 'so so', 'happy')",

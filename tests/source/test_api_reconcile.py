@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
-from apishop import ApiShop, parameter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.types import ACTIVE, DELETED, END, START
-from commands import ran_words
-from processes import COMMAND, killed
+from support.commands import ran_words
+from support.declarative.apis import Api, Asked, Reply
+from support.processes import COMMAND, killed
+from support.source.apishop import ApiShop, parameter
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from psycopg.conninfo import make_conninfo
 from chronolake.config import load
 from chronolake.errors import LakeError
 from chronolake.pipeline.store import Store
-from commands import ran_words
-from datalakes import project
+from support.commands import ran_words
+from support.datalakes import project
 
 
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])

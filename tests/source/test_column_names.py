@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api
-from apishop import ApiShop
-from databases import Shop
 
 from chronolake.errors import ConfigurationError
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.pipeline.store import Status
 from chronolake.types import ACTIVE, METADATA_COLUMNS, START
-from commands import ran_words
+from support.commands import ran_words
+from support.declarative.apis import Api
+from support.source.apishop import ApiShop
+from support.source.databases import Shop
 
 
 def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apis import Api, Reply
-from apishop import ApiShop
 
 from chronolake.pipeline.store import Status
 from chronolake.types import ACTIVE
-from commands import ran_words
+from support.commands import ran_words
+from support.declarative.apis import Api, Reply
+from support.source.apishop import ApiShop
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 import structlog
-from databases import Shop
 from psycopg import sql
 
 from chronolake.pipeline.store import Status
 from chronolake.source.postgres.connection import connected
 from chronolake.source.protocol import CaptureMethod
 from chronolake.types import ACTIVE, DELETED
-from commands import ran_words
+from support.commands import ran_words
+from support.source.databases import Shop
 
 
 def test_every_committed_change_is_a_version(shop: Shop) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from apis import Api, Asked, Reply
 
 from chronolake.config import load_project
 from chronolake.lake import Lake
@@ -17,9 +16,10 @@ from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, END, START
-from commands import ran_words
-from datalakes import iceberg, project
-from processes import COMMAND, killed
+from support.commands import ran_words
+from support.datalakes import iceberg, project
+from support.declarative.apis import Api, Asked, Reply
+from support.processes import COMMAND, killed
 
 MANIFEST = """
 version: 6.48.0

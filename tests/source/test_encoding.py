@@ -9,7 +9,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
-from databases import Shop
 
 from chronolake.errors import SourceError
 from chronolake.pipeline.store import Status
@@ -24,6 +23,7 @@ from chronolake.source.postgres.encoding import (
     is_valid,
 )
 from chronolake.source.protocol import Level
+from support.source.databases import Shop
 
 #: SQL for bytes that cannot be converted to UTF-8, by database encoding.
 _BAD = {

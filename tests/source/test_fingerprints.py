@@ -10,7 +10,6 @@ from typing import Final
 import psycopg
 import pyarrow as pa
 import pytest
-from databases import Shop
 from hypothesis import given
 from hypothesis import strategies as st
 from test_database import TYPES
@@ -35,6 +34,7 @@ from chronolake.source.postgres.snapshot_diff.fingerprints import (
     Fingerprinting,
     Fingerprints,
 )
+from support.source.databases import Shop
 
 #: Two rows of this text fill a page: tables soon become large enough for fingerprints.
 _WIDE: Final = "x" * 3_800

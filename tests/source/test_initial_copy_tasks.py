@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from apis import Api, Asked, Reply
 from structlog.testing import capture_logs
 from test_declarative import TOKEN, Shop
 
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.source.declarative import stream_run
-from processes import COMMAND, killed
+from support.declarative.apis import Api, Asked, Reply
+from support.processes import COMMAND, killed
 
 _DAYS = 12
 

@@ -20,8 +20,8 @@ from chronolake.lake import Lake
 from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, START
-from commands import ran_words
-from datalakes import iceberg, project
+from support.commands import ran_words
+from support.datalakes import iceberg, project
 
 
 class Office:

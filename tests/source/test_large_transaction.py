@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 import pytest
-from databases import Shop
 
 from chronolake.types import ACTIVE
-from processes import COMMAND, killed
+from support.processes import COMMAND, killed
+from support.source.databases import Shop
 
 _ROWS = 300_000
 

@@ -6,7 +6,6 @@ from itertools import combinations
 
 import psycopg
 import pytest
-from databases import Shop
 
 from chronolake.errors import SourceError
 from chronolake.pipeline.store import Status
@@ -20,6 +19,7 @@ from chronolake.source.postgres.snapshot import (
     oldest_transaction,
     requested_snapshot,
 )
+from support.source.databases import Shop
 
 _SLOT = Slot("chronolake_shop", "chronolake_shop")
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from databases import Shop
 from postgresql import Cluster, cluster, standby_cluster
 
 from chronolake.pipeline.lease import leased
@@ -16,7 +15,8 @@ from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.slot import Evidence, bytes_before, emit, written_upto
-from seeds import drawn
+from support.seeds import drawn
+from support.source.databases import Shop
 
 _MANY_BYTES = 200_000
 

@@ -13,7 +13,6 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 from postgresql import server
 
 from chronolake.errors import ReplicationProtocolError
@@ -21,7 +20,8 @@ from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
 from chronolake.source.postgres.row_versions import sequence_of, sequences_of
 from chronolake.source.postgres.slot import lsn_text
-from seeds import and_drawn
+from support.seeds import and_drawn
+from support.source.plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 
 _PEEK: Final = (
     "SELECT data FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, "

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 import psycopg
 import pytest
-from databases import Shop
 
 from chronolake.errors import SourceError
 from chronolake.pipeline.streams import source_of
@@ -17,6 +16,7 @@ from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.initial_copy import held_table
 from chronolake.source.postgres.snapshot import beside, exported_snapshot
 from chronolake.source.protocol import CheckResult, Level
+from support.source.databases import Shop
 
 
 def _findings(shop: Shop, *, create: bool = False) -> dict[str, list[CheckResult]]:

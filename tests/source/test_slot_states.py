@@ -11,7 +11,6 @@ from pathlib import Path
 import psycopg
 import pytest
 import structlog
-from databases import Shop
 from postgresql import server
 from psycopg.pq import ExecStatus
 
@@ -25,8 +24,9 @@ from chronolake.source.postgres.database import PostgresDatabase
 from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.slot import confirmed
 from chronolake.source.protocol import ChangeBatch, CheckResult, Level, StreamFailure
-from commands import ran_words
-from datalakes import project
+from support.commands import ran_words
+from support.datalakes import project
+from support.source.databases import Shop
 
 _PUBLICATION = (
     "CREATE PUBLICATION chronolake_shop FOR TABLE items WITH (publish_via_partition_root)"

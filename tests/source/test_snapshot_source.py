@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import psycopg
 import pytest
-import workload
-from databases import Shop
 from postgresql import server, standby
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import END, START
-from commands import ran_words
-from datalakes import iceberg
-from processes import COMMAND, killed
+from support.commands import ran_words
+from support.datalakes import iceberg
+from support.processes import COMMAND, killed
+from support.source import workload
+from support.source.databases import Shop
 
 _POINTS = [
     name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import structlog
-from sqlserver import Change, Instance, Server
 
 from chronolake.errors import ConfigurationError
 from chronolake.lake import Lake
@@ -16,7 +15,8 @@ from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.streams import source_of
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, END, START
-from datalakes import iceberg, project
+from support.datalakes import iceberg, project
+from support.source.sqlserver import Change, Instance, Server
 
 T = 1_767_225_600_000_000
 SECOND = 1_000_000

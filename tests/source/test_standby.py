@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from databases import Shop
 from postgresql import server, standby_cluster
 
 from chronolake.errors import SourceError
 from chronolake.pipeline.streams import source_of
 from chronolake.source.postgres.slot import lsn_number, written_upto
 from chronolake.source.protocol import CheckedSource, CheckResult, Level
+from support.source.databases import Shop
 
 _ITEMS = "CREATE TABLE items (id int PRIMARY KEY, note text)"
 _STANDBY = {"hot_standby_feedback": "on", "primary_slot_name": "standby", "wal_level": "logical"}

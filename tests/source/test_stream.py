@@ -20,7 +20,7 @@ from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.replication_stream import streaming
 from chronolake.source.postgres.slot import Slot, confirmed, written_upto
-from seeds import and_drawn
+from support.seeds import and_drawn
 
 _SLOT = Slot("s", "p")
 _PEEK = (

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
 
 from chronolake.errors import PipelineBusyError, SourceError
 from chronolake.lake import Lake
@@ -21,9 +20,10 @@ from chronolake.pipeline.lease import leased
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.sync import sync
 from chronolake.pipeline.token_store import StoredMemory
-from commands import ran_words
-from datalakes import iceberg, project
-from processes import COMMAND
+from support.commands import ran_words
+from support.datalakes import iceberg, project
+from support.declarative.apis import Api, Asked, Reply
+from support.processes import COMMAND
 
 #: A shop whose streams are listed by its API, which is called before any stream is read.
 MANIFEST = """

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
-from apishop import ApiShop
 
 from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, DELETED
-from datalakes import iceberg
+from support.datalakes import iceberg
+from support.declarative.apis import Api, Asked, Reply
+from support.source.apishop import ApiShop
 
 
 @pytest.fixture

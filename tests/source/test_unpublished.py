@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import pytest
 import structlog
-from databases import Shop
+
+from support.source.databases import Shop
 
 _PUBLISHED: Final = "insert, update, delete, truncate"
 #: Each hides the changes of some tables, which are then published as before. The statements between

@@ -9,13 +9,13 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 import pytest
-from databases import Shop
 from psycopg import sql
 
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.value_forms import ColumnOptions, MoneyForm, values_of
-from commands import ran_words
+from support.commands import ran_words
+from support.source.databases import Shop
 
 _TYPES: Final = (
     "CREATE TYPE mood AS ENUM ('so so', 'NULL')",

@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-import workload
-from databases import Shop
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.pipeline.runs import Status
-from processes import COMMAND, killed
-from seeds import drawn
+from support.processes import COMMAND, killed
+from support.seeds import drawn
+from support.source import workload
+from support.source.databases import Shop
 
 _POINTS = [
     name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from playing import assert_contents_agree, played
 
 from chronolake.tester.files import Compression, FileFormat
 from chronolake.tester.options import FlushMode
 from chronolake.types import TMAX_TEXT
+from support.tester.playing import assert_contents_agree, played
 
 SCENARIOS = [
     "delete_missing_record",

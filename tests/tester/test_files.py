@@ -13,7 +13,6 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_destination import Files
 
 from chronolake.tester import client
 from chronolake.tester.definition import HISTORY_SPECS, ColumnSpec, TableDefinition
@@ -30,6 +29,7 @@ from chronolake.tester.files import (
 )
 from chronolake.tester.rows import Changes, FileKind, Marker
 from chronolake.types import Kind
+from support.tester.reference_destination import Files
 
 DEFINITION = TableDefinition(
     (ColumnSpec("id", Kind.INT, key=True), ColumnSpec("note", Kind.STRING))

@@ -16,8 +16,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from playing import assert_contents_agree, played
-from reference_destination import ReferenceDestination, serving
 from typer.testing import CliRunner
 
 from chronolake.cli import app
@@ -26,6 +24,8 @@ from chronolake.protos import common_pb2 as common
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import DriveOptions, run
 from chronolake.tester.options import accepted_type, read_configuration
+from support.tester.playing import assert_contents_agree, played
+from support.tester.reference_destination import ReferenceDestination, serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.padding import PKCS7
-from reference_destination import Files, ReferenceDestination, serving
 
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import DriveOptions, run
 from chronolake.tester.definition import VendorVersion
 from chronolake.tester.files import NULL_STRING, UNMODIFIED_STRING, Compression, quoted
+from support.tester.reference_destination import Files, ReferenceDestination, serving
 
 SYNCED = "_fivetran_synced"
 _CELL = re.compile(r'("(?:[^"]|"")*"|[^,\n]*)([,\n])')

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from layout import config, make
 from playwright.sync_api import expect
-from uiprocess import Served, Shop, start, stop
+
+from support.inspect.layout import config, make
+from support.ui.uiprocess import Served, Shop, start, stop
 
 __all__ = ["config", "make"]
 
@@ -36,10 +37,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shop:
 
 def _make(folder: Path, done: Path) -> None:
     # Imported here: tests of other workers, and those without the lake, do without Spark.
-    from uishop import break_one, build, expected  # noqa: PLC0415
-
     from chronolake.lake import Lake  # noqa: PLC0415
-    from lakes import lake_config  # noqa: PLC0415
+    from support.lakes import lake_config  # noqa: PLC0415
+    from support.ui.uishop import break_one, build, expected  # noqa: PLC0415
 
     with Lake.open(folder, config=lake_config(folder)) as lake:
         build(lake)

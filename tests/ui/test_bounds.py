@@ -12,9 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 import pytest
-from layout import HISTORY, TMAX, Make
 from pyiceberg.table import Table
-from uiprocess import start, stop
 
 from chronolake.config import LakeConfig
 from chronolake.errors import LakeError
@@ -25,6 +23,8 @@ from chronolake.ui import site as sites
 from chronolake.ui.security import Guard
 from chronolake.ui.server import application
 from chronolake.ui.site import Site
+from support.inspect.layout import HISTORY, TMAX, Make
+from support.ui.uiprocess import start, stop
 
 NAME = TableName("s", "t")
 

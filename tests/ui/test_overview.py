@@ -14,7 +14,6 @@ import httpx
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from uiprocess import start, stop
 
 from chronolake.config import MaintenanceConfig, load
 from chronolake.errors import LakeError
@@ -24,6 +23,7 @@ from chronolake.pipeline.runs import Verified, now
 from chronolake.types import Mode, TableName
 from chronolake.ui.rendering import ASSETS, environment
 from chronolake.ui.site import Overview, TableOverview
+from support.ui.uiprocess import start, stop
 
 MANY = 1_000
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
-from uiprocess import Served, Shop, start, stop
-from uishop import AFTER, BEFORE, LONG_TEXT, NAMES, NOTES, ODD, ORDERS, READINGS, SCRIPT, SENSOR
 
 from chronolake.config import load
 from chronolake.inspect.catalog import look_up
@@ -21,7 +19,20 @@ from chronolake.inspect.tables import summary
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TMAX_TEXT
 from chronolake.ui import links
-from commands import ran
+from support.commands import ran
+from support.ui.uiprocess import Served, Shop, start, stop
+from support.ui.uishop import (
+    AFTER,
+    BEFORE,
+    LONG_TEXT,
+    NAMES,
+    NOTES,
+    ODD,
+    ORDERS,
+    READINGS,
+    SCRIPT,
+    SENSOR,
+)
 
 Open = Callable[..., Page]
 

@@ -9,13 +9,13 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from layout import HISTORY, TMAX, Make, arrow, column
 
 from chronolake.config import LakeConfig
 from chronolake.types import TableName
 from chronolake.ui.security import Guard
 from chronolake.ui.server import application
 from chronolake.ui.site import Site
+from support.inspect.layout import HISTORY, TMAX, Make, arrow, column
 
 Get = Callable[[str], httpx.Response]
 BASE = "http://127.0.0.1:8787"

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked, Reply
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from pyiceberg.catalog.sql import SqlCatalog
-from uiprocess import Served, start, stop
-from uiruns import HOSTILE, REGIONS, STREAMS, configured
 
 from chronolake import inspect
 from chronolake.config import load
 from chronolake.pipeline import run_history
 from chronolake.pipeline.runs import Status
-from processes import COMMAND
+from support.declarative.apis import Api, Asked, Reply
+from support.processes import COMMAND
+from support.ui.uiprocess import Served, start, stop
+from support.ui.uiruns import HOSTILE, REGIONS, STREAMS, configured
 
 Open = Callable[[str], Page]
 
@@ -59,7 +59,12 @@ def api() -> Iterator[SlowApi]:
 def folder(api: SlowApi, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project whose pipelines have run a few times, in a process that has ended."""
     made = tmp_path_factory.mktemp("runs")
-    program = [sys.executable, str(Path(__file__).with_name("uiruns.py")), str(made), api.api.url]
+    program = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "support" / "ui" / "uiruns.py"),
+        str(made),
+        api.api.url,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from layout import HISTORY, TMAX, maker
 from playwright.sync_api import Page, Route, expect, sync_playwright
-from uiprocess import start, stop
 
 from chronolake.config import load
 from chronolake.types import TableName
+from support.inspect.layout import HISTORY, TMAX, maker
+from support.ui.uiprocess import start, stop
 
 SETTLED = (
     """() => document.readyState === 'complete' && !document.querySelector('[aria-busy=true]')"""

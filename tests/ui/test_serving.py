@@ -15,11 +15,11 @@ import httpx
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from uiprocess import Served, Shop, start, stop
 
 from chronolake.config import load
 from chronolake.ui.server import Address, UiOptions, serve
-from processes import COMMAND
+from support.processes import COMMAND
+from support.ui.uiprocess import Served, Shop, start, stop
 
 #: Prints at its end whether it has imported Spark.
 WITNESS = (

@@ -19,7 +19,6 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 from pyiceberg.catalog.sql import SqlCatalog
 from starlette.requests import Request
-from uiprocess import start, stop
 
 from chronolake import database
 from chronolake.config import load
@@ -28,6 +27,7 @@ from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import Store, bring_up
 from chronolake.ui.pages.tables import HEADINGS, TablesQuery
 from chronolake.ui.rendering import environment
+from support.ui.uiprocess import start, stop
 
 
 @pytest.fixture

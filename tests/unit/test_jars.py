@@ -9,7 +9,7 @@ import pytest
 from chronolake import jars
 from chronolake.errors import MissingRequirementError
 from chronolake.session import java_home
-from maven_mirror import create_folder_of, fill, serve, write_ivy_settings
+from support.maven_mirror import create_folder_of, fill, serve, write_ivy_settings
 
 
 def use_registry(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -6,9 +6,9 @@ import copy
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-import batches
-from batches import COLUMNS, SYNCED, Sent
-from oracle import HistoryTable, KeyedTable, promises_broken
+from support import batches
+from support.batches import COLUMNS, SYNCED, Sent
+from support.oracle import HistoryTable, KeyedTable, promises_broken
 
 _quick = settings(
     max_examples=200,

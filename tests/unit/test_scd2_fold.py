@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chronolake.change_set import SEQ, UNMODIFIED
 from chronolake.core import scd2_fold, upsert_fold
 from chronolake.core.key_groups import run_by_run
-from oracle import ACTIVE, END, KEEP, START, TMAX, HistoryTable, KeyedTable
+from support.oracle import ACTIVE, END, KEEP, START, TMAX, HistoryTable, KeyedTable
 
 COLUMNS = ("k", "a", "b", START, END, ACTIVE)
 LAYOUT = scd2_fold.Layout(COLUMNS, COLUMNS, ("k",), frozenset({"a", "b"}))

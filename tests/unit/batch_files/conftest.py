@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import batch_writer
-from batch_columns import Columns, Decode, columns_of
 from chronolake.batch_files.decoder import Reading, decoded
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
+from support import batch_writer
+from support.batch_columns import Columns, Decode, columns_of
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import structlog
 
-import batch_writer
-from batch_columns import Decode, values
-from batch_writer import NULL, UNMODIFIED
 from chronolake.batch_files import csv_file
 from chronolake.change_set import OP, SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
 from chronolake.errors import MalformedFileError, OversizeError, ValueRefusedError
 from chronolake.types import ColumnType, Kind
+from support import batch_writer
+from support.batch_columns import Decode, values
+from support.batch_writer import NULL, UNMODIFIED
 
 TRICKY = [
     "comma, inside",

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import zstandard
 
-import batch_writer
 from chronolake.batch_files.files import BatchFile, FileForm, opened
 from chronolake.change_set import Op
 from chronolake.errors import (
@@ -20,6 +19,7 @@ from chronolake.errors import (
     FileAccessError,
     RefusedPathError,
 )
+from support import batch_writer
 
 
 def form(compression: str = "off", *, encrypted: bool = True) -> FileForm:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-import batch_writer
 from chronolake.batch_files.decoder import Reading, decoded
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
 from chronolake.errors import BatchFileError
 from chronolake.types import Column, ColumnType, Kind
+from support import batch_writer
 
 KEY = bytes(range(32))
 TEXTS = {

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from batch_columns import Decode, values
-from batch_writer import NULL, UNMODIFIED
 from chronolake.batch_files import parquet_file
 from chronolake.change_set import SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
 from chronolake.errors import MalformedFileError, OversizeError, ValueRefusedError
 from chronolake.types import LAST_MICROS, TMIN_MICROS, ColumnType, Kind
+from support.batch_columns import Decode, values
+from support.batch_writer import NULL, UNMODIFIED
 
 KINDS: dict[str, Kind | ColumnType] = {
     "boolean": Kind.BOOLEAN,

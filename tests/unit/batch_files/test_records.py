@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import batch_writer
 from chronolake.batch_files import csv_file
+from support import batch_writer
 
 texts = st.text(alphabet='ab",\n\r é', max_size=6)
 

@@ -15,13 +15,13 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import batch_writer
-from batch_columns import values
 from chronolake.batch_files.decoder import Reading, decoded
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
 from chronolake.types import Column, ColumnType, Kind
+from support import batch_writer
+from support.batch_columns import values
 
 KEPT = object()
 

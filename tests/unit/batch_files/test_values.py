@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_columns import Decode, values
 from chronolake.errors import ValueRefusedError
 from chronolake.parsing.columns import MOVED, NOT_BASE64, ROUNDED, CellRefusedError, typed
 from chronolake.types import LAST_MICROS, TMAX_MICROS, TMIN_MICROS, ColumnType, Kind
+from support.batch_columns import Decode, values
 
 D15 = ColumnType(Kind.DECIMAL, 38, 15)
 D10 = ColumnType(Kind.DECIMAL, 38, 10)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from batch_columns import values
-from batch_writer import NULL, UNMODIFIED
 from chronolake.batch_files.decoder import Reading, decoded
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import OP, SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
 from chronolake.types import Column, ColumnType, Kind
+from support.batch_columns import values
+from support.batch_writer import NULL, UNMODIFIED
 
 FILES = Path(__file__).resolve().parents[4] / "shared/data/partner-sdk/files"
 PLAIN = sorted(FILES.glob("*.csv"))

@@ -1,0 +1,118 @@
+"""A destination in its own process that can be killed, paused and restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import yaml
+
+from support.lakes import SPARK
+from support.server.caller import Caller
+
+_PROGRAM = "from chronolake.cli import main; main()"
+_STARTED_WITHIN = 120.0
+
+
+@dataclass
+class Served:
+    """A running destination.
+
+    Attributes:
+        process: its process, the leader of its own session.
+        channel: a channel to it.
+        caller: sends to it, and reads its lake.
+        paused: the file whose removal resumes a process that is paused at a failpoint.
+    """
+
+    process: subprocess.Popen[bytes]
+    channel: grpc.Channel
+    caller: Caller
+    paused: Path
+    log: Path
+
+    def killed(self) -> bool:
+        """Wait for the end of the process; return whether SIGKILL ended it."""
+        return self.process.wait(timeout=60) == -signal.SIGKILL
+
+    def wait_until_paused(self) -> None:
+        deadline = time.monotonic() + _STARTED_WITHIN
+        while not self.paused.with_suffix(".reached").exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "the failpoint was not reached"
+            time.sleep(0.05)
+
+    def events(self, name: str) -> list[dict]:
+        found = [json.loads(line) for line in self.log.read_text().splitlines() if line]
+        return [event for event in found if event.get("event") == name]
+
+
+def configure(
+    lake: Path, *, master: str = "local[2]", catalog: str | None = None, fsync: bool = True
+) -> None:
+    """Write the lake's configuration, for every process that will serve it."""
+    lake.mkdir(parents=True, exist_ok=True)
+    content: dict[str, object] = {"spark": {"master": master, "conf": SPARK}, "fsync": fsync}
+    if catalog:
+        content["catalog"] = {"uri": catalog}
+    (lake / "chronolake.yml").write_text(yaml.safe_dump({"lake": content}))
+
+
+@contextmanager
+def serve(
+    lake: Path, folder: Path, *, failpoint: str | None = None, catalog: str | None = None
+) -> Iterator[Served]:
+    """Serve a lake until the block ends; batch files are written into `folder`."""
+    name = f"server-{time.monotonic_ns()}"
+    log, errors, paused = (folder / f"{name}.{kind}" for kind in ("log", "errors", "paused"))
+    environment = {**os.environ}
+    if failpoint:
+        paused.touch()
+        environment |= {"CHRONOLAKE_FAILPOINT": failpoint, "CHRONOLAKE_FAILPOINT_FILE": str(paused)}
+    with log.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", _PROGRAM, "serve"),
+                *("--lake", str(lake), "--port", "0", "--host", "127.0.0.1", "--grace", "20"),
+            ],
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        port = _port(process, log, errors)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            caller = Caller(channel, lake, folder, "crash", catalog_uri=catalog)
+            yield Served(process, channel, caller, paused, log)
+    finally:
+        paused.unlink(missing_ok=True)
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _port(process: subprocess.Popen[bytes], log: Path, errors: Path) -> int:
+    deadline = time.monotonic() + _STARTED_WITHIN
+    while time.monotonic() < deadline:
+        for line in log.read_text().splitlines():
+            event = json.loads(line)
+            if event.get("event") == "listening":
+                return int(event["port"])
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise AssertionError(f"no server:\n{log.read_text()}\n{errors.read_text()[-4000:]}")

@@ -1,0 +1,79 @@
+"""A test API, and access to it with a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from chronolake.source.declarative.components.custom_auth import custom_authentication
+from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.request_builder import request_of
+from chronolake.source.declarative.http.transport import Exchange, Network
+from chronolake.source.declarative.models.requests import HttpRequester
+from support.declarative.apis import Api, Asked
+
+NOW = 1_700_000_000.0
+HIDDEN = "a-secret-nobody-may-see"
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = NOW
+        self.waits: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+class Kept:
+    """A token store as JSON, as the operational store has it."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def load_token(self, name: str) -> Mapping[str, Any] | None:
+        return json.loads(self.texts[name]) if name in self.texts else None
+
+    def renew(
+        self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
+    ) -> None:
+        self.texts[name] = json.dumps(change(self.load_token(name)))
+
+
+class Visit:
+    """A reader of the API, with its own clock, which passes while it waits."""
+
+    def __init__(self, api: Api, client: httpx.Client, config: Mapping[str, Any]) -> None:
+        self.api = api
+        self.time = Time()
+        self.memory = Kept()
+        self.log: list[Exchange] = []
+        self.network = Network(
+            client, sleep=self.time.sleep, now=lambda: self.time.now, log=self.log.append
+        )
+        self.config = config
+        self.access = self.again()
+
+    def again(self) -> Access:
+        """Return access as the next run has it."""
+        return Access(self.network, self.config, custom=custom_authentication, memory=self.memory)
+
+    def requester(self, authenticator: dict[str, Any], **fields: Any) -> HttpRequester:
+        whole = {
+            "type": "HttpRequester",
+            "url_base": self.api.url,
+            "path": "items",
+            "authenticator": authenticator,
+            **fields,
+        }
+        return HttpRequester.model_validate(whole)
+
+    def asks(self, authenticator: dict[str, Any], **fields: Any) -> Asked:
+        requester = self.requester(authenticator, **fields)
+        request = request_of(requester, self.config, stream_slice=None, next_page_token=None)
+        self.access.sender(requester).send(request)
+        return [each for each in self.api.asked if each.path == "/items"][-1]
