@@ -58,7 +58,6 @@ _RESYNC: Final = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from chronolake import table
 from chronolake.lake import Lake
 from chronolake.types import TableName
 from crash.test_switch_crash import resynced

@@ -26,7 +26,7 @@ _MOUNTS: Final = ("unshare", "--mount", "--propagation", "private")
 _PROGRAM: Final = """
 import sys
 from pathlib import Path
-from chronolake import table
+from chronolake import core
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.config import load
 from chronolake.errors import ChronolakeError
@@ -47,7 +47,7 @@ columns = (
 config = load(folder, overrides={"spark.master": master, "spark.conf": conf})
 lake = Lake.open(folder, config=config)
 if lake.catalog.find(name) is None:
-    table.create(lake, name, columns)
+    core.create(lake, name, columns)
 print("opened", flush=True)
 for line in map(str.strip, sys.stdin):
     try:
@@ -58,7 +58,7 @@ for line in map(str.strip, sys.stdin):
                 f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
                 f"{UNMODIFIED}, id, now() AS _fivetran_synced FROM range({line}, {line} + 10)"
             )
-            table.write_batch(lake, name, rows, columns=columns, batch=line)
+            core.write_batch(lake, name, rows, columns=columns, batch=line)
         print("done", lake.table(name).df.count(), flush=True)
     except ChronolakeError as failure:
         print("refused", failure, flush=True)

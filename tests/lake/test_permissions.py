@@ -21,7 +21,7 @@ from support.processes import COMMAND
 _PROGRAM = """
 import sys
 from pathlib import Path
-from chronolake import table
+from chronolake import core
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
 sys.path[:0] = ["tests"]
@@ -30,7 +30,7 @@ from support.lakes import lake_config
 folder, shared = Path(sys.argv[1]), sys.argv[2] == "shared"
 with Lake.open(folder, config=lake_config(folder, shared=shared)) as lake:
     name = TableName("shop", "orders")
-    table.create(lake, name, (Column("id", ColumnType(Kind.LONG), primary_key=True),))
+    core.create(lake, name, (Column("id", ColumnType(Kind.LONG), primary_key=True),))
     lake.sql("INSERT INTO shop.orders VALUES (1)")
 """
 
