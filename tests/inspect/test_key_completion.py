@@ -9,7 +9,7 @@ import pytest
 from chronolake.config import LakeConfig
 from chronolake.errors import TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.formatting import Cell
-from chronolake.inspect.keyset import completions
+from chronolake.inspect.keyset import complete_key
 from chronolake.types import TableName
 from support.inspect.layout import HISTORY, TMAX, Make
 
@@ -56,7 +56,7 @@ def test_values_that_begin_so_come_sorted_and_once(
     appends = [[(value, 1) for value in part] for part in (stored, stored[:half])]
     make(ORDERS, [f"k*:{kind}", "n:INT"], *(part for part in appends if part))
 
-    values = completions(config, ORDERS, {"k": typed} if typed else {}, column="k")
+    values = complete_key(config, ORDERS, {"k": typed} if typed else {}, column="k")
 
     expected = ["AA==", "AAEC"] if kind == "BINARY" else found
     assert values == expected
@@ -67,8 +67,8 @@ def test_a_long_list_is_cut_and_the_first_ones_stay(config: LakeConfig, make: Ma
     numbers = [number * 7919 % 5003 for number in range(5003)]
     make(ORDERS, ["k*:INT"], *([(number,) for number in numbers[start::4]] for start in range(4)))
 
-    assert completions(config, ORDERS, {}, column="k", limit=3) == [0, 1, 2]
-    found = completions(config, ORDERS, {"k": "49"}, column="k", limit=50)
+    assert complete_key(config, ORDERS, {}, column="k", limit=3) == [0, 1, 2]
+    found = complete_key(config, ORDERS, {"k": "49"}, column="k", limit=50)
     assert found == sorted(n for n in range(5003) if str(n).startswith("49"))[:50]
 
 
@@ -77,11 +77,11 @@ def test_the_other_columns_of_the_key_are_given(config: LakeConfig, make: Make) 
     rows = [(1, "x", 0), (1, "y", 0), (2, "z", 0), (None, "n", 0), (1, None, 0)]
     make(ORDERS, ["a*:INT", f"{odd}*:STRING", "v:INT"], rows)
 
-    assert completions(config, ORDERS, {"a": "1"}, column=odd) == ["x", "y"]
-    assert completions(config, ORDERS, {"a": None}, column=odd) == ["n"]
-    assert completions(config, ORDERS, {"a": "1", odd: "y"}, column=odd) == ["y"]
-    assert completions(config, ORDERS, {odd: "z"}, column="a") == [2]
-    assert completions(config, ORDERS, {"a": "3"}, column=odd) == []
+    assert complete_key(config, ORDERS, {"a": "1"}, column=odd) == ["x", "y"]
+    assert complete_key(config, ORDERS, {"a": None}, column=odd) == ["n"]
+    assert complete_key(config, ORDERS, {"a": "1", odd: "y"}, column=odd) == ["y"]
+    assert complete_key(config, ORDERS, {odd: "z"}, column="a") == [2]
+    assert complete_key(config, ORDERS, {"a": "3"}, column=odd) == []
 
 
 def test_a_time_of_day_among_the_other_columns_may_be_spelled_in_any_way(
@@ -89,14 +89,14 @@ def test_a_time_of_day_among_the_other_columns_may_be_spelled_in_any_way(
 ) -> None:
     make(ORDERS, ["at*:NAIVE_TIME", "b*:INT"], [("09:05:00", 1), ("09:05:01", 2)])
 
-    assert completions(config, ORDERS, {"at": "9:05"}, column="b") == [1]
+    assert complete_key(config, ORDERS, {"at": "9:05"}, column="b") == [1]
 
 
 def test_deleted_records_are_found_too(config: LakeConfig, make: Make) -> None:
     gone = (1, "2024-01-01T00:00:00Z", "2024-01-02T00:00:00Z", False)
     make(ORDERS, ["id*:INT", *HISTORY], [gone], [(2, "2024-01-01T00:00:00Z", TMAX, True)])
 
-    assert completions(config, ORDERS, {}, column="id") == [1, 2]
+    assert complete_key(config, ORDERS, {}, column="id") == [1, 2]
 
 
 def test_what_is_no_key_is_refused(config: LakeConfig, make: Make) -> None:
@@ -104,20 +104,20 @@ def test_what_is_no_key_is_refused(config: LakeConfig, make: Make) -> None:
 
     for column in ("v", "_fivetran_start", "ID", "id; DROP TABLE x"):
         with pytest.raises(UnknownColumnError) as refused:
-            completions(config, ORDERS, {}, column=column)
+            complete_key(config, ORDERS, {}, column=column)
         assert refused.value.column == column
         with pytest.raises(UnknownColumnError):
-            completions(config, ORDERS, {column: "1"}, column="id")
+            complete_key(config, ORDERS, {column: "1"}, column="id")
     with pytest.raises(TableNotFoundError):
-        completions(config, TableName("shop", "Orders"), {}, column="id")
-    assert completions(config, ORDERS, {"id": "no number"}, column="id") == []
+        complete_key(config, TableName("shop", "Orders"), {}, column="id")
+    assert complete_key(config, ORDERS, {"id": "no number"}, column="id") == []
 
 
 def test_another_columns_value_that_is_none_is_refused(config: LakeConfig, make: Make) -> None:
     make(ORDERS, ["a*:INT", "b*:INT"])
 
     with pytest.raises(ValueRefusedError) as refused:
-        completions(config, ORDERS, {"a": "one"}, column="b")
+        complete_key(config, ORDERS, {"a": "one"}, column="b")
     assert refused.value.column == "a"
     assert "one" not in refused.value.message
 
@@ -127,4 +127,4 @@ def test_a_table_of_another_engine_may_be_asked_for_any_column(
 ) -> None:
     make(ORDERS, ["a:INT", "b:STRING"], [(1, "x")], declared=False)
 
-    assert completions(config, ORDERS, {"a": "1"}, column="b") == ["x"]
+    assert complete_key(config, ORDERS, {"a": "1"}, column="b") == ["x"]

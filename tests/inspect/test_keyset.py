@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chronolake.errors import ValueRefusedError
-from chronolake.inspect.activity import divided
+from chronolake.inspect.activity import choose_buckets
 from chronolake.inspect.diff import Fingerprints
-from chronolake.inspect.keyset import Order, Smallest, comparable, cursor, position_of
+from chronolake.inspect.keyset import FirstRows, Order, decode_cursor, encode_cursor, to_comparable
 from chronolake.inspect.scan import FILE, ROW
 from chronolake.types import TMAX_MICROS, TMIN_MICROS, TableName
 from support.inspect.layout import column
-from support.inspect.versions import comparable as in_python
+from support.inspect.versions import to_comparable as in_python
 
 ORDERS = TableName("shop", "orders")
 _KINDS: dict[str, st.SearchStrategy[Any]] = {
@@ -60,9 +60,9 @@ def test_rows_are_ordered_as_their_type_is_and_each_cursor_divides_them(
 
     assert found == sorted(range(len(values)), key=lambda row: (in_python(values[row]), row))
     for place, row in enumerate(found):
-        text = cursor(order, order.position(keys, row))
+        text = encode_cursor(order, order.position(keys, row))
         assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
-        after = order.are_after(keys, position_of(order, text))
+        after = order.are_after(keys, decode_cursor(order, text))
         assert {number for number in range(len(values)) if after[number]} == set(found[place + 1 :])
 
 
@@ -71,7 +71,7 @@ def test_the_smallest_rows_are_kept_however_they_come(
     values: list[int | None], count: int, size: int
 ) -> None:
     order, keys = keyed("INT", values)
-    smallest = Smallest(order, count)
+    smallest = FirstRows(order, count)
 
     for start in range(0, len(values), size):
         smallest.add(keys.slice(start, size))
@@ -104,11 +104,11 @@ def test_the_smallest_rows_are_kept_however_they_come(
 )
 def test_a_cursor_that_is_none_is_refused(told: Any) -> None:
     order = Order(ORDERS, (column("k*:INT"),))
-    value = [order.mark, *told] if isinstance(told, list) else told
+    value = [order.fingerprint, *told] if isinstance(told, list) else told
     text = base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
     with pytest.raises(ValueRefusedError, match="cursor") as refused:
-        position_of(order, text)
+        decode_cursor(order, text)
     assert refused.value.table == "shop.orders"
 
 
@@ -118,11 +118,11 @@ def test_a_cursor_that_is_none_is_refused(told: Any) -> None:
 )
 def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueRefusedError, match="cursor"):
-        position_of(Order(ORDERS, (column("k*:STRING"),)), text)
+        decode_cursor(Order(ORDERS, (column("k*:STRING"),)), text)
 
 
 def test_cursors_of_other_tables_and_keys_are_refused() -> None:
-    given_out = cursor(Order(ORDERS, (column("k*:INT"),)), (1, 2, 3))
+    given_out = encode_cursor(Order(ORDERS, (column("k*:INT"),)), (1, 2, 3))
 
     for other in (
         Order(TableName("shop", "other"), (column("k*:INT"),)),
@@ -131,16 +131,16 @@ def test_cursors_of_other_tables_and_keys_are_refused() -> None:
         Order(ORDERS, (column("k*:INT"),), by_place=False),
     ):
         with pytest.raises(ValueRefusedError, match="cursor"):
-            position_of(other, given_out)
+            decode_cursor(other, given_out)
 
 
 @pytest.mark.parametrize("bad", ["1e9999999", "NaN", "x", "1.00000000001"])
 def test_a_decimal_that_is_none_is_refused_in_a_cursor(bad: str) -> None:
     order = Order(ORDERS, (column("k*:DECIMAL(38;10)"),))
-    reported = json.dumps([order.mark, bad, 1, 2]).encode()
+    reported = json.dumps([order.fingerprint, bad, 1, 2]).encode()
 
     with pytest.raises(ValueRefusedError, match="cursor"):
-        position_of(order, base64.urlsafe_b64encode(reported).decode())
+        decode_cursor(order, base64.urlsafe_b64encode(reported).decode())
 
 
 # --------------------------------------------------------------------------- fingerprints
@@ -192,7 +192,7 @@ def test_fingerprints_are_equal_exactly_where_rows_are(rows: list[tuple[str, int
 
 def test_floats_of_four_bytes_keep_their_order() -> None:
     numbers = [-math.inf, -1.5, -1e-40, 0.0, 1e-40, 0.1, math.inf, math.nan]
-    whole = comparable(pa.chunked_array([pa.array(numbers, pa.float32())])).to_pylist()
+    whole = to_comparable(pa.chunked_array([pa.array(numbers, pa.float32())])).to_pylist()
 
     assert whole == sorted(whole)
     assert len(set(whole)) == len(whole)
@@ -211,7 +211,7 @@ def test_buckets_are_never_more_than_wanted_and_not_far_fewer(
     first: int, span: int, most: int
 ) -> None:
     last = min(first + span, TMAX_MICROS)
-    begin, width = divided(first, last, most)
+    begin, width = choose_buckets(first, last, most)
 
     assert begin <= first
     assert 1 <= (last - begin) // width + 1 <= most
@@ -220,13 +220,13 @@ def test_buckets_are_never_more_than_wanted_and_not_far_fewer(
 
 
 def test_buckets_of_one_instant_are_one() -> None:
-    assert divided(5, 5, 120) == (5, 1)
-    assert divided(-5, -5, 1) == (-5, 1)
+    assert choose_buckets(5, 5, 120) == (5, 1)
+    assert choose_buckets(-5, -5, 1) == (-5, 1)
 
 
 def test_widths_are_readable() -> None:
     hour = 3_600_000_000
-    assert divided(hour, 5 * 24 * hour, 119) == (0, 2 * hour)
-    assert divided(0, 100 * hour - 1, 100) == (0, hour)
-    widths = [divided(0, 10**power, 120)[1] for power in range(18)]
+    assert choose_buckets(hour, 5 * 24 * hour, 119) == (0, 2 * hour)
+    assert choose_buckets(0, 100 * hour - 1, 100) == (0, hour)
+    widths = [choose_buckets(0, 10**power, 120)[1] for power in range(18)]
     assert all(one <= other for one, other in pairwise(widths))

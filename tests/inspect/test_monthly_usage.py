@@ -19,6 +19,6 @@ def test_a_property_that_is_no_usage_is_named(config: LakeConfig, make: Make, te
     with table.transaction() as change:
         change.set_properties({"chronolake.usage.2026-11": text})
 
-    with pytest.raises(LakeError, match=r"chronolake\.usage\.2026-11 is not what") as failure:
+    with pytest.raises(LakeError, match=r"chronolake\.usage\.2026-11 is not valid") as failure:
         inspect.usage(config)
     assert "Remove the property" in str(failure.value)

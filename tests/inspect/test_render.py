@@ -58,7 +58,7 @@ def test_a_timeline_is_readable_in_80_columns(config: LakeConfig, make: Make) ->
     assert r"first\x1b[31m\nline" in text
     assert "→" in text
     assert "(5,000 characters)" in " ".join(text.split())
-    assert "nothing changed" in text
+    assert "no changes" in text
     assert "No such record" in printed(render.timeline(history(config, ORDERS, {"id": "2"})))
 
 

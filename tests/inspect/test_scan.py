@@ -18,7 +18,7 @@ from chronolake.config import LakeConfig
 from chronolake.errors import LakeError
 from chronolake.inspect.catalog import look_up
 from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
-from chronolake.inspect.time_travel import differences, life, rows_at
+from chronolake.inspect.time_travel import differences, read_activity, rows_at
 from chronolake.types import TableName
 from support.inspect.layout import HISTORY, TMAX, Make, arrow, column
 
@@ -124,7 +124,7 @@ def test_no_rows_are_none(config: LakeConfig, make: Make) -> None:
     assert (page.rows, page.next, page.snapshot_at) == ((), None, None)
     both = differences(config, ORDERS, "2024-01-01", "2024-01-02")
     assert (both.records, both.inserted, both.changed, both.deleted) == ((), 0, 0, 0)
-    found = life(config, ORDERS)
+    found = read_activity(config, ORDERS)
     assert (found.first_micros, found.last_micros, found.buckets) == (None, None, ())
 
 
@@ -140,8 +140,8 @@ def test_an_old_snapshot_knows_only_its_files(config: LakeConfig, make: Make) ->
     old, new = StoredRows(found, first), StoredRows(found)
     assert list(ids(old)) == [1]
     assert sorted(ids(new)) == [1, 2]
-    assert list(ids(new, only_here=old)) == [2]
-    assert list(ids(old, only_here=new)) == []
+    assert list(ids(new, excluding=old)) == [2]
+    assert list(ids(old, excluding=new)) == []
 
 
 def test_nothing_here_needs_spark() -> None:

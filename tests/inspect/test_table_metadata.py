@@ -11,7 +11,7 @@ from chronolake.core.create import create
 from chronolake.core.publish import publish
 from chronolake.core.staging import StagedWrite, Stopwatch, staged
 from chronolake.inspect.catalog import look_up
-from chronolake.inspect.table_metadata import HIDDEN, PartitionField, inside
+from chronolake.inspect.table_metadata import HIDDEN, PartitionField, read_table_metadata
 from chronolake.inspect.tables import Health, health
 from chronolake.lake import Lake
 from chronolake.masking import MASKED
@@ -54,7 +54,7 @@ def written(lake: Lake) -> TableName:
 
 
 def test_each_snapshot_tells_what_it_published(lake: Lake, written: TableName) -> None:
-    found = inside(lake.config, written)
+    found = read_table_metadata(lake.config, written)
 
     reported = [
         (
@@ -79,12 +79,12 @@ def test_each_snapshot_tells_what_it_published(lake: Lake, written: TableName) -
         (snapshot.at for snapshot in found.snapshots), reverse=True
     )
     assert found.snapshots_kept == len(found.snapshots)
-    assert inside(lake.config, written, snapshots=2).snapshots == found.snapshots[:2]
+    assert read_table_metadata(lake.config, written, snapshots=2).snapshots == found.snapshots[:2]
     assert found.snapshots[4].files_added >= 1
 
 
 def test_partitions_tell_their_files_and_rows(lake: Lake, written: TableName) -> None:
-    found = inside(lake.config, written)
+    found = read_table_metadata(lake.config, written)
 
     assert found.partitioning == (PartitionField(ACTIVE, "identity"),)
     assert [partition.values for partition in found.partitions] == [{ACTIVE: False}, {ACTIVE: True}]
@@ -94,7 +94,7 @@ def test_partitions_tell_their_files_and_rows(lake: Lake, written: TableName) ->
 
 
 def test_columns_key_and_properties_are_told(lake: Lake, written: TableName) -> None:
-    found = inside(lake.config, written)
+    found = read_table_metadata(lake.config, written)
 
     assert (found.mode, found.key) == (Mode.HISTORY, ("id",))
     assert found.columns[0].name == "id"
@@ -113,14 +113,14 @@ def test_health_knows_the_last_compaction_and_what_is_deleted(
 
     (compacted,) = (
         snapshot
-        for snapshot in inside(lake.config, written).snapshots
+        for snapshot in read_table_metadata(lake.config, written).snapshots
         if snapshot.operation == "replace"
     )
     assert found.maintained_at == compacted.at
     assert found.delete_ratio == pytest.approx(1 / 10)
     assert found.small_files == 1
     assert found.data_files == 2
-    assert found.snapshots == inside(lake.config, written).snapshots_kept
+    assert found.snapshots == read_table_metadata(lake.config, written).snapshots_kept
 
 
 # ------------------------------------------------------------------------- without Spark
@@ -130,7 +130,7 @@ def test_a_table_that_holds_nothing_has_nothing_to_tell(config: LakeConfig, make
     make(ORDERS, ["id*:INT"])
 
     assert health(look_up(config, ORDERS), config) == Health(0, 0, 0.0, None, 0)
-    found = inside(config, ORDERS)
+    found = read_table_metadata(config, ORDERS)
     assert (found.snapshots, found.partitions, found.partitioning) == ((), (), ())
 
 
@@ -177,7 +177,7 @@ def test_no_secret_is_told(config: LakeConfig, make: Make) -> None:
     with table.transaction() as changed:
         changed.set_properties(secrets)
 
-    found = inside(config, ORDERS)
+    found = read_table_metadata(config, ORDERS)
 
     reported = {property_.name: property_.value for property_ in found.properties}
     assert set(secrets) <= set(reported)
@@ -201,7 +201,7 @@ def test_partitions_of_other_engines_are_spelled_as_cells(config: LakeConfig, ma
     rows = [(1, "2024-02-29", b"x", TMAX), (1, None, b"\xff", None), (2, None, b"\xff", None)]
     table.append(arrow([column(text) for text in texts], rows))
 
-    found = inside(config, ORDERS)
+    found = read_table_metadata(config, ORDERS)
 
     assert [(partition.values, partition.rows) for partition in found.partitions] == [
         ({"day": "2024-02-29", "of b": "eA==", "t": TMAX}, 1),

@@ -19,7 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from chronolake.core.create import create
 from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.formatting import Cell, cells, instant
-from chronolake.inspect.time_travel import DifferencePage, RowsAt, differences, life, rows_at
+from chronolake.inspect.time_travel import (
+    DifferencePage,
+    RowsAt,
+    differences,
+    read_activity,
+    rows_at,
+)
 from chronolake.instants import micros_of
 from chronolake.lake import Lake
 from chronolake.query import Answer
@@ -218,7 +224,7 @@ def test_differences_are_those_of_the_model(
     pasts: dict[str, Made], table: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With more rows than this, the known versions are not held in memory at once.
-    monkeypatch.setattr("chronolake.inspect.diff._MOST_ROWS", most)
+    monkeypatch.setattr("chronolake.inspect.diff._MAX_ROWS", most)
     made, chance = pasts[table], random.Random(f"differences {table} {most}")
 
     compared = 0
@@ -306,7 +312,7 @@ def test_a_life_counts_what_began_and_ended_in_each_bucket(
     ended = [row[END] + made.told.epsilon for row in made.told.rows if row[END] not in {TMIN, TMAX}]
 
     for most in (1, 7, 120):
-        found = life(made.lake.config, made.name, buckets=most)
+        found = read_activity(made.lake.config, made.name, buckets=most)
         assert found.mode is Mode.HISTORY
         assert (found.first_micros, found.last_micros) == (min(began), max([*began, *ended]))
         assert 1 <= len(found.buckets) <= most
@@ -372,7 +378,7 @@ def test_without_history_a_time_is_the_newest_snapshot_that_is_not_later(
                 assert [row for page in pages for row in page.rows] == rows
                 assert {page.snapshot_at for page in pages} == {instant(at)}
     assert [row for page in _pages(made, None, 4) for row in page.rows] == states[-1][1]
-    with pytest.raises(ValueRefusedError, match="is not kept"):
+    with pytest.raises(ValueRefusedError, match="no longer available"):
         rows_at(lake.config, name, instant(states[0][0] - 1))
 
 
@@ -408,7 +414,7 @@ def test_without_history_a_life_is_that_of_the_snapshots(
 ) -> None:
     name, states = soft
 
-    found = life(lake.config, name)
+    found = read_activity(lake.config, name)
 
     assert found.mode is Mode.SOFT_DELETE
     assert (found.first_micros, found.last_micros) == (states[0][0], states[-1][0])
@@ -438,7 +444,7 @@ def test_what_is_wrong_is_said(lake: Lake, pasts: dict[str, Made]) -> None:
     with pytest.raises(BatchError, match="no primary key"):
         differences(lake.config, keyless, "2024-01-01", "2024-01-02")
     assert rows_at(lake.config, keyless, None).rows == ()
-    assert life(lake.config, keyless).first_micros is None
+    assert read_activity(lake.config, keyless).first_micros is None
 
 
 def test_rows_without_a_key_are_paged_as_they_stand(lake: Lake) -> None:

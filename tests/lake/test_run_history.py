@@ -14,7 +14,7 @@ import pytest
 from test_pulling import Shop, _changes
 
 from chronolake.config import sources_of_project
-from chronolake.inspect.catalog import every
+from chronolake.inspect.catalog import look_up_all
 from chronolake.pipeline import run_history
 from chronolake.pipeline.events import Event, EventKind
 from chronolake.pipeline.freshness import Filled, Freshness, Waiting, freshness
@@ -60,7 +60,7 @@ def _looked(folder: Path) -> dict[str, Any]:
 
 def _tables(pipeline: Pipeline) -> dict[str, Freshness]:
     config = pipeline.project.lake
-    found = freshness(config, map(Filled.of, every(config)))
+    found = freshness(config, map(Filled.of, look_up_all(config)))
     return {str(name): one for name, one in found.items()}
 
 

@@ -211,5 +211,5 @@ def test_memory_is_bounded_by_what_versions_hold(
     assert asked.get(f"/record?table={path}").status_code == 200  # The timeline is cached.
     refused = asked.get(f"/record?table={path}&key.id=01")
     assert refused.status_code == 400
-    assert "too much to show" in refused.text
+    assert "exceed the limit" in refused.text
     assert "chronolake query" in refused.text

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sy
 
 from chronolake.config import load
 from chronolake.inspect.catalog import look_up
-from chronolake.inspect.keyset import completions
+from chronolake.inspect.keyset import complete_key
 from chronolake.inspect.tables import summary
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TMAX_TEXT
@@ -320,7 +320,7 @@ def test_keys_are_suggested_as_they_are_typed(visit: Open, shop: Shop) -> None:
     page.wait_for_function(
         "() => [...document.querySelectorAll('option')].every(one => one.value.startsWith('10'))"
     )
-    found = completions(load(shop.folder), ORDERS, {"id": "10"}, column="id", limit=20)
+    found = complete_key(load(shop.folder), ORDERS, {"id": "10"}, column="id", limit=20)
     assert options.evaluate_all("all => all.map(one => one.value)") == [str(one) for one in found]
     field.fill("104")
     field.press("Enter")

@@ -339,7 +339,7 @@ def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
         ("/table?name=a.b.c", 400, "does not name a table"),
         ("/past?table=shop.orders&at=gestern", 400, "is not a valid time"),
         ("/past?table=shop.orders&after=nothing", 400, "cursor"),
-        ("/past?table=shop.customers&at=2020-01-01", 400, "not kept"),
+        ("/past?table=shop.customers&at=2020-01-01", 400, "no longer available"),
         ("/record?table=shop.orders&key.id=x", 400, "no LONG"),
         ("/part/versions?table=shop.orders&key.nope=1", 400, "no such column"),
         ("/part/keys?table=shop.orders&column=status", 400, "no such column"),

@@ -209,10 +209,10 @@ def _noted(config: LakeConfig) -> LakeConfig:
     permissions.restrict(config)
     if config.catalog.uri is None and not config.catalog_file.is_file():
         return config
-    from chronolake.inspect.catalog import strays  # noqa: PLC0415 - not for `--help` and `version`
+    from chronolake.inspect.catalog import tables_outside  # noqa: PLC0415 - not for `--help` and `version`
 
     try:
-        found = strays(config)
+        found = tables_outside(config)
     except ChronolakeError:
         # The command itself reports it.
         return config
@@ -220,7 +220,7 @@ def _noted(config: LakeConfig) -> LakeConfig:
         return config
     note = (
         f"{found.count} of {found.tables} tables lie outside {config.path}, for example "
-        f"{found.name} in {found.place}: this lake was copied or moved. They are read from there, "
+        f"{found.name} in {found.folder}: this lake was copied or moved. They are read from there, "
         "as of the time of the copy, and cannot be written here."
     )
     if _json.get():

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chronolake.core import SwitchPlan
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
 
 
 @app.command(epilog="Example: chronolake mode sales.customers history")
@@ -114,7 +114,7 @@ def mode(
     _show(plan, json=json, done=True)
 
 
-def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode, project: Path | None) -> None:
+def _raise_if_a_pipeline_fills(table: CatalogTable, wanted: Mode, project: Path | None) -> None:
     """Raise if a pipeline writes a table, because chronolake.yml determines its mode."""
     filled_by = table.table.properties.get(STREAM_PROPERTY)
     if filled_by is None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chronolake.inspect.as_of import epsilon_of, known_since, published
-from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.as_of import epsilon_of, known_since, publications
+from chronolake.inspect.catalog import CatalogTable, look_up
 from chronolake.inspect.scan import StoredRows
 from chronolake.types import (
     END,
@@ -59,7 +59,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Life:
+class Activity:
     """A table's activity over time.
 
     Attributes:
@@ -84,7 +84,7 @@ class Life:
     known_since: str | None
 
 
-def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
+def read_activity(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Activity:
     """Return how many versions of a table began and ended over time.
 
     A version ends at the first instant at which it is no longer true, which is epsilon after its
@@ -104,25 +104,25 @@ def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
     """
     found, buckets = look_up(config, name), max(1, buckets)
     if found.mode is not Mode.HISTORY:
-        return _of_snapshots(found, buckets)
+        return _activity_of_snapshots(found, buckets)
     stored, epsilon = StoredRows(found), epsilon_of(found)
-    least: list[int] = []
-    greatest: list[int] = []
-    for began, ended in _moments(stored, epsilon):
+    earliest: list[int] = []
+    latest: list[int] = []
+    for began, ended in _read_moments(stored, epsilon):
         for moments in (began, ended):
             if moments.size:
-                least.append(int(moments.min()))
-                greatest.append(int(moments.max()))
+                earliest.append(int(moments.min()))
+                latest.append(int(moments.max()))
     switched = known_since(found)
-    if not least:
-        return Life(found.mode, None, None, _WIDTHS[0], (), switched)
-    counted = _Counted(min(least), max(greatest), buckets)
-    for began, ended in _moments(stored, epsilon):
-        counted.add(began, ended)
-    return counted.as_life(found.mode, switched)
+    if not earliest:
+        return Activity(found.mode, None, None, _WIDTHS[0], (), switched)
+    histogram = _Histogram(min(earliest), max(latest), buckets)
+    for began, ended in _read_moments(stored, epsilon):
+        histogram.add(began, ended)
+    return histogram.as_activity(found.mode, switched)
 
 
-def _moments(stored: StoredRows, epsilon: int) -> Iterator[tuple[Moments, Moments]]:
+def _read_moments(stored: StoredRows, epsilon: int) -> Iterator[tuple[Moments, Moments]]:
     """Return the instants at which versions began and ended, batch by batch."""
     from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
 
@@ -138,12 +138,12 @@ def _micros(values: pa.ChunkedArray) -> Moments:
     return np.asarray(values.drop_null().cast("int64"), np.int64)
 
 
-class _Counted:
+class _Histogram:
     """Counts of versions that began and ended between two instants."""
 
-    def __init__(self, first: int, last: int, most: int) -> None:
+    def __init__(self, first: int, last: int, max_buckets: int) -> None:
         self.first, self.last = first, last
-        self.begin, self.width = divided(first, last, most)
+        self.begin, self.width = choose_buckets(first, last, max_buckets)
         count = (last - self.begin) // self.width + 1
         self.began, self.ended = np.zeros(count, np.int64), np.zeros(count, np.int64)
 
@@ -155,59 +155,59 @@ class _Counted:
         places = (moments - self.begin) // self.width
         return np.bincount(places, minlength=len(self.began))
 
-    def as_life(self, mode: Mode, known_since: str | None) -> Life:
+    def as_activity(self, mode: Mode, known_since: str | None) -> Activity:
         counts = zip(self.began.tolist(), self.ended.tolist(), strict=True)
         buckets = (
             Bucket(self.begin + number * self.width, began, ended)
             for number, (began, ended) in enumerate(counts)
         )
-        return Life(mode, self.first, self.last, self.width, tuple(buckets), known_since)
+        return Activity(mode, self.first, self.last, self.width, tuple(buckets), known_since)
 
 
-def divided(first: int, last: int, most: int) -> tuple[int, int]:
-    """Return the start of the first bucket and the width of up to `most` buckets for two instants.
+def choose_buckets(first: int, last: int, max_buckets: int) -> tuple[int, int]:
+    """Return the start of the first bucket and the width of the buckets for two instants.
 
     Widths are human-readable, and buckets begin at whole multiples of the width since 1970. The
     exception is an interval that no readable width covers.
     """
     for width in _WIDTHS:
-        if last // width - first // width < most:
+        if last // width - first // width < max_buckets:
             return first // width * width, width
-    return first, (last - first) // most + 1
+    return first, (last - first) // max_buckets + 1
 
 
-def _of_snapshots(found: LookedUp, most: int) -> Life:
+def _activity_of_snapshots(found: CatalogTable, max_buckets: int) -> Activity:
     """Count the rows that each snapshot added and removed, at the time of its publication."""
-    every = published(found)
-    if not every:
-        return Life(found.mode, None, None, _WIDTHS[0], (), None)
-    counted = _Counted(every[0].at_micros, every[-1].at_micros, most)
-    at_by_id = {one.snapshot_id: one.at_micros for one in every}
+    published = publications(found)
+    if not published:
+        return Activity(found.mode, None, None, _WIDTHS[0], (), None)
+    histogram = _Histogram(published[0].at_micros, published[-1].at_micros, max_buckets)
+    at_by_id = {publication.snapshot_id: publication.at_micros for publication in published}
     metadata = found.table.metadata
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    snapshot, at = found.table.current_snapshot(), every[-1].at_micros
+    snapshot, at = found.table.current_snapshot(), published[-1].at_micros
     while snapshot is not None:
         # Snapshots that were staged before a publish became visible with it.
         at = at_by_id.get(snapshot.snapshot_id, at)
         summary = snapshot.summary
         reported = dict(summary.additional_properties) if summary is not None else {}
         if summary is not None and summary.operation.value != "replace":
-            place = (max(at, counted.first) - counted.begin) // counted.width
+            place = (max(at, histogram.first) - histogram.begin) // histogram.width
             added, removed = rows_changed(reported)
-            counted.began[place] += added
-            counted.ended[place] += removed
+            histogram.began[place] += added
+            histogram.ended[place] += removed
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else by_id.get(parent)
-    return counted.as_life(found.mode, None)
+    return histogram.as_activity(found.mode, None)
 
 
-def rows_changed(told: dict[str, str]) -> tuple[int, int]:
+def rows_changed(summary: dict[str, str]) -> tuple[int, int]:
     """Return how many rows a snapshot added and removed, from its summary.
 
     A new deletion vector repeats the rows of the previous one, and a removed file contains rows
     that were already deleted. Neither is counted twice.
     """
-    number = {key: int(value) for key, value in told.items() if value.isdecimal()}
+    number = {key: int(value) for key, value in summary.items() if value.isdecimal()}
     added = number.get("added-records", 0)
     marked = number.get("added-position-deletes", 0) - number.get("removed-position-deletes", 0)
     return added, max(0, number.get("deleted-records", 0) + marked)

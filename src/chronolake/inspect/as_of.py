@@ -18,15 +18,15 @@ from chronolake.types import (
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
 
 
-def epsilon_of(found: LookedUp) -> int:
+def epsilon_of(found: CatalogTable) -> int:
     """Return the microseconds between a version's end and the start of the next."""
     return int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
 
 
-def known_since(found: LookedUp) -> str | None:
+def known_since(found: CatalogTable) -> str | None:
     """Return the ISO instant of a table's switch to history mode: earlier changes are not known.
 
     None if the table always kept history, or keeps none.
@@ -35,14 +35,14 @@ def known_since(found: LookedUp) -> str | None:
     return instant(int(since)) if since else None
 
 
-def true_at(micros: int, epsilon: int) -> BooleanExpression:
+def valid_at(micros: int, epsilon: int) -> BooleanExpression:
     """Return a filter for versions with start <= time < end + epsilon, as in `LakeTable.as_of`."""
     from pyiceberg.expressions import And  # noqa: PLC0415 - slow to import
 
-    return And(since(micros), until(micros - epsilon))
+    return And(started_by(micros), ending_after(micros - epsilon))
 
 
-def since(micros: int) -> BooleanExpression:
+def started_by(micros: int) -> BooleanExpression:
     """Return a filter for versions that start at a time or before."""
     from pyiceberg.expressions import LessThanOrEqual  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import LongLiteral  # noqa: PLC0415 - slow to import
@@ -50,7 +50,7 @@ def since(micros: int) -> BooleanExpression:
     return LessThanOrEqual(START, LongLiteral(micros))
 
 
-def until(micros: int) -> BooleanExpression:
+def ending_after(micros: int) -> BooleanExpression:
     """Return a filter for versions that end after a time."""
     from pyiceberg.expressions import GreaterThan  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import LongLiteral  # noqa: PLC0415 - slow to import
@@ -59,7 +59,7 @@ def until(micros: int) -> BooleanExpression:
 
 
 @dataclass(frozen=True)
-class Published:
+class Publication:
     """A snapshot that was once a table's current one.
 
     Attributes:
@@ -71,35 +71,35 @@ class Published:
     snapshot_id: int
 
 
-def published(found: LookedUp) -> list[Published]:
+def publications(found: CatalogTable) -> list[Publication]:
     """Return the retained snapshots that were published, ordered by time.
 
     A write creates several snapshots and publishes the last one: readers never see the others.
     """
     metadata = found.table.metadata
-    kept = {snapshot.snapshot_id for snapshot in metadata.snapshots}
-    reported = [
-        Published(entry.timestamp_ms * 1_000, entry.snapshot_id)
+    retained = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+    published = [
+        Publication(entry.timestamp_ms * 1_000, entry.snapshot_id)
         for entry in metadata.snapshot_log
-        if entry.snapshot_id in kept
+        if entry.snapshot_id in retained
     ]
     current = found.table.current_snapshot()
-    if current is not None and (not reported or reported[-1].snapshot_id != current.snapshot_id):
-        reported.append(Published(current.timestamp_ms * 1_000, current.snapshot_id))
-    return sorted(reported, key=lambda one: one.at_micros)
+    if current is not None and (not published or published[-1].snapshot_id != current.snapshot_id):
+        published.append(Publication(current.timestamp_ms * 1_000, current.snapshot_id))
+    return sorted(published, key=lambda publication: publication.at_micros)
 
 
-def current_at(found: LookedUp, micros: int) -> Published | None:
+def publication_at(found: CatalogTable, micros: int) -> Publication | None:
     """Return the newest snapshot that was published at a time or before, or None."""
-    every = published(found)
-    if not every:
+    published = publications(found)
+    if not published:
         return None
-    before = [one for one in every if one.at_micros <= micros]
+    before = [publication for publication in published if publication.at_micros <= micros]
     if not before:
         raise ValueRefusedError(
-            f"What the table was at {instant(micros)} is not kept: it has no history, and its "
-            f"oldest snapshot is of {instant(every[0].at_micros)}.",
-            hint="Ask for a later time. A table in history mode keeps what was.",
+            f"The table's rows at {instant(micros)} are no longer available: it has no history, "
+            f"and its oldest snapshot is from {instant(published[0].at_micros)}.",
+            hint="Choose a later time. A table in history mode keeps all versions.",
             table=str(found.name),
         )
     return before[-1]

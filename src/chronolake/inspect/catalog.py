@@ -50,10 +50,10 @@ CATALOG: Final = "chronolake"
 _COLUMNS: Final = "chronolake.columns"
 _BUSY_SECONDS: Final = 30
 #: Number of attempts to load a table that is changed at the same time.
-_TRIES: Final = 3
+_MAX_ATTEMPTS: Final = 3
 
 # The types shown for columns that other engines have written.
-_INFERRED: Final = {
+_KIND_BY_TYPE: Final = {
     "boolean": Kind.BOOLEAN,
     "int": Kind.INT,
     "long": Kind.LONG,
@@ -67,7 +67,7 @@ _INFERRED: Final = {
 
 
 @dataclass(frozen=True)
-class LookedUp:
+class CatalogTable:
     """A table's state at one time, with its declared columns.
 
     Attributes:
@@ -103,7 +103,7 @@ def check(config: LakeConfig) -> None:
     if config.catalog.kind is CatalogKind.SQLITE and not config.catalog_file.is_file():
         raise LakeError(
             f"There is no lake in {config.path}.",
-            hint="Name the lake's folder with --lake; `chronolake serve` and Lake.open make one.",
+            hint="Set --lake to the lake's folder. `chronolake serve` and Lake.open create a lake.",
         )
 
 
@@ -114,11 +114,11 @@ def names(config: LakeConfig) -> list[TableName]:
         LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return sorted(_rest_names(config))
-    return sorted(TableName(schema, table) for schema, table, _ in _rows(config, None))
+        return sorted(_list_rest_tables(config))
+    return sorted(TableName(schema, table) for schema, table, _ in _query_catalog(config, None))
 
 
-def places(config: LakeConfig) -> dict[TableName, str | None]:
+def metadata_locations(config: LakeConfig) -> dict[TableName, str | None]:
     """Return the location of each table's current metadata; None if the catalog does not list it.
 
     A table whose location is the same as before has not changed.
@@ -127,20 +127,23 @@ def places(config: LakeConfig) -> dict[TableName, str | None]:
         LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return dict.fromkeys(sorted(_rest_names(config)))
-    return {TableName(schema, table): place for schema, table, place in _rows(config, None)}
+        return dict.fromkeys(sorted(_list_rest_tables(config)))
+    return {
+        TableName(schema, table): location
+        for schema, table, location in _query_catalog(config, None)
+    }
 
 
-def look_up_at(config: LakeConfig, name: TableName, place: str) -> LookedUp:
-    """Return a table's metadata at a location that `places` returned.
+def look_up_at(config: LakeConfig, name: TableName, location: str) -> CatalogTable:
+    """Return a table's metadata at a location that `metadata_locations` returned.
 
     Raises:
         LakeError: the metadata cannot be read.
     """
-    return _described(name, _from_metadata(config, name, place))
+    return _with_declared_columns(name, _load_metadata(config, name, location))
 
 
-def look_up(config: LakeConfig, name: TableName) -> LookedUp:
+def look_up(config: LakeConfig, name: TableName) -> CatalogTable:
     """Return a table's current metadata.
 
     Raises:
@@ -148,15 +151,15 @@ def look_up(config: LakeConfig, name: TableName) -> LookedUp:
         TableNotFoundError: the table does not exist.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return _described(name, _from_rest(config, name))
-    for _, _, location in _rows(config, name):
-        table = _current(config, name, location)
+        return _with_declared_columns(name, _load_from_rest(config, name))
+    for _, _, location in _query_catalog(config, name):
+        table = _load_current(config, name, location)
         if table is not None:
-            return _described(name, table)
+            return _with_declared_columns(name, table)
     raise missing(config, name)
 
 
-def every(config: LakeConfig) -> list[LookedUp]:
+def look_up_all(config: LakeConfig) -> list[CatalogTable]:
     """Return the current metadata of every table of the lake, sorted by name.
 
     Raises:
@@ -164,10 +167,10 @@ def every(config: LakeConfig) -> list[LookedUp]:
     """
     if config.catalog.kind is CatalogKind.REST:
         return [look_up(config, name) for name in names(config)]
-    rows = sorted(_rows(config, None))
+    rows = sorted(_query_catalog(config, None))
     named = ((TableName(schema, table), location) for schema, table, location in rows)
-    found = ((name, _current(config, name, place)) for name, place in named)
-    return [_described(name, table) for name, table in found if table is not None]
+    found = ((name, _load_current(config, name, location)) for name, location in named)
+    return [_with_declared_columns(name, table) for name, table in found if table is not None]
 
 
 def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
@@ -179,7 +182,7 @@ def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
     )
 
 
-def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str, str]]:
+def _query_catalog(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str, str]]:
     """Return schema, table and metadata location of one table, or of all, from an SQL catalog."""
     statement = "SELECT * FROM iceberg_tables WHERE catalog_name = {0}"
     values: tuple[str, ...] = (CATALOG,)
@@ -187,9 +190,9 @@ def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str
         statement += " AND table_namespace = {0} AND table_name = {0}"
         values = (CATALOG, name.schema, name.table)
     if config.catalog.kind is CatalogKind.SQLITE:
-        found = _from_sqlite(config, statement.format("?"), values)
+        found = _query_sqlite(config, statement.format("?"), values)
     else:
-        found = _from_postgresql(config, statement.format("%s"), values)
+        found = _query_postgresql(config, statement.format("%s"), values)
     if name is None and not found:
         from chronolake.identity import raise_if_unlisted  # noqa: PLC0415 - SQLAlchemy is slow
 
@@ -203,23 +206,23 @@ def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str
 
 
 @dataclass(frozen=True)
-class Strays:
+class OutsideTables:
     """Tables whose metadata is located outside the opened lake, because it was copied or moved.
 
     Attributes:
         count: the number of these tables.
         tables: the number of all tables of the lake.
         name: the first of these tables.
-        place: its folder.
+        folder: its folder.
     """
 
     count: int
     tables: int
     name: TableName
-    place: str
+    folder: str
 
 
-def strays(config: LakeConfig) -> Strays | None:
+def tables_outside(config: LakeConfig) -> OutsideTables | None:
     """Return the tables that are located outside the opened lake, or None if all are inside.
 
     Tables of a REST catalog, which is slow, are not checked.
@@ -229,15 +232,15 @@ def strays(config: LakeConfig) -> Strays | None:
     """
     if config.catalog.kind is CatalogKind.REST:
         return None
-    found = {name: place for name, place in places(config).items() if place is not None}
-    outside = sorted(name for name, place in found.items() if not config.contains(place))
+    found = {name: path for name, path in metadata_locations(config).items() if path is not None}
+    outside = sorted(name for name, path in found.items() if not config.contains(path))
     if not outside:
         return None
     folder = plain(found[outside[0]]).rpartition("/metadata/")[0]
-    return Strays(len(outside), len(found), outside[0], folder)
+    return OutsideTables(len(outside), len(found), outside[0], folder)
 
 
-def _from_sqlite(
+def _query_sqlite(
     config: LakeConfig, statement: str, values: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     file = config.catalog_file
@@ -252,11 +255,11 @@ def _from_sqlite(
             return []
         raise LakeError(
             f"The lake's catalog {file} cannot be read: {failure}.",
-            hint="Check that the file is a lake's catalog and may be read.",
+            hint="Check that the file is a lake's catalog and can be read.",
         ) from failure
 
 
-def _from_postgresql(
+def _query_postgresql(
     config: LakeConfig, statement: str, values: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     require("postgres", POSTGRESQL_CATALOG)
@@ -274,7 +277,7 @@ def _from_postgresql(
         # Not chained: the driver's message may contain parts of the address.
         raise LakeError(
             f"The lake's catalog {config.catalog.label} cannot be read.",
-            hint="Check lake.catalog.uri, and that the server answers and lets this user in.",
+            hint="Check lake.catalog.uri, and that the server is running and accepts the user.",
         ) from None
 
 
@@ -282,20 +285,20 @@ def _properties(config: LakeConfig) -> dict[str, str]:
     return {**config.catalog.properties, "warehouse": config.warehouse_location}
 
 
-def _current(config: LakeConfig, name: TableName, location: str) -> Table | None:
+def _load_current(config: LakeConfig, name: TableName, location: str) -> Table | None:
     """Return a table's current metadata, or None if it was dropped since its location was read."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         try:
-            return _from_metadata(config, name, location)
+            return _load_metadata(config, name, location)
         except LakeError:
-            places = [place for _, _, place in _rows(config, name)]
-            if not places:
+            locations = [location for _, _, location in _query_catalog(config, name)]
+            if not locations:
                 return None
-            (location,) = places
-    return _from_metadata(config, name, location)
+            (location,) = locations
+    return _load_metadata(config, name, location)
 
 
-def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
+def _load_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
     from pyiceberg.table import StaticTable  # noqa: PLC0415 - slow to import
 
     try:
@@ -303,32 +306,32 @@ def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
     except Exception as failure:  # damaged files raise any error
         if not config.contains(location):
             raise LakeLocationError(
-                f"The table lies outside the opened lake in {config.path}, and its metadata cannot "
-                f"be read there: {type(failure).__name__}.",
-                hint="The lake was copied or moved, or is mounted elsewhere. Open it where it was "
-                "made: move, restore or mount it there.",
+                f"The table is stored outside the opened lake in {config.path}, and its metadata "
+                f"cannot be read: {type(failure).__name__}.",
+                hint="The lake was copied or moved, or is mounted at another path. Open it at its "
+                "original path: move, restore or mount it there.",
                 table=str(name),
                 file=location,
             ) from failure
         raise LakeError(
             f"The table's metadata cannot be read: {type(failure).__name__}.",
-            hint="Check that the file is there, may be read and is whole; if it is damaged, bring "
-            "it back from a backup.",
+            hint="Check that the file exists, is complete and can be read. If it is damaged, "
+            "restore it from a backup.",
             table=str(name),
             file=location,
         ) from failure
 
 
-def _rest(config: LakeConfig) -> Catalog:
+def _open_rest_catalog(config: LakeConfig) -> Catalog:
     from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - slow to import
 
-    with _answering(config):
+    with _rest_errors(config):
         return RestCatalog(CATALOG, uri=config.catalog.uri or "", **_properties(config))
 
 
-def _rest_names(config: LakeConfig) -> list[TableName]:
-    catalog = _rest(config)
-    with _answering(config):
+def _list_rest_tables(config: LakeConfig) -> list[TableName]:
+    catalog = _open_rest_catalog(config)
+    with _rest_errors(config):
         return [
             TableName(".".join(identifier[:-1]), identifier[-1])
             for namespace in catalog.list_namespaces()
@@ -336,11 +339,11 @@ def _rest_names(config: LakeConfig) -> list[TableName]:
         ]
 
 
-def _from_rest(config: LakeConfig, name: TableName) -> Table:
+def _load_from_rest(config: LakeConfig, name: TableName) -> Table:
     from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - slow to import
 
-    catalog = _rest(config)
-    with _answering(config, name):
+    catalog = _open_rest_catalog(config)
+    with _rest_errors(config, name):
         try:
             return catalog.load_table((name.schema, name.table))
         except NoSuchTableError as failure:
@@ -348,7 +351,7 @@ def _from_rest(config: LakeConfig, name: TableName) -> Table:
 
 
 @contextmanager
-def _answering(config: LakeConfig, name: TableName | None = None) -> Iterator[None]:
+def _rest_errors(config: LakeConfig, name: TableName | None = None) -> Iterator[None]:
     """Convert errors of a REST catalog's client to `LakeError`."""
     try:
         yield
@@ -356,13 +359,14 @@ def _answering(config: LakeConfig, name: TableName | None = None) -> Iterator[No
         raise
     except Exception as failure:  # the client's errors have no common base class
         raise LakeError(
-            f"The lake's catalog {config.catalog.label} does not answer: {type(failure).__name__}.",
+            f"The lake's catalog {config.catalog.label} does not respond: "
+            f"{type(failure).__name__}.",
             hint="Check lake.catalog.uri and lake.catalog.properties.",
             table=None if name is None else str(name),
         ) from failure
 
 
-def _described(name: TableName, table: Table) -> LookedUp:
+def _with_declared_columns(name: TableName, table: Table) -> CatalogTable:
     try:
         declared = {
             item["name"]: Column(
@@ -374,21 +378,21 @@ def _described(name: TableName, table: Table) -> LookedUp:
         }
     except (ValueError, KeyError, TypeError, SchemaError) as failure:
         raise LakeError(
-            f"The table's property {_COLUMNS} is not what Chronolake wrote.",
-            hint=f"Remove the property {_COLUMNS}, or set it as it was.",
+            f"The table's property {_COLUMNS} is not valid.",
+            hint=f"Remove the property {_COLUMNS}, or restore its previous value.",
             table=str(name),
         ) from failure
     schema = table.schema()
     columns = (
-        declared.get(field.name) or Column(field.name, _inferred(schema, field.name))
+        declared.get(field.name) or Column(field.name, _infer_type(schema, field.name))
         for field in schema.fields
     )
-    return LookedUp(name, tuple(columns), table)
+    return CatalogTable(name, tuple(columns), table)
 
 
-def _inferred(schema: Schema, name: str) -> ColumnType:
+def _infer_type(schema: Schema, name: str) -> ColumnType:
     with warnings.catch_warnings():
         kind = schema.find_type(name)
     if (precision := getattr(kind, "precision", None)) is not None:
         return ColumnType(Kind.DECIMAL, precision, getattr(kind, "scale", 0))
-    return ColumnType(_INFERRED.get(str(kind), Kind.STRING))
+    return ColumnType(_KIND_BY_TYPE.get(str(kind), Kind.STRING))

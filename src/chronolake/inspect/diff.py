@@ -15,9 +15,16 @@ import pyarrow.compute as pc
 
 from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.formatting import Cell, cells, instant
-from chronolake.inspect.as_of import current_at, epsilon_of, known_since, since, true_at, until
-from chronolake.inspect.catalog import LookedUp, look_up
-from chronolake.inspect.keyset import Order, comparable, cursor, position_of
+from chronolake.inspect.as_of import (
+    ending_after,
+    epsilon_of,
+    known_since,
+    publication_at,
+    started_by,
+    valid_at,
+)
+from chronolake.inspect.catalog import CatalogTable, look_up
+from chronolake.inspect.keyset import Order, decode_cursor, encode_cursor, to_comparable
 from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
 from chronolake.instants import micros_or_now
 from chronolake.types import (
@@ -75,20 +82,20 @@ class Fingerprints:
         count = len(columns[0]) if columns else 0
         marks = np.full(count, self._start, np.uint64)
         for column in columns:
-            marks = _mixed(marks * self._factor + self._numbers(comparable(column)))
+            marks = _mix(marks * self._factor + self._hash_values(to_comparable(column)))
         return pa.array(marks)
 
-    def _numbers(self, values: pa.ChunkedArray) -> Numbers:
+    def _hash_values(self, values: pa.ChunkedArray) -> Numbers:
         is_null = np.asarray(values.is_null())
         kind = values.type
         if pa.types.is_integer(kind):
             numbers = np.asarray(pc.fill_null(values, 0)).astype(np.int64).view(np.uint64)
         else:
-            numbers = self._of_texts(values)
-        numbers = _mixed(numbers ^ self._start)
+            numbers = self._hash_texts(values)
+        numbers = _mix(numbers ^ self._start)
         return np.where(is_null, _NULL, numbers)
 
-    def _of_texts(self, values: pa.ChunkedArray) -> Numbers:
+    def _hash_texts(self, values: pa.ChunkedArray) -> Numbers:
         from pandas.util import hash_array  # noqa: PLC0415 - slow to import
 
         kind = values.type
@@ -102,7 +109,7 @@ class Fingerprints:
         return np.asarray(hash_array(objects, hash_key=self._text_key, categorize=False))
 
 
-def _mixed(numbers: Numbers) -> Numbers:
+def _mix(numbers: Numbers) -> Numbers:
     """Apply a bijection in which each bit depends on all others."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
@@ -114,8 +121,8 @@ CHANGED: Final = "changed"
 DELETED: Final = "deleted"
 
 #: Up to this many rows are kept in memory at a time: about 60 bytes and the key of each.
-_MOST_ROWS: Final = 4_000_000
-_MOST_PARTS: Final = 1_024
+_MAX_ROWS: Final = 4_000_000
+_MAX_PARTS: Final = 1_024
 
 #: Columns that are not compared.
 _NOT_COMPARED: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
@@ -209,31 +216,31 @@ def differences(
         raise ValueRefusedError(
             f"{instant(first)} is after {instant(second)}.",
             table=str(name),
-            hint="Give the earlier time first.",
+            hint="Pass the earlier time first.",
         )
     if not found.key:
         raise BatchError(
-            "The table has no primary key, so its records cannot be told apart.",
+            "The table has no primary key, so its records cannot be identified.",
             table=str(name),
-            hint="Give it a key with AlterTable.",
+            hint="Add a primary key with AlterTable.",
         )
     by_name = {column.name: column for column in found.columns}
     order = Order(name, tuple(by_name[column] for column in found.key), by_place=False)
     limit = max(1, limit)
-    begin = None if page is None else position_of(order, page)
-    old, new = _sides(found, first, second)
-    shown = _Page(order, begin, limit)
-    for rows in _Gathered(found, order, (old, new)).parts():
-        shown.add(rows)
+    begin = None if page is None else decode_cursor(order, page)
+    old, new = _both_sides(found, first, second)
+    builder = _PageBuilder(order, begin, limit)
+    for rows in _DifferenceReader(found, order, (old, new)).read_parts():
+        builder.add(rows)
     return DifferencePage(
         name=name,
         before=instant(first),
         after=instant(second),
-        records=_records(found, old, new, shown.places),
-        next=shown.next,
-        inserted=shown.counts[INSERTED],
-        changed=shown.counts[CHANGED],
-        deleted=shown.counts[DELETED],
+        records=_records(found, old, new, builder.places),
+        next=builder.next,
+        inserted=builder.counts[INSERTED],
+        changed=builder.counts[CHANGED],
+        deleted=builder.counts[DELETED],
         columns=tuple(found.columns),
         known_since=known_since(found),
     )
@@ -245,13 +252,13 @@ class _Side:
 
     stored: StoredRows
     condition: BooleanExpression
-    only_here: StoredRows | None = None
+    excluding: StoredRows | None = None
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        return self.stored.batches(columns, self.condition, only_here=self.only_here)
+        return self.stored.batches(columns, self.condition, excluding=self.excluding)
 
 
-def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
+def _both_sides(found: CatalogTable, first: int, second: int) -> tuple[_Side, _Side]:
     from pyiceberg.expressions import AlwaysTrue, And, Not, Or  # noqa: PLC0415 - slow to import
 
     if found.mode is Mode.HISTORY:
@@ -260,27 +267,27 @@ def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
         # later one counts. So versions that end before the second time or began just before the
         # first one are compared.
         stored, epsilon = StoredRows(found), epsilon_of(found)
-        near = Or(Not(until(second)), Not(since(first - epsilon)))
+        near = Or(Not(ending_after(second)), Not(started_by(first - epsilon)))
         return (
-            _Side(stored, And(true_at(first, epsilon), near)),
-            _Side(stored, And(true_at(second, epsilon), near)),
+            _Side(stored, And(valid_at(first, epsilon), near)),
+            _Side(stored, And(valid_at(second, epsilon), near)),
         )
-    snapshots = [current_at(found, micros) for micros in (first, second)]
+    snapshots = [publication_at(found, micros) for micros in (first, second)]
     old, new = (
         StoredRows(found, snapshot.snapshot_id if snapshot else None) for snapshot in snapshots
     )
     # Files of both snapshots contain the same rows: only files that differ are read.
-    return _Side(old, AlwaysTrue(), only_here=new), _Side(new, AlwaysTrue(), only_here=old)
+    return _Side(old, AlwaysTrue(), excluding=new), _Side(new, AlwaysTrue(), excluding=old)
 
 
-class _Gathered:
+class _DifferenceReader:
     """Keys and fingerprints of the rows that may differ, one part of the keys at a time.
 
     There is one part unless there are more rows than fit into memory. The number of parts is then
     doubled until they fit, and all rows are read once for each part.
     """
 
-    def __init__(self, found: LookedUp, order: Order, sides: tuple[_Side, _Side]) -> None:
+    def __init__(self, found: CatalogTable, order: Order, sides: tuple[_Side, _Side]) -> None:
         self._found = found
         self._order = order
         self._sides = sides
@@ -290,49 +297,49 @@ class _Gathered:
         ]
         self._parts = 1
 
-    def parts(self) -> Iterator[pa.Table]:
+    def read_parts(self) -> Iterator[pa.Table]:
         """Return rows ordered by key, side and start; the rows of a record are all in one part."""
         part = 0
         while part < self._parts:
-            rows = self._part(part)
+            rows = self._read_part(part)
             keys = [(name, "ascending", "at_start") for name in (*self._order.names, "side", "at")]
             yield rows.take(pc.sort_indices(rows, sort_keys=keys)).combine_chunks()
             part += 1
 
-    def _part(self, part: int) -> pa.Table:
-        kinds = [*self._order.comparable_kinds, *[pa.int64()] * 4, pa.uint64()]
+    def _read_part(self, part: int) -> pa.Table:
+        kinds = [*self._order.comparable_types, *[pa.int64()] * 4, pa.uint64()]
         names = [*self._order.names, "side", "at", FILE, ROW, "mark"]
         schema = pa.schema(zip(names, kinds, strict=True))
-        made = schema.empty_table()
+        kept = schema.empty_table()
         is_history = self._found.mode is Mode.HISTORY
         columns = [*self._compared, *([START] if is_history else [])]
-        for side, one in enumerate(self._sides):
-            for rows in one.batches(columns):
+        for side, rows_of_side in enumerate(self._sides):
+            for rows in rows_of_side.batches(columns):
                 known = pa.table(
                     [
                         *self._order.of(rows).columns,
                         pa.array(np.full(rows.num_rows, side)),
-                        comparable(rows[START]) if is_history else rows[ROW],
+                        to_comparable(rows[START]) if is_history else rows[ROW],
                         rows[FILE],
                         rows[ROW],
                         self._marks.of([rows[name] for name in self._compared]),
                     ],
                     schema=schema,
                 )
-                made = pa.concat_tables([made, self._of_part(known, part)])
-                while part == 0 and made.num_rows > _MOST_ROWS and self._parts < _MOST_PARTS:
+                kept = pa.concat_tables([kept, self._filter_part(known, part)])
+                while part == 0 and kept.num_rows > _MAX_ROWS and self._parts < _MAX_PARTS:
                     self._parts *= 2
-                    made = self._of_part(made, part)
-        return made
+                    kept = self._filter_part(kept, part)
+        return kept
 
-    def _of_part(self, rows: pa.Table, part: int) -> pa.Table:
+    def _filter_part(self, rows: pa.Table, part: int) -> pa.Table:
         if self._parts == 1:
             return rows
         marks = self._marks.of([rows[name] for name in self._order.names])
         return rows.filter(pa.array(np.asarray(marks) % np.uint64(self._parts) == part))
 
 
-class _Page:
+class _PageBuilder:
     """Counts of all records that differ, and the first of them from a page's begin on."""
 
     def __init__(self, order: Order, begin: Position | None, limit: int) -> None:
@@ -344,7 +351,7 @@ class _Page:
 
     def add(self, rows: pa.Table) -> None:
         """Compare further records, each with all of its rows."""
-        old, new = self._last_of_each(rows)
+        old, new = self._last_rows(rows)
         marks = np.asarray(rows["mark"])
         is_both = (old >= 0) & (new >= 0)
         differs = ~is_both if not len(marks) else ~(is_both & (marks[old] == marks[new]))
@@ -354,12 +361,12 @@ class _Page:
         self.counts[DELETED] += deleted
         self.counts[CHANGED] += len(old) - inserted - deleted
         keys = rows.select(self._order.names).take(pa.array(np.where(old < 0, new, old)))
-        wanted = np.arange(len(old))
+        selected = np.arange(len(old))
         if self._begin is not None:
-            wanted = wanted[self._order.are_after(keys, self._begin)]
-        wanted = wanted[: self._limit + 1]
-        first = keys.take(pa.array(wanted))
-        for name, places in (("old", old[wanted]), ("new", new[wanted])):
+            selected = selected[self._order.are_after(keys, self._begin)]
+        selected = selected[: self._limit + 1]
+        first = keys.take(pa.array(selected))
+        for name, places in (("old", old[selected]), ("new", new[selected])):
             there = pa.array(places, mask=places < 0)
             for place in (FILE, ROW):
                 first = first.append_column(f"{name}{place}", rows[place].take(there))
@@ -367,7 +374,7 @@ class _Page:
             first = pa.concat_tables([self._first, first])
         self._first = first.take(self._order.indices(first)[: self._limit + 1])
 
-    def _last_of_each(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _last_rows(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the index of each record's last row on either side, or -1."""
         if not rows.num_rows:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -391,7 +398,7 @@ class _Page:
         """Return the cursor of the next page, or None."""
         if self._first is None or self._first.num_rows <= self._limit:
             return None
-        return cursor(self._order, self._order.position(self._first, self._limit - 1))
+        return encode_cursor(self._order, self._order.position(self._first, self._limit - 1))
 
     @property
     def places(self) -> list[tuple[Place | None, Place | None]]:
@@ -410,28 +417,30 @@ class _Page:
 
 
 def _records(
-    found: LookedUp,
+    found: CatalogTable,
     old: _Side,
     new: _Side,
     places: Sequence[tuple[Place | None, Place | None]],
 ) -> tuple[RecordDifference, ...]:
-    before = iter(_whole(found, old, [one for one, _ in places if one is not None]))
-    after = iter(_whole(found, new, [one for _, one in places if one is not None]))
+    before = iter(_read_rows(found, old, [place for place, _ in places if place is not None]))
+    after = iter(_read_rows(found, new, [place for _, place in places if place is not None]))
     records = []
-    for one, other in places:
-        was = None if one is None else next(before)
-        now = None if other is None else next(after)
-        if was is None:
-            records.append(RecordDifference(_key(found, now), INSERTED, None, now, ()))
-        elif now is None:
-            records.append(RecordDifference(_key(found, was), DELETED, was, None, ()))
+    for old_place, new_place in places:
+        old_row = None if old_place is None else next(before)
+        new_row = None if new_place is None else next(after)
+        if old_row is None:
+            records.append(RecordDifference(_key(found, new_row), INSERTED, None, new_row, ()))
+        elif new_row is None:
+            records.append(RecordDifference(_key(found, old_row), DELETED, old_row, None, ()))
         else:
-            differ = tuple(name for name in was if not _is_same(was[name], now[name]))
-            records.append(RecordDifference(_key(found, now), CHANGED, was, now, differ))
+            differ = tuple(name for name in old_row if not _is_same(old_row[name], new_row[name]))
+            records.append(
+                RecordDifference(_key(found, new_row), CHANGED, old_row, new_row, differ)
+            )
     return tuple(records)
 
 
-def _whole(found: LookedUp, side: _Side, places: Sequence[Place]) -> list[dict[str, Cell]]:
+def _read_rows(found: CatalogTable, side: _Side, places: Sequence[Place]) -> list[dict[str, Cell]]:
     """Return whole rows, without the columns that are not compared."""
     rows = side.stored.rows(places)
     columns: list[tuple[Column, list[Cell]]] = [
@@ -444,7 +453,7 @@ def _whole(found: LookedUp, side: _Side, places: Sequence[Place]) -> list[dict[s
     ]
 
 
-def _key(found: LookedUp, row: dict[str, Cell] | None) -> dict[str, Cell]:
+def _key(found: CatalogTable, row: dict[str, Cell] | None) -> dict[str, Cell]:
     # Both zeros are the same key.
     return {
         name: 0.0 if isinstance(value, float) and value == 0 else value

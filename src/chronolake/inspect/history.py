@@ -18,7 +18,7 @@ import pyarrow as pa
 from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.formatting import Cell, cells, did_you_mean, instant, typed
 from chronolake.inspect.as_of import epsilon_of, known_since
-from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.catalog import CatalogTable, look_up
 from chronolake.inspect.scan import FILE, ROW, StoredRows
 from chronolake.parsing import clocks_of
 from chronolake.types import (
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
 
 
-_NOT_SHOWN: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
+_HIDDEN_COLUMNS: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
 #: Up to this many values are converted at once when all versions are iterated.
-_CELLS_AT_ONCE: Final = 50_000
+_MAX_CELLS: Final = 50_000
 
 
 class Ending(StrEnum):
@@ -96,20 +96,20 @@ class StoredVersions(Sequence[Version]):
 
     def __init__(self, rows: pa.Table, epsilon: int) -> None:
         self._rows = rows.sort_by([(START, "ascending"), (END, "ascending")]).combine_chunks()
-        self._shown = [name for name in rows.column_names if name not in _NOT_SHOWN]
+        self._columns = [name for name in rows.column_names if name not in _HIDDEN_COLUMNS]
         self._starts = _micros(self._rows[START])
         self._ends = _micros(self._rows[END])
-        self._endings = self._ended(epsilon)
+        self._endings = self._find_endings(epsilon)
         #: For each column, flags of the versions whose value differs from the previous version.
-        self._differs = {name: _differing(self._rows[name]) for name in self._shown}
+        self._differs = {name: _flag_changes(self._rows[name]) for name in self._columns}
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
 
     def __iter__(self) -> Iterator[Version]:
-        at_once = max(1, _CELLS_AT_ONCE // max(1, len(self._shown)))
+        at_once = max(1, _MAX_CELLS // max(1, len(self._columns)))
         for first in range(0, len(self), at_once):
-            yield from self._made(first, min(first + at_once, len(self)))
+            yield from self._convert(first, min(first + at_once, len(self)))
 
     @overload
     def __getitem__(self, place: int) -> Version: ...
@@ -119,12 +119,12 @@ class StoredVersions(Sequence[Version]):
         if isinstance(place, slice):
             wanted = range(*place.indices(len(self)))
             if wanted and wanted.step == 1:
-                return self._made(wanted.start, wanted.stop)
-            return [self[one] for one in wanted]
+                return self._convert(wanted.start, wanted.stop)
+            return [self[number] for number in wanted]
         first = place + len(self) if place < 0 else place
         if not 0 <= first < len(self):
             raise IndexError(place)
-        return self._made(first, first + 1)[0]
+        return self._convert(first, first + 1)[0]
 
     def outline(self) -> tuple[Version, ...]:
         """Return the versions without their values; their changes contain only the column."""
@@ -134,40 +134,41 @@ class StoredVersions(Sequence[Version]):
             for place in np.flatnonzero(differs):
                 changes[place].append(change)
         return tuple(
-            Version(*self._life(place), None, {}, tuple(some)) for place, some in enumerate(changes)
+            Version(*self._validity(place), None, {}, tuple(some))
+            for place, some in enumerate(changes)
         )
 
-    def _made(self, first: int, last: int) -> list[Version]:
+    def _convert(self, first: int, last: int) -> list[Version]:
         """Return the versions from one index to another."""
         begin = max(0, first - 1)  # The previous version is needed for the changes.
         rows = self._rows.slice(begin, last - begin)
-        values = {name: cells(rows[name]) for name in self._shown}
+        values = {name: cells(rows[name]) for name in self._columns}
         synced = cells(rows[SYNCED]) if SYNCED in rows.column_names else [None] * rows.num_rows
-        made = []
+        versions = []
         for place in range(first, last):
             here = place - begin
-            made.append(
+            versions.append(
                 Version(
-                    *self._life(place),
+                    *self._validity(place),
                     synced[here],
                     {name: column[here] for name, column in values.items()},
                     tuple(
                         Change(name, values[name][here - 1], values[name][here])
-                        for name in self._shown
+                        for name in self._columns
                         if self._differs[name][place]
                     ),
                 )
             )
-        return made
+        return versions
 
-    def _life(self, place: int) -> tuple[str | None, str | None, Ending]:
+    def _validity(self, place: int) -> tuple[str | None, str | None, Ending]:
         return (
             _instant(self._starts[place]),
             _instant(self._ends[place]),
             self._endings[place],
         )
 
-    def _ended(self, epsilon: int) -> list[Ending]:
+    def _find_endings(self, epsilon: int) -> list[Ending]:
         active = self._rows[ACTIVE].to_pylist()
         following = [*self._starts[1:], None]
         return [
@@ -175,18 +176,18 @@ class StoredVersions(Sequence[Version]):
         ]
 
 
-def as_they_are(rows: pa.Table) -> tuple[Version, ...]:
+def current_rows(rows: pa.Table) -> tuple[Version, ...]:
     """Return the rows of a record of a table without history."""
     columns = {name: cells(rows[name]) for name in rows.column_names}
     synced = columns.get(SYNCED, [None] * rows.num_rows)
-    shown = {name: column for name, column in columns.items() if name not in _NOT_SHOWN}
+    values = {name: column for name, column in columns.items() if name not in _HIDDEN_COLUMNS}
     return tuple(
         Version(
             None,
             None,
             Ending.ACTIVE,
             synced[place],
-            {name: column[place] for name, column in shown.items()},
+            {name: column[place] for name, column in values.items()},
             (),
         )
         for place in range(rows.num_rows)
@@ -198,11 +199,11 @@ def _micros(values: pa.ChunkedArray) -> list[int | None]:
     return micros
 
 
-def _differing(values: pa.ChunkedArray) -> NDArray[np.bool_]:
+def _flag_changes(values: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return flags of the values that differ from the previous one in their displayed form."""
-    shown = cells(values)
-    differs = np.zeros(len(shown), np.bool_)
-    for place, (old, new) in enumerate(pairwise(shown), start=1):
+    displayed = cells(values)
+    differs = np.zeros(len(displayed), np.bool_)
+    for place, (old, new) in enumerate(pairwise(displayed), start=1):
         differs[place] = old != new or type(old) is not type(new)
     return differs
 
@@ -312,18 +313,18 @@ def history(
     """
     found = look_up(config, name)
     condition = _condition(found, key)
-    rows = _stored(found, condition, most, most_bytes)
+    rows = _read_rows(found, condition, most, most_bytes)
     versions: Sequence[Version] = ()
     if rows.num_rows and found.mode is Mode.HISTORY:
         versions = StoredVersions(rows, epsilon_of(found))
     elif rows.num_rows:
-        versions = as_they_are(rows)
+        versions = current_rows(rows)
     since = known_since(found)
     return Timeline(name, found.mode, dict(key), versions, since, rows.get_total_buffer_size())
 
 
-def _stored(
-    found: LookedUp, condition: BooleanExpression, most: int | None, most_bytes: int | None
+def _read_rows(
+    found: CatalogTable, condition: BooleanExpression, most: int | None, most_bytes: int | None
 ) -> pa.Table:
     """Return a record's rows, or raise an error as soon as a limit is exceeded."""
     stored, kept, count, size = StoredRows(found), [], 0, 0
@@ -332,24 +333,22 @@ def _stored(
         kept.append(rows)
         count += rows.num_rows
         size += rows.nbytes
-        reported = None
+        problem = None
         if most is not None and count > most:
-            reported = f"The record has more than {most:,} versions, too many to show all."
+            problem = f"The record has more than {most:,} versions, which is the limit."
         elif most_bytes is not None and size > most_bytes:
-            reported = (
-                f"The record's versions hold more than {most_bytes >> 20:,} MiB, too much to show."
-            )
-        if reported is not None:
+            problem = f"The record's versions exceed the limit of {most_bytes >> 20:,} MiB."
+        if problem is not None:
             raise ValueRefusedError(
-                reported,
-                hint="Ask for those of some time in SQL, with `chronolake query`, or for all with "
-                "`chronolake history --json`.",
+                problem,
+                hint="Select the versions of a period in SQL with `chronolake query`, or print all "
+                "versions with `chronolake history --json`.",
                 table=str(found.name),
             )
     return pa.concat_tables(kept) if kept else pa.table({})
 
 
-def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:
+def _condition(found: CatalogTable, key: Mapping[str, str | None]) -> BooleanExpression:
     from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
 
     table = str(found.name)
@@ -360,23 +359,23 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
         if column not in by_name:
             raise UnknownColumnError(
                 "The table has no such column.",
-                hint=f"Its key is {_listed(found.key)}."
+                hint=f"Its key is {_join(found.key)}."
                 if found.key
-                else did_you_mean(column, by_name, f"Its columns are {_listed(list(by_name))}."),
+                else did_you_mean(column, by_name, f"Its columns are {_join(list(by_name))}."),
                 table=table,
                 column=column,
             )
         if column not in wanted:
             raise UnknownColumnError(
                 "The column is not part of the table's key.",
-                hint=f"The key is {_listed(wanted)}; for other questions use `chronolake query`.",
+                hint=f"The key is {_join(wanted)}; for other filters, use `chronolake query`.",
                 table=table,
                 column=column,
             )
     if missing := [column for column in wanted if column not in key] or (["id"] if not key else []):
         raise UnknownColumnError(
-            f"The key is not complete: {_listed(missing)} is missing.",
-            hint="Give --key COLUMN=VALUE for each key column, or --null COLUMN where it is null.",
+            f"The key is not complete: {_join(missing)} is missing.",
+            hint="Set --key COLUMN=VALUE for each key column, or --null COLUMN if it is null.",
             table=table,
         )
     condition: BooleanExpression = AlwaysTrue()
@@ -385,7 +384,7 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
     return condition
 
 
-def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpression:
+def equal_to(found: CatalogTable, column: str, text: str | None) -> BooleanExpression:
     """Return a filter for rows in which a column equals the value of a text; None means null.
 
     Raises:
@@ -400,7 +399,7 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
 
     if text is None:
         return IsNull(column)
-    by_name = {one.name: one for one in found.columns}
+    by_name = {item.name: item for item in found.columns}
     if by_name[column].type.kind is Kind.NAIVE_TIME:
         return In(column, clocks_of(text))
     if by_name[column].type.kind in NUMBERS:
@@ -417,5 +416,5 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     return EqualTo(column, literal(value))
 
 
-def _listed(columns: Sequence[str]) -> str:
+def _join(columns: Sequence[str]) -> str:
     return ", ".join(columns)

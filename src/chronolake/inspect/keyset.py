@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.formatting import Cell, cells
-from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.catalog import CatalogTable, look_up
 from chronolake.inspect.history import NUMBERS, equal_to
 from chronolake.inspect.scan import FILE, ROW, StoredRows
 from chronolake.types import Column, Kind
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Position: TypeAlias = tuple[Any, ...]
 
 _PLACE: Final = (FILE, ROW)
-_MOST_LETTERS: Final = 1_000_000
+_MAX_CURSOR_LENGTH: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Order:
         )
 
     @property
-    def comparable_kinds(self) -> list[pa.DataType]:
+    def comparable_types(self) -> list[pa.DataType]:
         """Return the types of the columns that `of` returns."""
-        kinds = [comparable_kind(column.type.arrow) for column in self.columns]
+        kinds = [comparable_type(column.type.arrow) for column in self.columns]
         return kinds + [pa.int64()] * (len(self.names) - len(kinds))
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Return a short text that identifies the order."""
-        reported = repr((str(self.table), self.columns, self.by_place))
-        return blake2b(reported.encode(), digest_size=6).hexdigest()
+        identity = repr((str(self.table), self.columns, self.by_place))
+        return blake2b(identity.encode(), digest_size=6).hexdigest()
 
     def of(self, rows: pa.Table) -> pa.Table:
         """Return the values to order by, in columns whose natural order is the wanted one.
@@ -85,9 +85,9 @@ class Order:
         Args:
             rows: rows with the columns of the order, and their places.
         """
-        made = [comparable(rows[column.name]) for column in self.columns]
-        made += [rows[name] for name in _PLACE] if self.by_place else []
-        return pa.table(made, self.names)
+        columns = [to_comparable(rows[column.name]) for column in self.columns]
+        columns += [rows[name] for name in _PLACE] if self.by_place else []
+        return pa.table(columns, self.names)
 
     def indices(self, keys: pa.Table) -> pa.Array:
         """Return the indexes that sort rows returned by `of`."""
@@ -116,7 +116,7 @@ class Order:
         return tuple(keys[name][row].as_py() for name in self.names)
 
 
-class Smallest:
+class FirstRows:
     """The first rows in an order among batches of rows; only these are kept in memory."""
 
     def __init__(self, order: Order, count: int) -> None:
@@ -127,7 +127,7 @@ class Smallest:
     def add(self, keys: pa.Table) -> None:
         """Add more rows, as returned by `Order.of`."""
         if self.is_full and self.keys is not None:
-            keys = keys.filter(_at_most(keys, self.keys))
+            keys = keys.filter(_may_precede(keys, self.keys))
             if not keys.num_rows:
                 return
         if self.keys is not None:
@@ -140,7 +140,7 @@ class Smallest:
         return self.keys is not None and self.keys.num_rows == self._count
 
 
-def _at_most(keys: pa.Table, kept: pa.Table) -> pa.ChunkedArray:
+def _may_precede(keys: pa.Table, kept: pa.Table) -> pa.ChunkedArray:
     """Return flags of rows that may precede the last kept one, by their first column."""
     name = keys.column_names[0]
     last = kept[name][-1]
@@ -149,11 +149,11 @@ def _at_most(keys: pa.Table, kept: pa.Table) -> pa.ChunkedArray:
     return pc.fill_null(pc.less_equal(keys[name], last), True)
 
 
-def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def to_comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert values to a type that Arrow compares and sorts in the wanted order."""
     kind = values.type
     if pa.types.is_floating(kind):
-        return pa.chunked_array([_whole(chunk) for chunk in values.chunks], pa.int64())
+        return pa.chunked_array([_sortable_floats(chunk) for chunk in values.chunks], pa.int64())
     if pa.types.is_boolean(kind):
         return values.cast(pa.int8())
     if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
@@ -161,9 +161,9 @@ def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(pa.int32()) if pa.types.is_date32(kind) else values
 
 
-def comparable_kind(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `comparable` returns for values of a type."""
-    return comparable(pa.chunked_array([], kind)).type
+def comparable_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `to_comparable` returns for values of a type."""
+    return to_comparable(pa.chunked_array([], kind)).type
 
 
 def at_least(column: Column, value: Any) -> BooleanExpression | None:
@@ -196,7 +196,7 @@ def _literal(column: Column, value: Any) -> Literal[Any] | None:
     return LongLiteral(value) if isinstance(value, int) else literal(value)
 
 
-def _whole(values: pa.Array) -> pa.Array:
+def _sortable_floats(values: pa.Array) -> pa.Array:
     """Convert floats to integers of the same order, based on their bits."""
     numbers = np.asarray(values.cast(pa.float64()).fill_null(0.0)).copy()
     numbers[numbers == 0] = 0.0  # positive and negative zero
@@ -210,50 +210,50 @@ def _mask(values: pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.asarray(pc.fill_null(values, False))
 
 
-def cursor(order: Order, position: Position) -> str:
+def encode_cursor(order: Order, position: Position) -> str:
     """Return a position as a text for URLs."""
-    reported = [order.mark, *(_told(value) for value in position)]
-    text = json.dumps(reported, ensure_ascii=False, separators=(",", ":"))
+    values = [order.fingerprint, *(_to_json(value) for value in position)]
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _told(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value) if isinstance(value, Decimal) else value
 
 
-def position_of(order: Order, text: str) -> Position:
-    """Return the position of a text that `cursor` returned.
+def decode_cursor(order: Order, text: str) -> Position:
+    """Return the position of a text that `encode_cursor` returned.
 
     Raises:
         ValueRefusedError: the text is not a cursor of this order.
     """
     try:
-        reported = _decoded(text, order.mark)
+        values = _decode(text, order.fingerprint)
         return tuple(
-            _heard(value, kind)
-            for value, kind in zip(reported, order.comparable_kinds, strict=True)
+            _from_json(value, kind)
+            for value, kind in zip(values, order.comparable_types, strict=True)
         )
     except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error) as failure:
         raise ValueRefusedError(
-            "The cursor is none of this table's pages.",
-            hint="Begin with the first page.",
+            "The cursor is not valid for this table.",
+            hint="Start with the first page.",
             table=str(order.table),
         ) from failure
 
 
-def _decoded(text: str, mark: str) -> list[Any]:
-    if len(text) > _MOST_LETTERS:
+def _decode(text: str, fingerprint: str) -> list[Any]:
+    if len(text) > _MAX_CURSOR_LENGTH:
         raise ValueError
     padded = text + "=" * (-len(text) % 4)
-    reported = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
-    if not isinstance(reported, list) or reported[:1] != [mark]:
+    values = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
+    if not isinstance(values, list) or values[:1] != [fingerprint]:
         raise TypeError
-    return reported[1:]
+    return values[1:]
 
 
-def _heard(value: Any, kind: pa.DataType) -> Any:
+def _from_json(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_integer(kind):
@@ -270,10 +270,10 @@ def _heard(value: Any, kind: pa.DataType) -> Any:
 
 
 _TEXTS: Final = {Kind.STRING, Kind.XML, Kind.JSON, Kind.NAIVE_TIME}
-_LAST_LETTER: Final = 0x10_FFFF
+_LAST_CHARACTER: Final = 0x10_FFFF
 
 
-def completions(
+def complete_key(
     config: LakeConfig,
     name: TableName,
     typed: Mapping[str, str | None],
@@ -312,15 +312,15 @@ def completions(
         _key_column(found, other)
         if other != column:
             condition = And(condition, equal_to(found, other, text))
-    begin = typed.get(column) or ""
+    prefix = typed.get(column) or ""
     if wanted.type.kind in NUMBERS:
-        begin = begin.strip()
-    if begin and wanted.type.kind in _TEXTS:
-        condition = And(condition, _begins(column, begin))
-    return _values(found, wanted, condition, begin, limit)
+        prefix = prefix.strip()
+    if prefix and wanted.type.kind in _TEXTS:
+        condition = And(condition, _has_prefix(column, prefix))
+    return _read_values(found, wanted, condition, prefix, limit)
 
 
-def _key_column(found: LookedUp, name: str) -> Column:
+def _key_column(found: CatalogTable, name: str) -> Column:
     columns = {column.name: column for column in found.columns}
     # A table of another engine has no declared key: any columns may be requested.
     key = found.key or tuple(columns)
@@ -334,7 +334,7 @@ def _key_column(found: LookedUp, name: str) -> Column:
     return columns[name]
 
 
-def _begins(column: str, begin: str) -> BooleanExpression:
+def _has_prefix(column: str, prefix: str) -> BooleanExpression:
     """Return a filter for texts with a prefix, as a range that statistics of row groups can use."""
     from pyiceberg.expressions import (  # noqa: PLC0415 - slow to import
         And,
@@ -344,38 +344,40 @@ def _begins(column: str, begin: str) -> BooleanExpression:
     )
     from pyiceberg.expressions.literals import literal  # noqa: PLC0415 - slow to import
 
-    condition = And(StartsWith(column, literal(begin)), GreaterThanOrEqual(column, literal(begin)))
-    following = ord(begin[-1]) + 1
-    if following <= _LAST_LETTER and not 0xD800 <= following <= 0xDFFF:  # noqa: PLR2004 - surrogates
-        condition = And(condition, LessThan(column, literal(begin[:-1] + chr(following))))
+    condition = And(
+        StartsWith(column, literal(prefix)), GreaterThanOrEqual(column, literal(prefix))
+    )
+    following = ord(prefix[-1]) + 1
+    if following <= _LAST_CHARACTER and not 0xD800 <= following <= 0xDFFF:  # noqa: PLR2004 - surrogates
+        condition = And(condition, LessThan(column, literal(prefix[:-1] + chr(following))))
     return condition
 
 
-def _values(
-    found: LookedUp, column: Column, condition: BooleanExpression, begin: str, limit: int
+def _read_values(
+    found: CatalogTable, column: Column, condition: BooleanExpression, prefix: str, limit: int
 ) -> list[Cell]:
     order = Order(found.name, (column,), by_place=False)
-    smallest = Smallest(order, limit)
+    first_rows = FirstRows(order, limit)
     # Contains the values in addition to the comparable values.
     kept: pa.Table | None = None
     for rows in StoredRows(found).batches([column.name], condition):
-        values = _distinct(rows.drop_columns([FILE, ROW])[0])
-        keys = pa.table([comparable(values), values], ["by0", "value"])
-        if smallest.is_full and smallest.keys is not None:
-            keys = keys.filter(pc.less(keys["by0"], smallest.keys["by0"][-1]))
-        keys = _beginning(keys, column, begin)
+        values = _drop_duplicates(rows.drop_columns([FILE, ROW])[0])
+        keys = pa.table([to_comparable(values), values], ["by0", "value"])
+        if first_rows.is_full and first_rows.keys is not None:
+            keys = keys.filter(pc.less(keys["by0"], first_rows.keys["by0"][-1]))
+        keys = _filter_prefix(keys, column, prefix)
         if kept is not None:
             seen = pc.is_in(keys["by0"], value_set=kept["by0"].combine_chunks())
             keys = keys.filter(pc.invert(seen))
         if keys.num_rows:
-            smallest.add(keys)
-            kept = smallest.keys
+            first_rows.add(keys)
+            kept = first_rows.keys
     return [] if kept is None else cells(kept["value"])
 
 
-def _distinct(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _drop_duplicates(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the distinct values: both zeros are one value, and so are all NaN."""
-    keys = comparable(values)
+    keys = to_comparable(values)
     numbers = pa.array(np.arange(len(values)))
     firsts = (
         pa.table([keys, numbers], ["key", "number"])
@@ -385,16 +387,16 @@ def _distinct(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.take(firsts["number_min"])
 
 
-def _beginning(keys: pa.Table, column: Column, begin: str) -> pa.Table:
+def _filter_prefix(keys: pa.Table, column: Column, prefix: str) -> pa.Table:
     """Return the values whose text has a prefix."""
-    if not begin or not keys.num_rows:
+    if not prefix or not keys.num_rows:
         return keys
     if column.type.kind in _TEXTS:
-        return keys.filter(pc.starts_with(keys["value"], begin))
+        return keys.filter(pc.starts_with(keys["value"], prefix))
     if pa.types.is_integer(keys["value"].type):
-        return keys.filter(pc.starts_with(keys["value"].cast(pa.string()), begin))
+        return keys.filter(pc.starts_with(keys["value"].cast(pa.string()), prefix))
     texts = [_text(cell) for cell in cells(keys["value"])]
-    return keys.filter(pa.array([text.startswith(begin) for text in texts]))
+    return keys.filter(pa.array([text.startswith(prefix) for text in texts]))
 
 
 def _text(cell: Cell) -> str:

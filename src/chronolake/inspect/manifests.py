@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile
     from pyiceberg.table import FileScanTask
 
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
     from chronolake.types import TableName
 
 
@@ -28,7 +28,7 @@ _NONE: Final = np.empty(0, np.int64)
 class DeletedRows:
     """The deleted rows of a snapshot's data files. Each delete file is read once."""
 
-    def __init__(self, found: LookedUp) -> None:
+    def __init__(self, found: CatalogTable) -> None:
         self._found = found
         self._by_file: dict[str, NDArray[np.int64]] = {}
         self._read: set[str] = set()
@@ -42,18 +42,20 @@ class DeletedRows:
         for file in task.delete_files:
             # One file contains the vectors of many data files, and PyIceberg does not report which.
             if file.file_path not in self._read:
-                for path, rows in self._rows_in(file.file_path, str(file.file_format)).items():
+                for path, rows in self._read_delete_file(
+                    file.file_path, str(file.file_format)
+                ).items():
                     before = self._by_file.get(path, _NONE)
                     self._by_file[path] = np.union1d(before, rows)
                 self._read.add(file.file_path)
         return self._by_file.get(task.file.file_path, _NONE)
 
-    def _rows_in(self, path: str, kind: str) -> dict[str, NDArray[np.int64]]:
+    def _read_delete_file(self, path: str, kind: str) -> dict[str, NDArray[np.int64]]:
         from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
         from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415 - slow to import
 
         name, io = self._found.name, self._found.table.io
-        with readable(name, path), io.new_input(path).open() as stream:
+        with table_errors(name, path), io.new_input(path).open() as stream:
             payload = stream.read()
             if kind.endswith("PUFFIN"):
                 return {
@@ -67,17 +69,17 @@ class DeletedRows:
                     file: rows.filter(ds.field("file_path") == file)["pos"].to_numpy()
                     for file in rows["file_path"].unique().to_pylist()
                 }
-        message = "Another engine deleted rows in a form that only Spark reads here."
-        raise unread(self._found.name, message)
+        message = "Another engine deleted rows in a format that only Spark can read."
+        raise unsupported(self._found.name, message)
 
 
-def unread(table: TableName, message: str) -> LakeError:
+def unsupported(table: TableName, message: str) -> LakeError:
     """Return the error for rows that cannot be read without Spark."""
-    return LakeError(message, hint="Ask for them with `chronolake query`.", table=str(table))
+    return LakeError(message, hint="Use `chronolake query`.", table=str(table))
 
 
 @contextmanager
-def readable(table: TableName, file: str | None = None) -> Iterator[None]:
+def table_errors(table: TableName, file: str | None = None) -> Iterator[None]:
     """Convert errors about a table's files to `LakeError`.
 
     Args:
@@ -92,23 +94,23 @@ def readable(table: TableName, file: str | None = None) -> Iterator[None]:
     except ChronolakeError:
         raise
     except Exception as failure:  # damaged files raise any error
-        raise damaged(table, failure, file) from failure
+        raise damaged_error(table, failure, file) from failure
 
 
-def damaged(table: TableName, failure: Exception, file: str | None = None) -> LakeError:
+def damaged_error(table: TableName, failure: Exception, file: str | None = None) -> LakeError:
     """Return the error for a missing or damaged file of a table."""
     return LakeError(
         f"{'The table has files that' if file is None else 'A file of the table'} cannot be read: "
         f"{type(failure).__name__}.",
-        hint="Try again: maintenance may have removed files meanwhile. If that does not help, "
-        "bring the file back from a backup; `chronolake verify` tells whether more are damaged.",
+        hint="Try again, because maintenance may have removed files in the meantime. If that does "
+        "not help, restore the file from a backup; `chronolake verify` finds other damaged files.",
         table=str(table),
         file=file,
     )
 
 
-def entries(
-    found: LookedUp, snapshot_id: int | None = None
+def read_entries(
+    found: CatalogTable, snapshot_id: int | None = None
 ) -> Iterator[tuple[ManifestFile, ManifestEntry]]:
     """Return the live entries of a snapshot, each with its manifest.
 
@@ -126,10 +128,10 @@ def entries(
         snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         return
-    with readable(found.name, snapshot.manifest_list):
+    with table_errors(found.name, snapshot.manifest_list):
         manifests = snapshot.manifests(io)
     for manifest in manifests:
-        with readable(found.name, manifest.manifest_path):
-            listed = manifest.fetch_manifest_entry(io)
-        for entry in listed:
+        with table_errors(found.name, manifest.manifest_path):
+            manifest_entries = manifest.fetch_manifest_entry(io)
+        for entry in manifest_entries:
             yield manifest, entry

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chronolake.inspect.history import Timeline
     from chronolake.inspect.tables import MonthlyUsage, TableSummary
 
-_MOST_COLUMNS: Final = 24
+_MAX_COLUMNS: Final = 24
 _MINUTES: Final = len("2024-01-01T00:00")
 _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
 
@@ -67,11 +67,13 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
     table.add_column(
         f"rows in {month}", f"{total}{sum(each.rows for each in found):,}", justify="right"
     )
-    for each in found:
-        about = "" if each.is_exact else "about "
-        table.add_row(Text(name_of(each.table)), each.mode.value, f"{about}{each.rows:,}")
+    for month_usage in found:
+        about = "" if month_usage.is_exact else "about "
+        table.add_row(
+            Text(name_of(month_usage.table)), month_usage.mode.value, f"{about}{month_usage.rows:,}"
+        )
     notes = Text(
-        "distinct rows that were written, of history tables versions; 'about': within 3 %",
+        "distinct rows written (history mode: versions); 'about': within 3 %",
         style="dim",
     )
     return Group(table, notes)
@@ -92,7 +94,7 @@ def timeline(found: Timeline) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
     table.add_column("from, until", no_wrap=True)
     table.add_column("ended", no_wrap=True)
-    table.add_column("what it says", ratio=1)
+    table.add_column("values and changes", ratio=1)
     for place, version in enumerate(found.versions):
         table.add_row(
             Text(f"{version.start}\n{version.end}"),
@@ -102,8 +104,8 @@ def timeline(found: Timeline) -> RenderableType:
     if found.known_since is None:
         return Group(title, table)
     note = Text(
-        f"The table was switched to history mode at {found.known_since}: what records were before "
-        "is not known.",
+        f"The table was switched to history mode at {found.known_since}: earlier changes are not "
+        "known.",
         style="yellow",
     )
     return Group(title, table, note)
@@ -122,7 +124,10 @@ def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int)
         max([len(name), *(min(line[place].cell_len, LONGEST) for line in lines)])
         for place, name in enumerate(names)
     ]
-    if sum(widest) + 3 * len(names) > width and sum(min(one, 12) + 3 for one in widest) > width:
+    if (
+        sum(widest) + 3 * len(names) > width
+        and sum(min(length, 12) + 3 for length in widest) > width
+    ):
         return Group(*(_block(names, line, number) for number, line in enumerate(lines, start=1)))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in names:
@@ -153,22 +158,22 @@ def _grid(pairs: Iterable[tuple[str, Text]]) -> Table:
 def _values(version: Version) -> RenderableType:
     """Render all values of a version, or the non-null ones of a wide version."""
     named = list(version.values.items())
-    if len(named) > _MOST_COLUMNS:
-        named = [pair for pair in named if pair[1] is not None][:_MOST_COLUMNS]
-    shown = _grid((name, cell(value)) for name, value in named)
+    if len(named) > _MAX_COLUMNS:
+        named = [pair for pair in named if pair[1] is not None][:_MAX_COLUMNS]
+    grid = _grid((name, cell(value)) for name, value in named)
     if left := len(version.values) - len(named):
-        return Group(shown, Text(f"and {left:,} more columns: use --json", style="dim"))
-    return shown
+        return Group(grid, Text(f"and {left:,} more columns: use --json", style="dim"))
+    return grid
 
 
 def _changes(version: Version) -> RenderableType:
     if not version.changes:
-        return Text("nothing changed", style="dim")
-    listed = version.changes[:_MOST_COLUMNS]
-    shown = _grid(
+        return Text("no changes", style="dim")
+    changes = version.changes[:_MAX_COLUMNS]
+    grid = _grid(
         (change.column, Text.assemble(cell(change.old), (" → ", "bold"), cell(change.new)))
-        for change in listed
+        for change in changes
     )
-    if left := len(version.changes) - len(listed):
-        return Group(shown, Text(f"and {left:,} more changes: use --json", style="dim"))
-    return shown
+    if left := len(version.changes) - len(changes):
+        return Group(grid, Text(f"and {left:,} more changes: use --json", style="dim"))
+    return grid

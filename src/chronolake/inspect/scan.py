@@ -18,7 +18,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from chronolake.change_set import RESERVED
-from chronolake.inspect.manifests import DeletedRows, damaged, entries, readable, unread
+from chronolake.inspect.manifests import (
+    DeletedRows,
+    damaged_error,
+    read_entries,
+    table_errors,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask
 
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
 
 #: Columns with a row's place: a number derived from its file's path, and its index in the file.
 FILE: Final = f"{RESERVED}file"
@@ -47,14 +53,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Mapped:
+class _FileMapping:
     """Columns and conditions, mapped to files of one physical schema."""
 
     physical: pa.Schema
     partition: dict[int, Any]
     schema: Schema
     condition: pc.Expression | None
-    asked: frozenset[int]
+    filter_columns: frozenset[int]
 
 
 class StoredRows:
@@ -66,14 +72,14 @@ class StoredRows:
             columns: a column that was added later is null.
     """
 
-    def __init__(self, found: LookedUp, snapshot_id: int | None = None) -> None:
+    def __init__(self, found: CatalogTable, snapshot_id: int | None = None) -> None:
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
 
         self._found = found
         self._snapshot_id = snapshot_id
         self._fields = {field.name: field for field in found.table.schema().fields}
         self._types = {
-            name: _short(schema_to_pyarrow(field.field_type, include_field_ids=False))
+            name: _narrow_type(schema_to_pyarrow(field.field_type, include_field_ids=False))
             for name, field in self._fields.items()
         }
         self._tasks: dict[int, FileScanTask] = {}
@@ -96,11 +102,11 @@ class StoredRows:
         try:
             tasks = list(scan.plan_files())
         except Exception as failure:
-            for _ in entries(self._found, self._snapshot_id):
+            for _ in read_entries(self._found, self._snapshot_id):
                 pass  # Reading the entries raises an error about the unreadable file.
-            raise damaged(self._found.name, failure) from failure
-        tasks.sort(key=lambda task: _number(task.file.file_path))
-        self._tasks |= {_number(task.file.file_path): task for task in tasks}
+            raise damaged_error(self._found.name, failure) from failure
+        tasks.sort(key=lambda task: _file_number(task.file.file_path))
+        self._tasks |= {_file_number(task.file.file_path): task for task in tasks}
         return tasks
 
     def batches(
@@ -108,16 +114,16 @@ class StoredRows:
         columns: Sequence[str],
         condition: BooleanExpression,
         *,
-        only_here: StoredRows | None = None,
-        narrowed: Callable[[], BooleanExpression | None] | None = None,
+        excluding: StoredRows | None = None,
+        narrow: Callable[[], BooleanExpression | None] | None = None,
     ) -> Iterator[pa.Table]:
         """Return the rows that meet a condition, with their places (`FILE`, `ROW`).
 
         Args:
             columns: the columns to read.
             condition: a filter; files and row groups whose statistics exclude it are not read.
-            only_here: another snapshot of the table, whose rows are left out.
-            narrowed: called before each row group; returns an additional condition that arose while
+            excluding: another snapshot of the table, whose rows are left out.
+            narrow: called before each row group; returns an additional condition that arose while
                 reading, or None. Row groups that it excludes by their statistics are skipped; rows
                 that do not meet it may be returned.
 
@@ -126,23 +132,23 @@ class StoredRows:
         """
         from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
 
-        others = None
-        if only_here is not None:
-            others = {task.file.file_path: task for task in only_here.plan(AlwaysTrue())}
-        mapped: _Mapped | None = None
+        excluded_tasks = None
+        if excluding is not None:
+            excluded_tasks = {task.file.file_path: task for task in excluding.plan(AlwaysTrue())}
+        mapping: _FileMapping | None = None
         for task in self.plan(condition):
             only: NDArray[np.int64] | None = None
-            if others is not None and only_here is not None:
-                other = others.get(task.file.file_path)
-                if other is not None:
+            if excluded_tasks is not None and excluding is not None:
+                excluded_task = excluded_tasks.get(task.file.file_path)
+                if excluded_task is not None:
                     # Only rows that the other snapshot has deleted from the same file.
-                    only = np.setdiff1d(only_here.deleted.of(other), self.deleted.of(task))
+                    only = np.setdiff1d(excluding.deleted.of(excluded_task), self.deleted.of(task))
                     if not only.size:
                         continue
-            with readable(self._found.name, task.file.file_path), self._opened(task) as fragment:
-                mapped = self._mapped(fragment, task, condition, mapped)
-                for rows in self._from_file(task, fragment, mapped, columns, narrowed):
-                    remaining = _without(rows, self.deleted.of(task), only)
+            with table_errors(self._found.name, task.file.file_path), self._open(task) as fragment:
+                mapping = self._map_file(fragment, task, condition, mapping)
+                for rows in self._read_file(task, fragment, mapping, columns, narrow):
+                    remaining = _drop_deleted(rows, self.deleted.of(task), only)
                     if remaining.num_rows:
                         yield remaining
 
@@ -156,9 +162,9 @@ class StoredRows:
         for number in sorted({place.file for place in places}):
             task = self._tasks[number]
             wanted = np.array(sorted({place.row for place in places if place.file == number}))
-            with readable(self._found.name, task.file.file_path), self._opened(task) as fragment:
-                mapped = self._mapped(fragment, task, None, None)
-                found += self._taken(task, fragment, mapped, wanted)
+            with table_errors(self._found.name, task.file.file_path), self._open(task) as fragment:
+                mapping = self._map_file(fragment, task, None, None)
+                found += self._take_rows(task, fragment, mapping, wanted)
         names = [*self._fields, FILE, ROW]
         if not found:
             return pa.table([pa.array([], kind) for kind in self._types.values()], self.columns)
@@ -172,19 +178,21 @@ class StoredRows:
         return rows.take([by_place[place] for place in places]).drop_columns([FILE, ROW])
 
     @contextmanager
-    def _opened(self, task: FileScanTask) -> Iterator[ds.ParquetFileFragment]:
+    def _open(self, task: FileScanTask) -> Iterator[ds.ParquetFileFragment]:
         if not str(task.file.file_format).endswith("PARQUET"):
-            raise unread(self._found.name, "The table has files of another format than Parquet.")
+            raise unsupported(
+                self._found.name, "The table has files that are not in Parquet format."
+            )
         with self._found.table.io.new_input(task.file.file_path).open() as stream:
             yield ds.ParquetFileFormat().make_fragment(stream)
 
-    def _mapped(
+    def _map_file(
         self,
         fragment: ds.ParquetFileFragment,
         task: FileScanTask,
         condition: BooleanExpression | None,
-        before: _Mapped | None,
-    ) -> _Mapped:
+        before: _FileMapping | None,
+    ) -> _FileMapping:
         """Return the mapping of a file's columns, or the previous one if columns are equal."""
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 - slow to import
 
@@ -204,15 +212,15 @@ class StoredRows:
             downcast_ns_timestamp_to_us=metadata.format_version < _WITH_NANOSECONDS,
             format_version=metadata.format_version,
         )
-        return _Mapped(
+        return _FileMapping(
             physical,
             partition,
             schema,
-            self._expression(condition, schema, partition),
-            self._asked_by(condition),
+            self._translate(condition, schema, partition),
+            self._columns_of(condition),
         )
 
-    def _asked_by(self, condition: BooleanExpression | None) -> frozenset[int]:
+    def _columns_of(self, condition: BooleanExpression | None) -> frozenset[int]:
         from pyiceberg.expressions.visitors import bind, extract_field_ids  # noqa: PLC0415
 
         if condition is None:
@@ -220,7 +228,7 @@ class StoredRows:
         bound = bind(self._found.table.schema(), condition, case_sensitive=True)
         return frozenset(extract_field_ids(bound))
 
-    def _expression(
+    def _translate(
         self, condition: BooleanExpression | None, schema: Schema, partition: dict[int, Any]
     ) -> pc.Expression | None:
         """Return a condition on the table's columns as one on a file's columns."""
@@ -249,71 +257,71 @@ class StoredRows:
             if str(field.transform) == "identity"
         }
 
-    def _from_file(
+    def _read_file(
         self,
         task: FileScanTask,
         fragment: ds.ParquetFileFragment,
-        mapped: _Mapped,
+        mapping: _FileMapping,
         columns: Sequence[str],
-        narrowed: Callable[[], BooleanExpression | None] | None,
+        narrow: Callable[[], BooleanExpression | None] | None,
     ) -> Iterator[pa.Table]:
-        needed = {self._fields[name].field_id for name in columns} | mapped.asked
-        names = [field.name for field in mapped.schema.fields if field.field_id in needed]
+        needed = {self._fields[name].field_id for name in columns} | mapping.filter_columns
+        names = [field.name for field in mapping.schema.fields if field.field_id in needed]
         admitted = fragment
-        if mapped.condition is not None:
-            admitted = fragment.subset(filter=mapped.condition, schema=mapped.physical)
+        if mapping.condition is not None:
+            admitted = fragment.subset(filter=mapping.condition, schema=mapping.physical)
         firsts = _first_rows(fragment)
-        for group in [one.id for one in admitted.row_groups]:
-            one = fragment.subset(row_group_ids=[group])
-            further = self._expression(
-                narrowed() if narrowed else None, mapped.schema, mapped.partition
+        for group in [row_group.id for row_group in admitted.row_groups]:
+            subset = fragment.subset(row_group_ids=[group])
+            narrowing = self._translate(
+                narrow() if narrow else None, mapping.schema, mapping.partition
             )
-            if further is not None:
-                one = one.subset(filter=further, schema=mapped.physical)
-                if not one.row_groups:
+            if narrowing is not None:
+                subset = subset.subset(filter=narrowing, schema=mapping.physical)
+                if not subset.row_groups:
                     continue
             row = firsts[group]
-            for batch in _batches(one, mapped.physical, names):
+            for batch in _batches(subset, mapping.physical, names):
                 rows = pa.Table.from_batches([batch]).append_column(
                     ROW, pa.array(np.arange(row, row + batch.num_rows))
                 )
                 row += batch.num_rows
-                if mapped.condition is not None:
-                    rows = rows.filter(mapped.condition)
+                if mapping.condition is not None:
+                    rows = rows.filter(mapping.condition)
                 if rows.num_rows:
-                    yield self._projected(rows, mapped.schema, task, columns)
+                    yield self._project(rows, mapping.schema, task, columns)
 
-    def _taken(
+    def _take_rows(
         self,
         task: FileScanTask,
         fragment: ds.ParquetFileFragment,
-        mapped: _Mapped,
+        mapping: _FileMapping,
         wanted: NDArray[np.int64],
     ) -> Iterator[pa.Table]:
         """Return whole rows of a file from the row groups that contain them."""
         firsts = [*_first_rows(fragment), fragment.metadata.num_rows]
         needed = {field.field_id for field in self._fields.values()}
-        names = [field.name for field in mapped.schema.fields if field.field_id in needed]
+        names = [field.name for field in mapping.schema.fields if field.field_id in needed]
         for group in sorted(set(np.searchsorted(firsts, wanted, side="right") - 1)):
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
-            one = fragment.subset(row_group_ids=[int(group)])
+            subset = fragment.subset(row_group_ids=[int(group)])
             row = firsts[group]
-            for batch in _batches(one, mapped.physical, names):
+            for batch in _batches(subset, mapping.physical, names):
                 places = here[(here >= row) & (here < row + batch.num_rows)]
                 if places.size:
                     rows = pa.Table.from_batches([batch]).take(places - row)
                     rows = rows.append_column(ROW, pa.array(places))
-                    yield self._projected(rows, mapped.schema, task, self.columns)
+                    yield self._project(rows, mapping.schema, task, self.columns)
                 row += batch.num_rows
                 if row > here[-1]:
                     break
 
-    def _projected(
+    def _project(
         self, rows: pa.Table, schema: Schema, task: FileScanTask, columns: Sequence[str]
     ) -> pa.Table:
         """Return rows of a file with the table's columns, and with their places."""
         names = {field.field_id: field.name for field in schema.fields}
-        made = []
+        arrays = []
         for column in columns:
             field, kind = self._fields[column], self._types[column]
             name = names.get(field.field_id)
@@ -321,15 +329,15 @@ class StoredRows:
                 values = rows[name]
                 # Nanoseconds are truncated.
                 is_safe = not pa.types.is_timestamp(kind)
-                made.append(values if values.type == kind else values.cast(kind, safe=is_safe))
+                arrays.append(values if values.type == kind else values.cast(kind, safe=is_safe))
                 continue
             constant = self._partition_values(task).get(field.field_id, field.initial_default)
-            made.append(pa.chunked_array([_repeated(constant, kind, rows.num_rows)]))
-        file = np.full(rows.num_rows, _number(task.file.file_path), np.int64)
-        return pa.table([*made, pa.array(file), rows[ROW]], [*columns, FILE, ROW])
+            arrays.append(pa.chunked_array([_repeat(constant, kind, rows.num_rows)]))
+        file = np.full(rows.num_rows, _file_number(task.file.file_path), np.int64)
+        return pa.table([*arrays, pa.array(file), rows[ROW]], [*columns, FILE, ROW])
 
 
-def _repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+def _repeat(value: Any, kind: pa.DataType, count: int) -> pa.Array:
     return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
 
@@ -347,32 +355,32 @@ def _batches(
     yield from scanner.to_batches()
 
 
-def _without(
+def _drop_deleted(
     rows: pa.Table, deleted: NDArray[np.int64], only: NDArray[np.int64] | None
 ) -> pa.Table:
     """Return the rows that are not deleted, optionally limited to some rows."""
     if not rows.num_rows or not (deleted.size or only is not None):
         return rows
     places = rows[ROW].to_numpy()
-    kept = ~_among(places, deleted)
+    kept = ~_is_in(places, deleted)
     if only is not None:
-        kept &= _among(places, only)
+        kept &= _is_in(places, only)
     return rows if kept.all() else rows.filter(pa.array(kept))
 
 
-def _among(places: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_in(places: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
     if not some.size:
         return np.zeros(len(places), np.bool_)
     near = np.minimum(np.searchsorted(some, places), len(some) - 1)
     return np.asarray(some[near] == places)
 
 
-def _number(path: str) -> int:
+def _file_number(path: str) -> int:
     """Return a file's number, which is stable and unique to its path."""
     return int.from_bytes(blake2b(path.encode(), digest_size=7).digest())
 
 
-def _short(kind: pa.DataType) -> pa.DataType:
+def _narrow_type(kind: pa.DataType) -> pa.DataType:
     """Return string and binary types with 32-bit offsets, as files use them."""
     if pa.types.is_large_string(kind):
         return pa.string()

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from chronolake.formatting import Cell, cells, instant
 from chronolake.inspect.activity import rows_changed
-from chronolake.inspect.as_of import published
-from chronolake.inspect.catalog import LookedUp, look_up
-from chronolake.inspect.manifests import entries
+from chronolake.inspect.as_of import publications
+from chronolake.inspect.catalog import CatalogTable, look_up
+from chronolake.inspect.manifests import read_entries
 from chronolake.masking import MASKED, holds_secret, is_secret, masked_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.types import Column, Mode, TableName
 
 #: Shown instead of a value that may be anything: only values of known settings are shown.
-HIDDEN: Final = f"{MASKED} (not shown: no setting of Iceberg)"
+HIDDEN: Final = f"{MASKED} (hidden: not an Iceberg setting)"
 _OURS: Final = "chronolake."
 _BATCH: Final = "chronolake.last-batch"
 _PUBLISH: Final = "chronolake.last-publish"
@@ -110,7 +110,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Inside:
+class TableMetadata:
     """A table's metadata.
 
     Attributes:
@@ -137,7 +137,9 @@ class Inside:
     partitions: tuple[Partition, ...]
 
 
-def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Inside:
+def read_table_metadata(
+    config: LakeConfig, name: TableName, *, snapshots: int = 100
+) -> TableMetadata:
     """Return a table's metadata. It reads the manifests of the current snapshot, but no rows.
 
     Args:
@@ -151,7 +153,7 @@ def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Insi
     """
     found = look_up(config, name)
     schema = found.table.schema()
-    return Inside(
+    return TableMetadata(
         name=name,
         mode=found.mode,
         columns=found.columns,
@@ -167,13 +169,13 @@ def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Insi
     )
 
 
-def _properties(told: Mapping[str, str]) -> Iterable[Property]:
-    for name, value in sorted(told.items()):
+def _properties(properties: Mapping[str, str]) -> Iterable[Property]:
+    for name, value in sorted(properties.items()):
         is_ours = name.startswith(_OURS)
-        yield Property(name, _shown(name, value, is_ours=is_ours), is_ours)
+        yield Property(name, _display_value(name, value, is_ours=is_ours), is_ours)
 
 
-def _shown(name: str, value: str, *, is_ours: bool) -> str:
+def _display_value(name: str, value: str, *, is_ours: bool) -> str:
     if is_secret(name.partition(_COLUMN)[0], keys=not is_ours):
         return MASKED
     if not is_ours and not _SETTING.match(name):
@@ -181,19 +183,21 @@ def _shown(name: str, value: str, *, is_ours: bool) -> str:
     return MASKED if holds_secret(value) else masked_text(value)
 
 
-def _snapshots(found: LookedUp, most: int) -> Iterable[PublishedSnapshot]:
-    at_by_id = {one.snapshot_id: one.at_micros for one in published(found)}
-    every = sorted(
+def _snapshots(found: CatalogTable, limit: int) -> Iterable[PublishedSnapshot]:
+    at_by_id = {
+        publication.snapshot_id: publication.at_micros for publication in publications(found)
+    }
+    ordered = sorted(
         found.table.metadata.snapshots,
-        key=lambda one: (one.sequence_number or 0, one.timestamp_ms),
+        key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms),
         reverse=True,
     )
-    publishes = _publishes(found) if every else {}
-    for snapshot in every[:most]:
-        reported = _told(snapshot)
+    publishes = _publishes(found) if ordered else {}
+    for snapshot in ordered[:limit]:
+        summary = _summary_of(snapshot)
         number = snapshot.snapshot_id
         batch, watermark = publishes.get(number, (None, None))
-        added, removed = rows_changed(reported)
+        added, removed = rows_changed(summary)
         operation = snapshot.summary.operation.value if snapshot.summary is not None else "unknown"
         if operation == "replace":
             added = removed = 0
@@ -206,23 +210,22 @@ def _snapshots(found: LookedUp, most: int) -> Iterable[PublishedSnapshot]:
             watermark=watermark,
             rows_added=added,
             rows_removed=removed,
-            files_added=_count(reported, "added-data-files")
-            + _count(reported, "added-delete-files"),
-            files_removed=_count(reported, "deleted-data-files")
-            + _count(reported, "removed-delete-files"),
+            files_added=_count(summary, "added-data-files") + _count(summary, "added-delete-files"),
+            files_removed=_count(summary, "deleted-data-files")
+            + _count(summary, "removed-delete-files"),
         )
 
 
-def _told(snapshot: Snapshot) -> dict[str, str]:
+def _summary_of(snapshot: Snapshot) -> dict[str, str]:
     return {} if snapshot.summary is None else dict(snapshot.summary.additional_properties)
 
 
-def _count(told: Mapping[str, str], key: str) -> int:
-    value = told.get(key, "0")
+def _count(summary: Mapping[str, str], key: str) -> int:
+    value = summary.get(key, "0")
     return int(value) if value.isdecimal() else 0
 
 
-def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
+def _publishes(found: CatalogTable) -> dict[int, tuple[str | None, str | None]]:
     """Return batch and watermark by the snapshot that was published with them.
 
     They are properties of the table and not of its snapshots. Their earlier values are read from
@@ -233,7 +236,7 @@ def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
     before: Mapping[str, str] = {}
     current: int | None = None
     for file in [*files, found.table.metadata_location]:
-        metadata = _metadata(found, file)
+        metadata = _read_metadata_file(found, file)
         if metadata is None:
             before = {}
             continue
@@ -251,7 +254,7 @@ def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
     return publishes
 
 
-def _metadata(found: LookedUp, file: str) -> dict[str, Any] | None:
+def _read_metadata_file(found: CatalogTable, file: str) -> dict[str, Any] | None:
     """Return a metadata file's contents, or None if it is no longer retained."""
     try:
         with found.table.io.new_input(file).open() as stream:
@@ -272,11 +275,11 @@ class _Tally:
     delete_files: int = 0
 
 
-def _partitions(found: LookedUp) -> list[Partition]:
+def _partitions(found: CatalogTable) -> list[Partition]:
     from pyiceberg.manifest import DataFileContent  # noqa: PLC0415 - slow to import
 
     tallies: dict[tuple[tuple[str, Cell], ...], _Tally] = defaultdict(_Tally)
-    for manifest, entry in entries(found):
+    for manifest, entry in read_entries(found):
         file = entry.data_file
         tally = tallies[_values(found, file, manifest.partition_spec_id)]
         tally.bytes += file.file_size_in_bytes
@@ -291,19 +294,21 @@ def _partitions(found: LookedUp) -> list[Partition]:
         Partition(dict(values), tally.files, tally.rows, tally.bytes, tally.delete_files)
         for values, tally in tallies.items()
     ]
-    return sorted(partitions, key=lambda one: [str(value) for value in one.values.values()])
+    return sorted(
+        partitions, key=lambda partition: [str(value) for value in partition.values.values()]
+    )
 
 
-def _values(found: LookedUp, file: DataFile, spec_id: int) -> tuple[tuple[str, Cell], ...]:
+def _values(found: CatalogTable, file: DataFile, spec_id: int) -> tuple[tuple[str, Cell], ...]:
     """Return a partition's values as cells, by field name."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
 
     spec, schema = found.table.specs()[spec_id], found.table.schema()
-    reported = []
+    values = []
     for place, field in enumerate(spec.fields):
         value = file.partition[place]
         source = schema.find_field(field.source_id).field_type
         kind = schema_to_pyarrow(field.transform.result_type(source), include_field_ids=False)
-        (shown,) = cells(pa.array([value], kind))
-        reported.append((field.name, shown))
-    return tuple(reported)
+        (displayed,) = cells(pa.array([value], kind))
+        values.append((field.name, displayed))
+    return tuple(values)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from chronolake.errors import LakeError
 from chronolake.formatting import instant
-from chronolake.inspect.catalog import every
-from chronolake.inspect.manifests import entries, readable
+from chronolake.inspect.catalog import look_up_all
+from chronolake.inspect.manifests import read_entries, table_errors
 from chronolake.types import ACTIVE, USAGE_PREFIX, Column, Mode, TableName
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from chronolake.config import LakeConfig
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,28 @@ def usage(config: LakeConfig, month: str | None = None) -> list[MonthlyUsage]:
     Raises:
         LakeError: the lake does not exist, or cannot be read.
     """
-    return [one for each in every(config) for one in usage_of(each) if month in {None, one.month}]
+    return [
+        monthly
+        for table in look_up_all(config)
+        for monthly in usage_of(table)
+        if month in {None, monthly.month}
+    ]
 
 
-def usage_of(table: LookedUp) -> tuple[MonthlyUsage, ...]:
+def usage_of(table: CatalogTable) -> tuple[MonthlyUsage, ...]:
     """Return the usage of a table in all months in its properties, in order.
 
     Raises:
         LakeError: a usage property is not in Chronolake's format.
     """
     return tuple(
-        _in_month(table, name, text)
+        _parse_usage(table, name, text)
         for name, text in sorted(table.table.properties.items())
         if name.startswith(USAGE_PREFIX)
     )
 
 
-def _in_month(table: LookedUp, name: str, text: str) -> MonthlyUsage:
+def _parse_usage(table: CatalogTable, name: str, text: str) -> MonthlyUsage:
     month = name.removeprefix(USAGE_PREFIX)
     try:
         reported = json.loads(text)
@@ -88,8 +93,8 @@ def _in_month(table: LookedUp, name: str, text: str) -> MonthlyUsage:
         )
     except (ValueError, KeyError, TypeError) as failure:
         raise LakeError(
-            f"The table's property {name} is not what Chronolake wrote.",
-            hint=f"Remove the property {name}: the usage of that month is not known then.",
+            f"The table's property {name} is not valid.",
+            hint=f"Remove the property {name}; the usage of that month is then unknown.",
             table=str(table.name),
         ) from failure
 
@@ -160,12 +165,12 @@ def tables(config: LakeConfig) -> list[TableSummary]:
     Raises:
         LakeError: the lake does not exist, or its catalog or a table's metadata cannot be read.
     """
-    return [summary(found) for found in every(config)]
+    return [summary(found) for found in look_up_all(config)]
 
 
-def summary(found: LookedUp) -> TableSummary:
+def summary(found: CatalogTable) -> TableSummary:
     """Return the summary of one table."""
-    totals = _totals(found)
+    totals = _summary_of(found.table.current_snapshot())
     properties = found.table.properties
     return TableSummary(
         name=found.name,
@@ -182,24 +187,17 @@ def summary(found: LookedUp) -> TableSummary:
     )
 
 
-def _totals(found: LookedUp) -> dict[str, str]:
-    snapshot = found.table.current_snapshot()
-    if snapshot is None or snapshot.summary is None:
-        return {}
-    return dict(snapshot.summary.additional_properties)
-
-
-def _stored_rows(found: LookedUp, totals: dict[str, str]) -> int:
+def _stored_rows(found: CatalogTable, totals: dict[str, str]) -> int:
     if found.table.current_snapshot() is None:
         return 0
     if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
         # A deletion vector counts each marked row once, so the difference is exact.
         return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
-    with readable(found.name):
+    with table_errors(found.name):
         return found.table.scan().count()
 
 
-def _active(found: LookedUp) -> int:
+def _active(found: CatalogTable) -> int:
     """Return the number of active versions: rows in the active partition without deleted ones.
 
     Vectors are counted as the manifests list them: PyIceberg's plan assigns all vectors of a
@@ -209,21 +207,23 @@ def _active(found: LookedUp) -> int:
     from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
 
     table = found.table
-    place_by_spec = {number: _place(table.schema(), spec) for number, spec in table.specs().items()}
+    place_by_spec = {
+        number: _active_position(table.schema(), spec) for number, spec in table.specs().items()
+    }
     count = 0
-    for manifest, entry in entries(found):
+    for manifest, entry in read_entries(found):
         place, file = place_by_spec[manifest.partition_spec_id], entry.data_file
         is_data = file.content is DataFileContent.DATA
         if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
             # Another engine's layout requires a scan.
-            with readable(found.name):
+            with table_errors(found.name):
                 return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
         if file.partition[place]:
             count += file.record_count if is_data else -file.record_count
     return count
 
 
-def _place(schema: Schema, spec: PartitionSpec) -> int | None:
+def _active_position(schema: Schema, spec: PartitionSpec) -> int | None:
     """Return the index of `_fivetran_active` itself among a spec's partition values, or None."""
     for place, field in enumerate(spec.fields):
         if (
@@ -255,13 +255,13 @@ class Health:
     snapshots: int
 
 
-def health(found: LookedUp, config: LakeConfig) -> Health:
+def health(found: CatalogTable, config: LakeConfig) -> Health:
     """Return the health of a table's files.
 
     It is computed from the snapshots' summaries; nothing is read beyond the metadata in `found`.
     """
     table = found.table
-    reported = _told(table.current_snapshot())
+    reported = _summary_of(table.current_snapshot())
     data_files = int(reported.get("total-data-files", 0))
     rows = int(reported.get("total-records", 0))
     removed = int(reported.get("total-position-deletes", 0))
@@ -275,19 +275,19 @@ def health(found: LookedUp, config: LakeConfig) -> Health:
     )
 
 
-def _told(snapshot: Snapshot | None) -> dict[str, str]:
+def _summary_of(snapshot: Snapshot | None) -> dict[str, str]:
     if snapshot is None or snapshot.summary is None:
         return {}
     return dict(snapshot.summary.additional_properties)
 
 
-def _compacted_at(found: LookedUp) -> str | None:
+def _compacted_at(found: CatalogTable) -> str | None:
     """Return when files were last rewritten without a change of rows."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in found.table.metadata.snapshots}
     snapshot = found.table.current_snapshot()
     while snapshot is not None:
         is_rewrite = snapshot.summary is not None and snapshot.summary.operation.value == "replace"
-        if is_rewrite and int(_told(snapshot).get("deleted-data-files", 0)):
+        if is_rewrite and int(_summary_of(snapshot).get("deleted-data-files", 0)):
             return instant(snapshot.timestamp_ms * 1_000)
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else by_id.get(parent)

@@ -1,6 +1,6 @@
 """Time travel: a table's rows at a time, page by page, ordered by key.
 
-`life` returns a table's activity, and `differences` what differs between two times.
+`read_activity` returns a table's activity, and `differences` what differs between two times.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.formatting import Cell, cells, instant
-from chronolake.inspect.activity import Bucket, Life, life
-from chronolake.inspect.as_of import current_at, epsilon_of, known_since, published, true_at
-from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.activity import Activity, Bucket, read_activity
+from chronolake.inspect.as_of import epsilon_of, known_since, publication_at, publications, valid_at
+from chronolake.inspect.catalog import CatalogTable, look_up
 from chronolake.inspect.diff import DifferencePage, RecordDifference, differences
-from chronolake.inspect.keyset import Order, Smallest, at_least, at_most, cursor, position_of
+from chronolake.inspect.keyset import (
+    FirstRows,
+    Order,
+    at_least,
+    at_most,
+    decode_cursor,
+    encode_cursor,
+)
 from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
 from chronolake.instants import micros_or_now
 from chronolake.types import START, Column, Mode, TableName
@@ -26,13 +33,13 @@ if TYPE_CHECKING:
     from chronolake.inspect.keyset import Position
 
 __all__ = [
+    "Activity",
     "Bucket",
     "DifferencePage",
-    "Life",
     "RecordDifference",
     "RowsAt",
     "differences",
-    "life",
+    "read_activity",
     "rows_at",
 ]
 
@@ -95,18 +102,18 @@ def rows_at(
     found = look_up(config, name)
     micros = micros_or_now(at, table=str(name))
     order, limit = _order(found), max(1, limit)
-    start = None if after is None else position_of(order, after)
+    start = None if after is None else decode_cursor(order, after)
     snapshot_at = None
     if found.mode is Mode.HISTORY:
-        stored, condition = StoredRows(found), true_at(micros, epsilon_of(found))
+        stored, condition = StoredRows(found), valid_at(micros, epsilon_of(found))
     else:
-        every = published(found)
-        snapshot = every[-1] if at is None and every else current_at(found, micros)
+        published = publications(found)
+        snapshot = published[-1] if at is None and published else publication_at(found, micros)
         stored = StoredRows(found, snapshot.snapshot_id if snapshot else None)
         condition = None
         snapshot_at = instant(snapshot.at_micros) if snapshot else None
-    keys = _first(found, stored, condition, start, limit)
-    rows = () if keys is None else shown(stored.rows(_places(keys.slice(0, limit))))
+    keys = _read_first_keys(found, stored, condition, start, limit)
+    rows = () if keys is None else to_records(stored.rows(_places(keys.slice(0, limit))))
     is_more = keys is not None and keys.num_rows > limit
     return RowsAt(
         name=name,
@@ -115,7 +122,7 @@ def rows_at(
         columns=found.columns,
         key=found.key,
         rows=rows,
-        next=cursor(order, order.position(keys, limit - 1))
+        next=encode_cursor(order, order.position(keys, limit - 1))
         if keys is not None and is_more
         else None,
         snapshot_at=snapshot_at,
@@ -123,20 +130,20 @@ def rows_at(
     )
 
 
-def _ordered_by(found: LookedUp) -> tuple[Column, ...]:
+def _order_columns(found: CatalogTable) -> tuple[Column, ...]:
     """Return the key columns, and in history mode the start: two versions may be true at once."""
     by_name = {column.name: column for column in found.columns}
     names = (*found.key, START) if found.mode is Mode.HISTORY else found.key
     return tuple(by_name[name] for name in names)
 
 
-def _order(found: LookedUp) -> Order:
+def _order(found: CatalogTable) -> Order:
     # A row's place changes when maintenance rewrites its file: a key does not.
-    return Order(found.name, _ordered_by(found), by_place=not found.key)
+    return Order(found.name, _order_columns(found), by_place=not found.key)
 
 
-def _first(
-    found: LookedUp,
+def _read_first_keys(
+    found: CatalogTable,
     stored: StoredRows,
     condition: BooleanExpression | None,
     after: Position | None,
@@ -145,19 +152,19 @@ def _first(
     """Return the sorted keys of the page's rows and of one more; None if there are no rows."""
     from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
 
-    by, order = _ordered_by(found), _order(found)
+    by, order = _order_columns(found), _order(found)
     names = [column.name for column in by]
-    smallest = Smallest(order, limit + 1)
+    first_rows = FirstRows(order, limit + 1)
     wanted: BooleanExpression = AlwaysTrue() if condition is None else condition
     if after is not None and by and (begin := at_least(by[0], after[0])) is not None:
         wanted = And(wanted, begin)
 
-    def narrowed() -> BooleanExpression | None:
-        if not (by and smallest.is_full and smallest.keys is not None):
+    def narrow() -> BooleanExpression | None:
+        if not (by and first_rows.is_full and first_rows.keys is not None):
             return None
-        return at_most(by[0], smallest.keys[0][-1].as_py())
+        return at_most(by[0], first_rows.keys[0][-1].as_py())
 
-    for rows in stored.batches(names, wanted, narrowed=narrowed):
+    for rows in stored.batches(names, wanted, narrow=narrow):
         keys = order.of(rows)
         for place in (FILE, ROW):
             if place not in keys.column_names:
@@ -165,8 +172,8 @@ def _first(
         if after is not None:
             keys = keys.filter(_as_mask(order, keys, after))
         if keys.num_rows:
-            smallest.add(keys)
-    return smallest.keys
+            first_rows.add(keys)
+    return first_rows.keys
 
 
 def _as_mask(order: Order, keys: pa.Table, after: Position) -> pa.Array:
@@ -182,7 +189,7 @@ def _places(keys: pa.Table) -> list[Place]:
     ]
 
 
-def shown(rows: pa.Table) -> tuple[dict[str, Cell], ...]:
+def to_records(rows: pa.Table) -> tuple[dict[str, Cell], ...]:
     """Return rows as cells by column."""
     columns = [(name, cells(rows[place])) for place, name in enumerate(rows.column_names)]
     return tuple(

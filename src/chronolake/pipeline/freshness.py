@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chronolake.config import LakeConfig
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
     from chronolake.pipeline.run_history import LastRuns
     from chronolake.pipeline.runs import StreamRun, Verified
     from chronolake.types import TableName
@@ -53,7 +53,7 @@ class Filled:
     watermark: str | None = None
 
     @classmethod
-    def of(cls, table: LookedUp) -> Self:
+    def of(cls, table: CatalogTable) -> Self:
         """Return the stream properties of a table."""
         reported = table.table.properties
         names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)

@@ -17,7 +17,7 @@ from chronolake import inspect
 from chronolake.config import sources_of_project
 from chronolake.errors import ChronolakeError, LakeError
 from chronolake.inspect import time_travel
-from chronolake.inspect.catalog import check, look_up, look_up_at, places
+from chronolake.inspect.catalog import check, look_up, look_up_at, metadata_locations
 from chronolake.inspect.tables import health, summary, usage_of
 from chronolake.pipeline.freshness import Filled, freshness
 from chronolake.pipeline.properties import SIGHT_PROPERTY
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig, MaintenanceConfig
     from chronolake.inspect import Timeline
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
     from chronolake.inspect.tables import Health, MonthlyUsage, TableSummary
-    from chronolake.inspect.time_travel import Life
+    from chronolake.inspect.time_travel import Activity
     from chronolake.pipeline.freshness import Freshness
     from chronolake.types import TableName
 
@@ -134,7 +134,7 @@ class Overview:
         Raises:
             LakeError: the lake does not exist, or its catalog does not respond.
         """
-        locations = places(self._config)
+        locations = metadata_locations(self._config)
         with self._lock:
             for name in self._overviews.keys() - locations.keys():
                 del self._overviews[name]
@@ -164,7 +164,7 @@ class Overview:
 
 
 def table_overview(
-    config: LakeConfig, found: LookedUp, location: str | None = None
+    config: LakeConfig, found: CatalogTable, location: str | None = None
 ) -> TableOverview:
     """Return the summary of a table, whose metadata was read from `location` if that is known."""
     properties = found.table.properties
@@ -180,7 +180,7 @@ def table_overview(
     )
 
 
-def _monthly_usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
+def _monthly_usage(found: CatalogTable) -> tuple[MonthlyUsage, ...]:
     """Return the usage by month, or nothing if the properties were not written by Chronolake."""
     try:
         usages = usage_of(found)
@@ -286,20 +286,22 @@ class Site:
             ),
         )
 
-    def activity(self, name: TableName) -> Life:
+    def activity(self, name: TableName) -> Activity:
         """Return when and how much a table changed; cached until it changes again.
 
         Raises:
-            ChronolakeError: as for `time_travel.life`.
+            ChronolakeError: as for `time_travel.read_activity`.
         """
-        return self._read_cached(name, "activity", lambda: time_travel.life(self.config, name))
+        return self._read_cached(
+            name, "activity", lambda: time_travel.read_activity(self.config, name)
+        )
 
     def _read_cached(self, name: TableName, kind: object, read: Callable[[], _Result]) -> _Result:
         """Return a cached result for a table, or compute it.
 
         The last few results are cached until the table changes.
         """
-        location = places(self.config).get(name)
+        location = metadata_locations(self.config).get(name)
         cache_key = (name, location, kind)
         with self._lock:
             if location is not None and cache_key in self._cache:

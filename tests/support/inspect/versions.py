@@ -48,7 +48,7 @@ class Told:
             elif new is None:
                 found.append(("deleted", old, None))
             elif any(
-                comparable(old[name]) != comparable(new[name])
+                to_comparable(old[name]) != to_comparable(new[name])
                 for name in old
                 if name not in {START, END, ACTIVE, SYNCED}
             ):
@@ -57,7 +57,7 @@ class Told:
 
     def order(self, row: Row) -> tuple[Any, ...]:
         """Return key and start as a sort key of Python: null first, NaN last."""
-        return (*(comparable(row[name]) for name in self.key), row.get(START, 0))
+        return (*(to_comparable(row[name]) for name in self.key), row.get(START, 0))
 
     def is_clear(self, at: int) -> bool:
         """Return whether no record has two versions at a time, which is possible near a delete."""
@@ -74,7 +74,7 @@ class Told:
         return [min(max(at, TMIN), TMAX) for at in near]
 
 
-def comparable(value: Any) -> tuple[Any, ...]:
+def to_comparable(value: Any) -> tuple[Any, ...]:
     if value is None:
         return (0,)
     if isinstance(value, float) and math.isnan(value):

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.inspect import Ending
-from chronolake.inspect.catalog import look_up, places
-from chronolake.inspect.keyset import completions
+from chronolake.inspect.catalog import look_up, metadata_locations
+from chronolake.inspect.keyset import complete_key
 from chronolake.types import TMAX_TEXT, TMIN_TEXT, Mode
 from chronolake.ui import links
 from chronolake.ui.rendering import instant_columns, render_page, render_part
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from chronolake.inspect import Timeline, Version
-    from chronolake.inspect.catalog import LookedUp
+    from chronolake.inspect.catalog import CatalogTable
     from chronolake.ui.site import Site
 
 
@@ -122,7 +122,7 @@ def chart_data(timeline: Timeline) -> dict[str, Any]:
             for version in versions
         ],
         "states": "".join(_STATES[version.ending] for version in versions),
-        "lanes": [{"column": name, "places": places} for name, places in lanes.items()],
+        "lanes": [{"column": name, "places": numbers} for name, numbers in lanes.items()],
         "more": len(changed) - len(lanes),
     }
 
@@ -148,7 +148,7 @@ def show_record(request: Request) -> Response:
     site: Site = request.app.state.site
     name = links.table_of(request)
     if name is None:
-        names = sorted(places(site.config))
+        names = sorted(metadata_locations(site.config))
         return render_page(
             request,
             "choose.html",
@@ -203,7 +203,7 @@ def show_chart(request: Request) -> Response:
 def suggest_keys(request: Request) -> Response:
     """Return values of a key column that start with the typed text, as JSON."""
     site: Site = request.app.state.site
-    found = completions(
+    found = complete_key(
         site.config,
         links.required_table_of(request),
         links.key_of(request),
@@ -215,7 +215,7 @@ def suggest_keys(request: Request) -> Response:
     )
 
 
-def _form_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
+def _form_columns(found: CatalogTable, key: dict[str, str | None]) -> list[dict[str, Any]]:
     """Return the inputs of the form: the key's columns."""
     by_name = {column.name: column for column in found.columns}
     return [
@@ -234,7 +234,7 @@ def _original_json(text: str | None) -> str | None:
     return None if text is None or links.without_breaks(text) == text else json.dumps(text)
 
 
-def _timeline(site: Site, found: LookedUp, key: dict[str, str | None]) -> Timeline:
+def _timeline(site: Site, found: CatalogTable, key: dict[str, str | None]) -> Timeline:
     if not found.key:
         raise UnknownColumnError(
             "The table has no key, so its records cannot be identified.",
@@ -245,7 +245,7 @@ def _timeline(site: Site, found: LookedUp, key: dict[str, str | None]) -> Timeli
 
 
 def _versions(
-    request: Request, site: Site, found: LookedUp, key: dict[str, str | None]
+    request: Request, site: Site, found: CatalogTable, key: dict[str, str | None]
 ) -> dict[str, Any]:
     timeline = _timeline(site, found, key)
     size = _page_size(timeline)

@@ -9,7 +9,7 @@ import orjson
 from starlette.routing import Route
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.inspect.catalog import places
+from chronolake.inspect.catalog import metadata_locations
 from chronolake.pipeline.run_history import pipelines, run, summaries
 from chronolake.pipeline.runs import Status
 from chronolake.ui import links
@@ -145,7 +145,7 @@ def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
         "streams": streams[first : first + STREAMS_PER_PAGE],
         "first": first,
         "size": STREAMS_PER_PAGE,
-        "tables": {str(name): name for name in places(site.config)},
+        "tables": {str(name): name for name in metadata_locations(site.config)},
         "badges": BADGES,
         "is_live": found.run.status is Status.RUNNING,
         "is_pulled": any(stream.told.landed_files is not None for stream in found.streams),

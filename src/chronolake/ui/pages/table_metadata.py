@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.routing import Route
 
 from chronolake.inspect.catalog import look_up
-from chronolake.inspect.table_metadata import inside
+from chronolake.inspect.table_metadata import read_table_metadata
 from chronolake.ui import links
 from chronolake.ui.pages.tables import CAPTURE_METHODS
 from chronolake.ui.rendering import SYSTEM_COLUMNS, render_page
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from chronolake.inspect.table_metadata import Inside
+    from chronolake.inspect.table_metadata import TableMetadata
     from chronolake.ui.site import Site
 
 #: The maximum number of snapshots and of partitions.
@@ -29,7 +29,7 @@ def show_table(request: Request) -> Response:
     site: Site = request.app.state.site
     name = links.required_table_of(request, "name")
     found = look_up(site.config, name)
-    metadata = inside(site.config, name, snapshots=MAX_ENTRIES)
+    metadata = read_table_metadata(site.config, name, snapshots=MAX_ENTRIES)
     seen = table_overview(site.config, found)
     return render_page(
         request,
@@ -48,7 +48,7 @@ def show_table(request: Request) -> Response:
     )
 
 
-def _largest_partitions(metadata: Inside) -> dict[str, Any]:
+def _largest_partitions(metadata: TableMetadata) -> dict[str, Any]:
     """Return the partitions with the most bytes, and their partition fields."""
     every = range(len(metadata.partitions))
     largest = sorted(every, key=lambda place: -metadata.partitions[place].bytes)[:MAX_ENTRIES]

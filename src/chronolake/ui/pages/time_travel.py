@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.formatting import instant
-from chronolake.inspect.catalog import look_up, places
+from chronolake.inspect.catalog import look_up, metadata_locations
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import now_micros
 from chronolake.ui import links
@@ -96,7 +96,7 @@ def show_time_travel(request: Request) -> Response:
             "choose.html",
             title="A table at a point in time",
             section="past",
-            names=sorted(places(site.config)),
+            names=sorted(metadata_locations(site.config)),
             to="/past",
             lead="The rows of a table at any time, and the differences between two times.",
         )
