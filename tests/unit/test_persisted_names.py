@@ -40,14 +40,15 @@ RETIRED: dict[str, str] = {
 
 
 @cache
-def trees() -> tuple[ast.Module, ...]:
+def trees() -> dict[Path, ast.Module]:
     files = sorted(path for path in SOURCES.rglob("*.py") if "_pb2" not in path.name)
-    return tuple(ast.parse(path.read_text()) for path in files)
+    return {path: ast.parse(path.read_text()) for path in files}
 
 
-def nodes() -> Iterator[ast.AST]:
-    for tree in trees():
-        yield from ast.walk(tree)
+def nodes(*, without: Path | None = None) -> Iterator[ast.AST]:
+    for path, tree in trees().items():
+        if without is None or not path.is_relative_to(without):
+            yield from ast.walk(tree)
 
 
 @cache
@@ -160,9 +161,12 @@ def store() -> dict[str, list[str]]:
 
 
 def json_keys() -> list[str]:
-    """Keys of all dictionaries in the code: output with `--json`, checkpoints, state, logs."""
+    """Keys of all dictionaries in the code: output with `--json`, checkpoints, state, logs.
+
+    Those of the web UI are variables of its own templates and scripts.
+    """
     found = set()
-    for node in nodes():
+    for node in nodes(without=SOURCES / "ui"):
         keys: list[Any] = []
         if isinstance(node, ast.Dict):
             keys = list(node.keys)
@@ -274,7 +278,7 @@ def errors() -> dict[str, bool]:
 def exit_codes() -> list[int]:
     """Numbers that the program ends with, as constants or by their names."""
     found = set()
-    for tree in trees():
+    for tree in trees().values():
         named = {
             target.id: node.value.value
             for node in tree.body
