@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from chronolake.tester import DriveOptions, run
+from chronolake.tester import RunOptions, run
 from chronolake.tester.files import Compression
 from chronolake.tester.options import FlushMode
-from chronolake.tester.values import dumped
+from chronolake.tester.values import to_json
 from chronolake.types import TMAX_TEXT, Kind, TableName
 from support.server.caller import catalog
 
@@ -79,7 +79,7 @@ def played(server: Server, folder: Path, scenarios: list[Path], **options: Any) 
     if not all(path.exists() for path in scenarios):
         pytest.skip("the vendor's scenarios are not there (../shared/data/partner-sdk)")
     report, dump, schema = io.StringIO(), folder / "model.json", next(_schemas)
-    settings = DriveOptions(
+    settings = RunOptions(
         target=f"127.0.0.1:{server.port}", schema=schema, dump_model=dump, **options
     )
     assert run(scenarios, settings, stream=report) == 0, report.getvalue()
@@ -97,7 +97,7 @@ def stored(lake: Lake, name: str, kinds: dict[str, Kind]) -> list[dict[str, Any]
             values = values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
         elif pa.types.is_date(values.type):
             values = values.cast(pa.int32())
-        columns[column] = [dumped(value, kind) for value in values.to_pylist()]
+        columns[column] = [to_json(value, kind) for value in values.to_pylist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

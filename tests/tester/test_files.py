@@ -23,8 +23,8 @@ from chronolake.tester.files import (
     Compression,
     FileForm,
     FileFormat,
-    compressed,
-    encrypted,
+    compress,
+    encrypt,
     parquet_bytes,
 )
 from chronolake.tester.rows import Changes, FileKind, Marker
@@ -85,21 +85,21 @@ def test_any_text_survives_the_csv(tmp_path_factory, notes):
 @pytest.mark.parametrize("length", [0, 15, 16, 17, 31, 32, 100_000])
 def test_encryption_pads_to_whole_blocks_after_a_random_vector(length):
     key, content = bytes(range(32)), b"z" * length
-    one, two = encrypted(content, key), encrypted(content, key)
+    one, two = encrypt(content, key), encrypt(content, key)
     assert one != two
     assert len(one) == 16 + (length // 16 + 1) * 16
 
 
 def test_the_zstd_frame_is_like_the_vendors(vendor):
     theirs = (vendor / "files" / "web_events_input_3_upsert.csv.zstd").read_bytes()
-    ours = compressed(b"some content", Compression.ZSTD)
+    ours = compress(b"some content", Compression.ZSTD)
     assert ours[:6] == theirs[:6]  # magic number, no content size, no checksum, 512 KiB window
     with pytest.raises(zstandard.ZstdError):
         zstandard.ZstdDecompressor().decompress(ours)
 
 
 def test_gzip_is_plain_gzip():
-    assert gzip.decompress(compressed(b"content", Compression.GZIP)) == b"content"
+    assert gzip.decompress(compress(b"content", Compression.GZIP)) == b"content"
 
 
 def test_rows_are_spread_over_files_in_their_order(tmp_path):

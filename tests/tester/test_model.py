@@ -322,10 +322,10 @@ def test_truncate_takes_only_rows_synced_strictly_before():
 
 def test_a_column_that_is_no_longer_wanted_is_retained_outside_the_key():
     model = table_of(plain(1, "x", "y", "01-01"))
-    model.alter("t", PLAIN.without(["a"]))
+    model.alter("t", PLAIN.without_columns(["a"]))
     assert model.dump()["t"]["retained"] == ["a"]
     assert contents(model)[1][0] == "x"
-    model.alter("t", PLAIN.without(["b"]), drop_columns=True)
+    model.alter("t", PLAIN.without_columns(["b"]), drop_columns=True)
     assert "b" not in model.tables["t"].definition.names
 
 

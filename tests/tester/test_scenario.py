@@ -40,9 +40,7 @@ def test_every_real_scenario_is_understood(vendor):
     assert len(files) == 20
     notices = {path.name: read_scenario(path).notices for path in files}
     assert {name: found for name, found in notices.items() if found} == {
-        "tester_input_3.json": (
-            "$.create_table.web_events.foreign_key is not known and is ignored.",
-        )
+        "tester_input_3.json": ("$.create_table.web_events.foreign_key is unknown and is ignored.",)
     }
 
 
@@ -56,7 +54,7 @@ def test_the_official_sample_is_read_in_full(vendor):
         for step in found.steps
     ]
     assert kinds == ["upsert", "hard", "soft", "update", "delete", "soft_delete"]
-    assert found.soft_deleted == {"composite_table", "transaction"}
+    assert found.soft_deleted_tables == {"composite_table", "transaction"}
 
 
 def test_a_folder_stands_for_its_scenarios_in_alphabetical_order(tmp_path):
@@ -119,11 +117,11 @@ def test_unknown_keys_are_ignored_and_listed(tmp_path):
         },
     )
     assert found.notices == (
-        "$.comment is not known and is ignored.",
-        "$.create_table.t.note is not known and is ignored.",
-        "$.create_table.t.columns.a.unit is not known and is ignored.",
-        "$.ops[0].wait is no operation and is ignored.",
-        "$.schema_migration[0].split_table is no migration and is ignored.",
+        "$.comment is unknown and is ignored.",
+        "$.create_table.t.note is unknown and is ignored.",
+        "$.create_table.t.columns.a.unit is unknown and is ignored.",
+        "$.ops[0].wait is not an operation and is ignored.",
+        "$.schema_migration[0].split_table is not a migration and is ignored.",
     )
     assert found.steps == (TruncateStep(("t",), soft=False, place="$.ops[0].truncate_before"),)
 
@@ -150,7 +148,7 @@ def test_unknown_keys_are_ignored_and_listed(tmp_path):
         ('{"create_table": {"t": {}}}', "$.create_table.t.columns: Field required"),
         (
             '{"create_table": {"t": {"columns": {"a": "INT"}, "primary_key": ["b"]}}}',
-            "$.create_table.t.primary_key: 'b' is no column",
+            "$.create_table.t.primary_key: 'b' is not a column",
         ),
         (
             '{"create_table": {"t": {"columns": {"a": {"type": "DECIMAL", "precision": 40}}}}}',
@@ -161,8 +159,8 @@ def test_unknown_keys_are_ignored_and_listed(tmp_path):
             "$.schema_migration[0].rename_table[0].to_table: Field required",
         ),
         ('{"describe_table": [1]}', "$.describe_table: An array of table names"),
-        ('{"ops": [], "ops": []}', "'ops' stands twice"),
-        ("{", "not JSON"),
+        ('{"ops": [], "ops": []}', "'ops' occurs twice"),
+        ("{", "not valid JSON"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_json_path(tmp_path, content, place):

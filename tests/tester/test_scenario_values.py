@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chronolake.tester import values
 from chronolake.tester.definition import ColumnSpec
-from chronolake.tester.values import cast, cell_text, java_double, parsed, text_of
+from chronolake.tester.values import cast, cell_text, java_double, parse_value, text_of
 from chronolake.types import LAST_MICROS, TMAX_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, Kind
 
 
@@ -87,7 +87,7 @@ def test_json_values_become_the_texts_that_the_tester_writes():
     ],
 )
 def test_cells_become_the_values_that_tables_keep(kind, text, value):
-    assert parsed(text, column(kind)) == value
+    assert parse_value(text, column(kind)) == value
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_cells_become_the_values_that_tables_keep(kind, text, value):
     ],
 )
 def test_decimals_are_rounded_half_up_to_their_scale(text, value):
-    assert parsed(text, column(Kind.DECIMAL, 38, 10)) == Decimal(value)
+    assert parse_value(text, column(Kind.DECIMAL, 38, 10)) == Decimal(value)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_decimals_are_rounded_half_up_to_their_scale(text, value):
 )
 def test_what_does_not_fit_a_column_is_refused_without_naming_the_value(spec, text):
     with pytest.raises(ValueError, match=r".+") as caught:
-        parsed(text, spec)
+        parse_value(text, spec)
     assert text not in str(caught.value)
 
 

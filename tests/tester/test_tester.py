@@ -22,8 +22,8 @@ from chronolake.cli import app
 from chronolake.errors import ConfigurationError
 from chronolake.protos import common_pb2 as common
 from chronolake.protos import destination_sdk_pb2 as sdk
-from chronolake.tester import DriveOptions, run
-from chronolake.tester.options import accepted_type, read_configuration
+from chronolake.tester import RunOptions, run
+from chronolake.tester.options import parse_accepted_type, read_configuration
 from support.tester.playing import assert_contents_agree, played
 from support.tester.reference_destination import ReferenceDestination, serving
 
@@ -84,12 +84,12 @@ def test_what_lets_a_sync_go_on_is_told_and_is_no_failure(simple, tmp_path, faul
 
 def test_a_type_can_be_accepted_in_the_place_of_another(simple, tmp_path):
     wrong = ReferenceDestination(faults=["text only"])
-    accepted = dict([accepted_type("json=string")])
+    accepted = dict([parse_accepted_type("json=string")])
     outcome = played([simple], tmp_path, wrong, accepted_types=accepted)
     assert outcome.code == 0
     assert any("STRING in place of JSON" in text for text in outcome.notices)
     with pytest.raises(ConfigurationError):
-        accepted_type("json")
+        parse_accepted_type("json")
 
 
 def test_a_table_that_is_there_already_is_found_out(simple, tmp_path):
@@ -257,7 +257,7 @@ def test_files_are_taken_away_unless_they_are_to_be_kept(simple, tmp_path):
 
 def test_nobody_at_the_target_is_a_failure(simple):
     report = io.StringIO()
-    options = DriveOptions(target="127.0.0.1:1", connect_timeout=0.2)
+    options = RunOptions(target="127.0.0.1:1", connect_timeout=0.2)
     assert run([simple], options, stream=report) == 1
     assert "a server at 127.0.0.1:1" in report.getvalue()
 
@@ -303,7 +303,7 @@ def test_a_wrong_scenario_ends_with_its_own_code(tmp_path, content, reason):
 def test_the_text_report_names_calls_checks_and_differences(simple):
     report = io.StringIO()
     with serving(ReferenceDestination(faults=["text only"])) as target:
-        code = run([simple], DriveOptions(target=target, shuffle_seed=42), stream=report)
+        code = run([simple], RunOptions(target=target, shuffle_seed=42), stream=report)
     text = report.getvalue()
     assert code == 1
     assert "--shuffle-seed 42" in text
@@ -324,7 +324,7 @@ def test_a_configuration_is_texts_only_and_its_values_stay_private(tmp_path):
     assert "12345" not in str(caught.value)
     with pytest.raises(ConfigurationError):
         read_configuration(Path("missing.json"))
-    assert "sesame" not in repr(DriveOptions(target="x:1", configuration={"key": "sesame"}))
+    assert "sesame" not in repr(RunOptions(target="x:1", configuration={"key": "sesame"}))
 
 
 def test_the_command_passes_its_options_on(tmp_path):
@@ -477,7 +477,7 @@ def test_a_destination_that_is_still_starting_is_waited_for(simple):
     report = Starting()
     target = f"localhost:{port}"
     try:
-        code = run([simple], DriveOptions(target=target, json_lines=True), stream=report)
+        code = run([simple], RunOptions(target=target, json_lines=True), stream=report)
     finally:
         if report.server is not None:
             report.server.__exit__(None, None, None)
@@ -488,7 +488,7 @@ def test_a_destination_that_is_still_starting_is_waited_for(simple):
 def test_the_tester_says_why_nobody_answered(simple, tmp_path):
     def reason(target, **options):
         report = io.StringIO()
-        wanted = DriveOptions(target=target, json_lines=True, **options)
+        wanted = RunOptions(target=target, json_lines=True, **options)
         assert run([simple], wanted, stream=report) == 1
         errors = [json.loads(line) for line in report.getvalue().splitlines()]
         return next(error["text"] for error in errors if error["event"] == "error")
@@ -504,7 +504,7 @@ def test_the_tester_says_why_nobody_answered(simple, tmp_path):
     with serving(ReferenceDestination(), credentials) as target:
         assert "--ca-cert" in reason(target, tls=True)
     with serving(ReferenceDestination()) as target:
-        assert "does not speak TLS" in reason(target, tls=True)
+        assert "does not use TLS" in reason(target, tls=True)
 
 
 def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):
@@ -512,7 +512,7 @@ def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):
     with serving(ReferenceDestination(), credentials) as target:
 
         def code(connect_timeout=2, **options):
-            wanted = DriveOptions(target=target, connect_timeout=connect_timeout, **options)
+            wanted = RunOptions(target=target, connect_timeout=connect_timeout, **options)
             return run([simple], wanted, stream=io.StringIO())
 
         assert code(connect_timeout=30, ca_certificate=trusted) == 0

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.padding import PKCS7
 
 from chronolake.protos import destination_sdk_pb2 as sdk
-from chronolake.tester import DriveOptions, run
+from chronolake.tester import RunOptions, run
 from chronolake.tester.definition import VendorVersion
-from chronolake.tester.files import NULL_STRING, UNMODIFIED_STRING, Compression, quoted
+from chronolake.tester.files import NULL_STRING, UNMODIFIED_STRING, Compression, quote
 from support.tester.reference_destination import Files, ReferenceDestination, serving
 
 SYNCED = "_fivetran_synced"
@@ -56,7 +56,7 @@ def made(vendor, tmp_path_factory):
         (scenarios / path.name).write_text(json.dumps(content))
     for group in ("input_1", "input_2", "input_3", "input_4", "history_mode"):
         with serving(ReferenceDestination()) as target:
-            options = DriveOptions(
+            options = RunOptions(
                 target=target,
                 tester_version=VendorVersion.V2_25,
                 compression=Compression.OFF,
@@ -101,7 +101,7 @@ def test_the_order_of_columns_differs_from_file_to_file(vendor, tmp_path):
     headers = []
     for seed in (1, 2, 3):
         with serving(ReferenceDestination()) as target:
-            options = DriveOptions(
+            options = RunOptions(
                 target=target,
                 shuffle_seed=seed,
                 compression=Compression.OFF,
@@ -163,4 +163,4 @@ def test_a_reader_of_ours_reads_theirs(vendor):
     ],
 )
 def test_values_are_quoted_only_where_the_vendor_quotes_them(text, written):
-    assert quoted(text) == written
+    assert quote(text) == written

@@ -188,11 +188,11 @@ def run_tester(
     """
     require("serve", "The command `test-destination`")
     from chronolake.errors import ConfigurationError
-    from chronolake.tester import DriveOptions, definition, files, run
+    from chronolake.tester import RunOptions, definition, files, run
     from chronolake.tester import options as words
 
     try:
-        options = DriveOptions(
+        options = RunOptions(
             target=target,
             configuration=words.read_configuration(configuration) if configuration else {},
             schema=schema_name,
@@ -206,7 +206,7 @@ def run_tester(
             minimal_deletes=delete_columns is DeleteColumns.MINIMAL,
             replay=replay,
             strict_migrations=strict_migrations,
-            accepted_types=dict(words.accepted_type(text) for text in accept_type or ()),
+            accepted_types=dict(words.parse_accepted_type(text) for text in accept_type or ()),
             shuffle_seed=shuffle_seed,
             work_dir=work_dir,
             keep_files=keep_files,

@@ -15,7 +15,7 @@ can write the expected contents. `run` executes scenarios. The modules are:
 | `options`, `conversation` | the options of a run, and its report |
 """
 
-from chronolake.tester.options import DriveOptions
+from chronolake.tester.options import RunOptions
 from chronolake.tester.runner import run
 
-__all__ = ["DriveOptions", "run"]
+__all__ = ["RunOptions", "run"]

@@ -107,14 +107,14 @@ def write_request(
 ) -> sdk.WriteBatchRequest | sdk.WriteHistoryBatchRequest:
     """Return a WriteBatch or, with history, a WriteHistoryBatch request for the files."""
     paths = {kind: [file.path for file in files.get(kind, ())] for kind in FileKind}
-    every = [file for group in files.values() for file in group]
+    all_files = [file for group in files.values() for file in group]
     params = sdk.FileParams(
         compression=_COMPRESSIONS[form.compression],
         encryption=sdk.AES if form.encrypted else sdk.NONE,
         null_string=NULL_STRING,
         unmodified_string=UNMODIFIED_STRING,
     )
-    keys = {file.path: file.key for file in every if file.key is not None}
+    keys = {file.path: file.key for file in all_files if file.key is not None}
     if history:
         return sdk.WriteHistoryBatchRequest(
             configuration=configuration,
@@ -189,7 +189,7 @@ def migration_details(  # noqa: C901, PLR0912 - one case per form
         case forms.SyncMode():
             _sync_mode(details.table_sync_mode_migration, migration)
         case _:
-            raise TypeError(f"{migration.operation} goes through AlterTable")
+            raise TypeError(f"{migration.operation} is executed with AlterTable")
     return details
 
 
@@ -219,9 +219,9 @@ MESSAGE_LIMIT: Final = 128 * 1024 * 1024
 UNIMPLEMENTED: Final = grpc.StatusCode.UNIMPLEMENTED.name
 _TRY_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.2
-_SHOWN_SECONDS: Final = 5.0
+_REPORT_SECONDS: Final = 5.0
 #: OpenSSL errors that are permanent, unlike those of a server that is still starting.
-_FINAL: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
+_PERMANENT_ERRORS: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
 _OPTIONS: Final = (
     # A server that is starting is found as soon as it listens.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -251,26 +251,26 @@ class Answer:
     seconds: float
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Return whether the result ends a sync: a task, or a gRPC error."""
         return self.message is None or self.member == "task"
 
 
-def _is_final(reason: str) -> bool:
-    return any(word in reason for word in _FINAL)
+def _is_permanent(reason: str) -> bool:
+    return any(word in reason for word in _PERMANENT_ERRORS)
 
 
-def _to_check(reason: str) -> str:
+def _connection_hint(reason: str) -> str:
     """Return a hint for a connection error."""
     if "Connection refused" in reason:
         return "Check that the destination is running and listens on this port."
     if "DNS" in reason or "resolve" in reason:
         return "Check the host name in --target."
     if "CERTIFICATE_VERIFY_FAILED" in reason:
-        return "Name the authority that signed the server's certificate with --ca-cert."
+        return "Set --ca-cert to the authority that signed the server's certificate."
     if "WRONG_VERSION_NUMBER" in reason:
-        return "The server does not speak TLS: leave out --tls and --ca-cert."
-    return "Check --target, and --tls if the destination wants TLS."
+        return "The server does not use TLS: remove --tls and --ca-cert."
+    return "Check --target, and --tls if the destination requires TLS."
 
 
 class Destination:
@@ -321,12 +321,14 @@ class Destination:
     ) -> None:
         self._channel.close()
 
-    def reach(self, seconds: float, waiting: Callable[[float, str], None]) -> str | None:
+    def wait_until_reachable(
+        self, seconds: float, on_wait: Callable[[float, str], None]
+    ) -> str | None:
         """Wait until the destination responds, including while it is starting.
 
         Args:
             seconds: maximum seconds to wait.
-            waiting: called every few seconds with the seconds since the first try and the reason of
+            on_wait: called every few seconds with the seconds since the first try and the reason of
                 the last failure.
 
         Returns:
@@ -334,20 +336,20 @@ class Destination:
             hint.
         """
         begin = time.monotonic()
-        shown = begin
+        reported_at = begin
         while True:
-            reason = self._try(min(_TRY_SECONDS, max(begin + seconds - time.monotonic(), 0.1)))
+            reason = self._probe(min(_TRY_SECONDS, max(begin + seconds - time.monotonic(), 0.1)))
             now = time.monotonic()
             if reason is None:
                 return None
-            if _is_final(reason) or now - begin >= seconds:
-                return f"{reason} (gave up after {now - begin:.0f} s). {_to_check(reason)}"
-            if now - shown >= _SHOWN_SECONDS:
-                waiting(now - begin, reason)
-                shown = now
+            if _is_permanent(reason) or now - begin >= seconds:
+                return f"{reason} (gave up after {now - begin:.0f} s). {_connection_hint(reason)}"
+            if now - reported_at >= _REPORT_SECONDS:
+                on_wait(now - begin, reason)
+                reported_at = now
             time.sleep(min(_PAUSE_SECONDS, seconds))
 
-    def _try(self, seconds: float) -> str | None:
+    def _probe(self, seconds: float) -> str | None:
         """Make one call; return why there was no response, or None if there was one."""
         try:
             self._stub.ConfigurationForm(common.ConfigurationFormRequest(), timeout=seconds)
@@ -356,7 +358,7 @@ class Destination:
                 # gRPC appends the error of the operating system.
                 return (failure.details() or "unavailable").rpartition("last error: ")[2]
             if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return "no answer to ConfigurationForm"
+                return "no response to ConfigurationForm"
         return None
 
     def call(self, rpc: str, request: Any) -> Answer:

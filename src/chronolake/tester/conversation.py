@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chronolake.tester.client import Answer, Destination
     from chronolake.tester.definition import ColumnSpec, TableDefinition
     from chronolake.tester.model import Model, ModelTable
-    from chronolake.tester.options import DriveOptions
+    from chronolake.tester.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Checked:
+class CallChecks:
     """The result of the checks of one call.
 
     Attributes:
@@ -75,7 +75,7 @@ def check_description(
     table: ModelTable,
     *,
     accepted: Mapping[Kind, Kind],
-) -> Checked:
+) -> CallChecks:
     """Compare a described table with the expected one, column by column.
 
     Args:
@@ -87,23 +87,23 @@ def check_description(
         The checks: the set of columns, and for each column its type, its decimal parameters and
         whether it belongs to the key.
     """
-    result = Checked()
-    there = {column.name: column for column in described.columns}
+    result = CallChecks()
+    described_columns = {column.name: column for column in described.columns}
     wanted = {column.name: column for column in table.definition.columns}
     result.checked.append(f"{len(wanted)} columns")
-    missing = [name for name in wanted if name not in there]
+    missing = [name for name in wanted if name not in described_columns]
     if missing:
-        result.failures.append(Failure("columns", ", ".join(missing), "none of that name"))
-    more = [name for name in described.names if name not in wanted]
-    if more:
-        result.failures.append(Failure("columns", "no more", f"also {', '.join(more)}"))
-    if len(there) < len(described.columns):
-        result.failures.append(Failure("columns", "each name once", "a name that stands twice"))
+        result.failures.append(Failure("columns", ", ".join(missing), "missing"))
+    unexpected = [name for name in described.names if name not in wanted]
+    if unexpected:
+        result.failures.append(Failure("columns", "no others", f"also {', '.join(unexpected)}"))
+    if len(described_columns) < len(described.columns):
+        result.failures.append(Failure("columns", "unique names", "a duplicate name"))
     retained = [name for name in wanted if name not in table.sent]
     if retained:
         result.checked.append(f"{len(retained)} retained columns")
     for name, column in wanted.items():
-        actual = there.get(name)
+        actual = described_columns.get(name)
         if actual is not None:
             _check_type(result, column, actual, accepted)
             if actual.key != column.key:
@@ -116,25 +116,25 @@ def check_description(
 
 
 def _check_type(
-    result: Checked, column: ColumnSpec, actual: ColumnSpec, accepted: Mapping[Kind, Kind]
+    result: CallChecks, column: ColumnSpec, actual: ColumnSpec, accepted: Mapping[Kind, Kind]
 ) -> None:
     what = f"type of {column.name!r}"
     if actual.kind is not column.kind:
         if accepted.get(column.kind) is actual.kind:
             result.notices.append(f"{what} is {actual.kind} in place of {column.kind}.")
         else:
-            result.failures.append(Failure(what, column.spelled, actual.spelled))
+            result.failures.append(Failure(what, column.type_name, actual.type_name))
     elif column.kind is Kind.DECIMAL:
         if actual.precision is None:
             result.notices.append(
                 f"{what} is described without precision and scale: they will never be widened."
             )
-        elif column.precision is not None and column.spelled != actual.spelled:
-            result.failures.append(Failure(what, column.spelled, actual.spelled))
+        elif column.precision is not None and column.type_name != actual.type_name:
+            result.failures.append(Failure(what, column.type_name, actual.type_name))
 
 
 _RPC_WIDTH: Final = 18
-_Found = TypeVar("_Found", Failure, str)
+_Subject = TypeVar("_Subject", Failure, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class CallReport:
     answer: Answer
     table: str
     detail: str
-    outcome: Checked
+    outcome: CallChecks
     known: int
     ok: bool
 
@@ -188,16 +188,16 @@ class Tally:
     findings: Counter[Finding] = field(default_factory=Counter)
 
     def add(
-        self, answer: Answer, schema: str, table: str, detail: str, outcome: Checked
+        self, answer: Answer, schema: str, table: str, detail: str, outcome: CallChecks
     ) -> CallReport:
         """Count one call, and return its report."""
 
-        def are_new(found: list[_Found]) -> list[_Found]:
-            keys = [Finding(schema, answer.rpc, table, what) for what in found]
+        def count_new(subjects: list[_Subject]) -> list[_Subject]:
+            keys = [Finding(schema, answer.rpc, table, what) for what in subjects]
             self.findings.update(keys)
             return [key.what for key in keys if self.findings[key] == 1]  # type: ignore[misc]
 
-        failures, notices = are_new(outcome.failures), are_new(outcome.notices)
+        failures, notices = count_new(outcome.failures), count_new(outcome.notices)
         self.calls += 1
         self.checks += len(outcome.checked)
         self.notices += len(notices)
@@ -214,7 +214,7 @@ class Tally:
         )
 
     @property
-    def repeated(self) -> list[tuple[Finding, int]]:
+    def repeated_findings(self) -> list[tuple[Finding, int]]:
         """Return the findings that occurred more than once, with counts, most frequent first."""
         return [(finding, count) for finding, count in self.findings.most_common() if count > 1]
 
@@ -222,7 +222,7 @@ class Tally:
 class Report(Protocol):
     """The output of a run."""
 
-    def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
+    def begin(self, options: RunOptions, *, seed: int, folder: str) -> None:
         """Report the start of the run."""
 
     def scenario(self, file: str, schema: str) -> None:
@@ -251,11 +251,11 @@ class TextReport:
         """Write to a stream; with colours only if it is a terminal."""
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
 
-    def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
+    def begin(self, options: RunOptions, *, seed: int, folder: str) -> None:
         """Report the start of the run."""
         form = f"{options.compression}, {'AES' if options.encrypted else 'not encrypted'}"
         self._line(
-            ("drive ", "bold"),
+            ("test-destination ", "bold"),
             (options.target, "bold cyan"),
             (f"  files: {form}, in {folder}  --shuffle-seed {seed}", "dim"),
         )
@@ -301,9 +301,9 @@ class TextReport:
 
     def finish(self, tally: Tally) -> None:
         """Report the end of the run."""
-        if tally.repeated:
-            self._line(("\nfindings that came more than once", "bold"))
-        for finding, count in tally.repeated:
+        if tally.repeated_findings:
+            self._line(("\nrepeated findings", "bold"))
+        for finding, count in tally.repeated_findings:
             what = finding.what if isinstance(finding.what, str) else str(finding.what)
             self._line(
                 (f"  {count:>4} times  ", ""),
@@ -313,7 +313,7 @@ class TextReport:
             )
         failed = len(tally.failures)
         self._line(
-            ("\n" + ("every check holds" if not failed else f"{failed} failed"), _colour(failed)),
+            ("\n" + ("all checks passed" if not failed else f"{failed} failed"), _color_of(failed)),
             (
                 (
                     f"  {tally.scenarios} scenarios, {tally.calls} calls, {tally.checks} checks, "
@@ -327,7 +327,7 @@ class TextReport:
         self._console.print(Text.assemble(*parts))
 
 
-def _colour(failed: int) -> str:
+def _color_of(failed: int) -> str:
     return "bold red" if failed else "bold green"
 
 
@@ -338,7 +338,7 @@ class JsonReport:
         """Write to a stream."""
         self._stream = stream
 
-    def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
+    def begin(self, options: RunOptions, *, seed: int, folder: str) -> None:
         """Report the start of the run."""
         self._write("begin", target=options.target, shuffle_seed=seed, work_dir=folder)
 
@@ -397,7 +397,7 @@ class JsonReport:
                     "what": str(finding.what),
                     "count": count,
                 }
-                for finding, count in tally.repeated
+                for finding, count in tally.repeated_findings
             ],
             seconds=round(tally.seconds, 6),
         )
@@ -442,7 +442,7 @@ class Conversation:
         self.tally = Tally()
         self._schema = ""
 
-    def ask(
+    def send(
         self,
         rpc: str,
         request: Any,
@@ -453,7 +453,7 @@ class Conversation:
         refusal: str | None = None,
         refusal_due: bool = True,
         unimplemented: str | None = None,
-        inspect: Callable[[Answer, Checked], None] | None = None,
+        check: Callable[[Answer, CallChecks], None] | None = None,
     ) -> Answer:
         """Make a call and check its response.
 
@@ -468,24 +468,24 @@ class Conversation:
             refusal_due: whether the guides require a refusal, so that a success is a failure.
             unimplemented: the consequence if the destination does not implement the call; None if
                 the call is required.
-            inspect: further checks of a valid response.
+            check: further checks of a valid response.
 
         Raises:
             SyncStopped: the response is a task or a gRPC error, and no refusal was expected.
         """
         answer = self._destination.call(rpc, request)
-        outcome = Checked()
+        outcome = CallChecks()
         outcome.checked.append("gRPC status" if answer.member == "" else "answer")
         is_missing = answer.member == UNIMPLEMENTED and unimplemented is not None
         if is_missing:
             outcome.notices.append(f"the destination does not implement {rpc}: {unimplemented}.")
         elif refusal is not None:
-            _judge_refusal(answer, outcome, refusal, due=refusal_due)
-        elif _judge(answer, outcome, good) and inspect is not None:
-            inspect(answer, outcome)
+            _check_refusal(answer, outcome, refusal, due=refusal_due)
+        elif _check_answer(answer, outcome, good) and check is not None:
+            check(answer, outcome)
         call = self.tally.add(answer, self._schema, table, detail, outcome)
         self._report.call(call)
-        if answer.refused and refusal is None and not is_missing:
+        if answer.is_refused and refusal is None and not is_missing:
             raise SyncStopped(rpc)
         return answer
 
@@ -506,9 +506,9 @@ class Conversation:
         Raises:
             SyncStopped: the destination returned an error.
         """
-        answer = self.ask(
+        answer = self.send(
             "DescribeTable",
-            self._description(schema, table),
+            self._describe_request(schema, table),
             table=table,
             good=("table", "not_found"),
         )
@@ -516,7 +516,7 @@ class Conversation:
             return None
         definition, unknown = client.table_definition(answer.message.table)
         for name in unknown:
-            self.notice(f"{table}.{name} is described without a known type and is left out.")
+            self.notice(f"{table}.{name} is described with an unknown type and is ignored.")
         return definition
 
     def expect_absent(self, schema: str, table: str) -> bool:
@@ -525,8 +525,8 @@ class Conversation:
         Raises:
             SyncStopped: the destination returned an error.
         """
-        answer = self.ask(
-            "DescribeTable", self._description(schema, table), table=table, good=("not_found",)
+        answer = self.send(
+            "DescribeTable", self._describe_request(schema, table), table=table, good=("not_found",)
         )
         return answer.member == "not_found"
 
@@ -542,15 +542,17 @@ class Conversation:
         if wanted is None:
             self.expect_absent(schema, table)
             return
-        self.ask(
+        self.send(
             "DescribeTable",
-            self._description(schema, table),
+            self._describe_request(schema, table),
             table=table,
             good=("table",),
-            inspect=lambda answer, outcome: self._compare(answer, outcome, model, wanted),
+            check=lambda answer, outcome: self._compare(answer, outcome, model, wanted),
         )
 
-    def _compare(self, answer: Answer, outcome: Checked, model: Model, wanted: ModelTable) -> None:
+    def _compare(
+        self, answer: Answer, outcome: CallChecks, model: Model, wanted: ModelTable
+    ) -> None:
         outcome.expect("name", wanted.name, answer.message.table.name)
         described, unknown = client.table_definition(answer.message.table)
         for name in unknown:
@@ -561,32 +563,32 @@ class Conversation:
         outcome.notices.extend(found.notices)
         model.settle_decimals(wanted.name, described)
 
-    def _description(self, schema: str, table: str) -> sdk.DescribeTableRequest:
+    def _describe_request(self, schema: str, table: str) -> sdk.DescribeTableRequest:
         return sdk.DescribeTableRequest(
             configuration=self.configuration, schema_name=schema, table_name=table
         )
 
 
-def _judge(answer: Answer, outcome: Checked, good: tuple[str, ...]) -> bool:
+def _check_answer(answer: Answer, outcome: CallChecks, good: tuple[str, ...]) -> bool:
     """Check the member of a response; return True if it is valid."""
-    if answer.refused:
+    if answer.is_refused:
         outcome.failures.append(Failure("answer", " or ".join(good) or "OK", answer.member))
     elif answer.member == "warning":
-        outcome.notices.append("a warning: the sync goes on.")
+        outcome.notices.append("a warning: the sync continues.")
     elif answer.member == "unset" and answer.rpc in _MAY_BE_UNSET:
-        outcome.notices.append("the response is empty: it should say success.")
+        outcome.notices.append("the response is empty: it should be success.")
     elif answer.member and (answer.member not in good or answer.text == "false"):
-        said = f"{answer.member}=false" if answer.text == "false" else answer.member
-        outcome.failures.append(Failure("answer", " or ".join(good), said))
+        actual = f"{answer.member}=false" if answer.text == "false" else answer.member
+        outcome.failures.append(Failure("answer", " or ".join(good), actual))
     else:
         return True
     return False
 
 
-def _judge_refusal(answer: Answer, outcome: Checked, refusal: str, *, due: bool) -> None:
+def _check_refusal(answer: Answer, outcome: CallChecks, refusal: str, *, due: bool) -> None:
     """Check a response to a request that the destination must, or may, refuse."""
     outcome.checked.append("refusal")
-    if answer.refused:
+    if answer.is_refused:
         outcome.notices.append(f"refused, as it {'must' if due else 'may'} be: {refusal}.")
     elif not due:
         outcome.notices.append(f"not refused, although {refusal}.")

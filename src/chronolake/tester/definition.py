@@ -57,7 +57,7 @@ class ColumnSpec:
         return ColumnType(self.kind, self.precision, self.scale)
 
     @property
-    def spelled(self) -> str:
+    def type_name(self) -> str:
         """Return the type as the report prints it: `DECIMAL(38,10)`, `DECIMAL`, `INT`."""
         if self.kind is Kind.DECIMAL and self.precision is not None:
             return f"DECIMAL({self.precision},{self.scale})"
@@ -100,12 +100,12 @@ class TableDefinition:
             return TableDefinition((*self.columns, column))
         return TableDefinition(tuple(column if c.name == column.name else c for c in self.columns))
 
-    def without(self, names: Iterable[str]) -> TableDefinition:
+    def without_columns(self, names: Iterable[str]) -> TableDefinition:
         """Return the columns without the named ones."""
-        gone = set(names)
-        return TableDefinition(tuple(c for c in self.columns if c.name not in gone))
+        removed = set(names)
+        return TableDefinition(tuple(c for c in self.columns if c.name not in removed))
 
-    def renamed(self, old: str, new: str) -> TableDefinition:
+    def with_renamed_column(self, old: str, new: str) -> TableDefinition:
         """Return the columns with one renamed."""
         return TableDefinition(
             tuple(replace(c, name=new) if c.name == old else c for c in self.columns)
@@ -139,7 +139,7 @@ def with_system_columns(
         version: the tester's version, which determines the rule for `_fivetran_deleted`.
     """
     columns = list(declared)
-    has = {column.name for column in columns}
+    existing = {column.name for column in columns}
     wanted = [_SYNCED_COLUMN]
     if not any(column.key for column in columns):
         wanted.append(_ROW_ID_COLUMN)
@@ -147,5 +147,5 @@ def with_system_columns(
         wanted.extend(HISTORY_SPECS)
     elif soft_deleted or version is VendorVersion.V2_26:
         wanted.append(DELETED_COLUMN)
-    columns.extend(column for column in wanted if column.name not in has)
+    columns.extend(column for column in wanted if column.name not in existing)
     return TableDefinition(tuple(columns))

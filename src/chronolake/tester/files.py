@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.padding import PKCS7
 
 from chronolake.tester.rows import Cell, FileKind, Marker, Record
-from chronolake.tester.values import parsed
+from chronolake.tester.values import parse_value
 from chronolake.types import END, Kind
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ class BatchFolder:
         files: dict[FileKind, tuple[BatchFile, ...]] = {}
         for kind, records in changes.records.items():
             columns = self._columns(changes, kind)
-            parts = _spread(records, self._split)
+            parts = _split_records(records, self._split)
             files[kind] = tuple(
-                self._file(
+                self._write_file(
                     self._path(changes.table, scenario, kind, ordinal if len(parts) > 1 else 0),
                     part,
                     columns,
@@ -174,33 +174,33 @@ class BatchFolder:
     def _path(self, table: str, scenario: str, kind: FileKind, ordinal: int) -> Path:
         stem = f"{_file_name(table)}_{_file_name(scenario)}"
         part = f"_{ordinal}" if ordinal else ""
-        taken, repeat = set(self._written), 1
+        used, repeat = set(self._written), 1
         while True:
             # If operations are not merged, one scenario may write to the same table more than once.
             again = f"_{repeat}" if repeat > 1 else ""
             path = self.folder / f"{stem}{again}_{kind}{part}{self.form.suffix}"
-            if path not in taken:
+            if path not in used:
                 return path
             repeat += 1
 
-    def _file(
+    def _write_file(
         self, path: Path, records: Sequence[Record], columns: Sequence[ColumnSpec]
     ) -> BatchFile:
         order = list(columns)
         self._shuffler.shuffle(order)
         parquet = self.form.format is FileFormat.PARQUET
         content = (parquet_bytes if parquet else csv_bytes)(records, order)
-        content = compressed(content, self.form.compression)
+        content = compress(content, self.form.compression)
         key = None
         if self.form.encrypted:
             key = secrets.token_bytes(_KEY)
-            content = encrypted(content, key)
+            content = encrypt(content, key)
         path.write_bytes(content)
         self._written.append(path)
         return BatchFile(str(path), key, len(records), len(content))
 
 
-def _spread(records: Sequence[Record], parts: int) -> list[Sequence[Record]]:
+def _split_records(records: Sequence[Record], parts: int) -> list[Sequence[Record]]:
     size = -(-len(records) // parts)
     return [records[at : at + size] for at in range(0, len(records), size)]
 
@@ -215,14 +215,14 @@ def _file_name(name: str) -> str:
 
 def csv_bytes(records: Iterable[Record], columns: Sequence[ColumnSpec]) -> bytes:
     """Return rows as CSV with a header, in UTF-8, with LF after each line."""
-    lines = [",".join(quoted(column.name) for column in columns)]
+    lines = [",".join(quote(column.name) for column in columns)]
     lines.extend(
         ",".join(_csv_cell(record[column.name]) for column in columns) for record in records
     )
     return ("\n".join(lines) + "\n").encode()
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text as the vendor's CSV writer does: in quotes only if it might need them."""
     if len(text) <= _UNQUOTED_LENGTH and all(letter >= _SAFE_FROM for letter in text):
         return text
@@ -234,9 +234,9 @@ def _csv_cell(cell: Cell) -> str:
         case Marker.NULL:
             return NULL_STRING  # never in quotes, although it is long
         case Marker.UNMODIFIED:
-            return quoted(UNMODIFIED_STRING)
+            return quote(UNMODIFIED_STRING)
         case text:
-            return quoted(text)
+            return quote(text)
 
 
 def parquet_bytes(records: Sequence[Record], columns: Sequence[ColumnSpec]) -> bytes:
@@ -267,10 +267,10 @@ def _parquet_cell(cell: Cell, column: ColumnSpec, as_text: bool) -> object:  # n
         case Marker.UNMODIFIED:
             return UNMODIFIED_STRING if as_text else UNMODIFIED_STRING.encode()
         case text:
-            return text if as_text else parsed(text, column)
+            return text if as_text else parse_value(text, column)
 
 
-def compressed(content: bytes, compression: Compression) -> bytes:
+def compress(content: bytes, compression: Compression) -> bytes:
     """Return compressed content; the zstd frame contains neither a content size nor a checksum."""
     match compression:
         case Compression.OFF:
@@ -285,7 +285,7 @@ def compressed(content: bytes, compression: Compression) -> bytes:
             return stream.compress(content) + stream.flush()
 
 
-def encrypted(content: bytes, key: bytes) -> bytes:
+def encrypt(content: bytes, key: bytes) -> bytes:
     """Return a random IV of 16 bytes and the content in AES-256-CBC with PKCS#7 padding.
 
     `key` has 32 bytes.

@@ -1,7 +1,7 @@
 """Schema migrations of a scenario: requests, effects on the model, and checks.
 
 The effects on the expected contents follow `specs/partner-sdk.md`, 4.8 and 4.9. `migrate` applies
-what the guides require of a destination. `without_support` applies what Fivetran does instead if
+what the guides require of a destination. `fallback_columns` applies what Fivetran does instead if
 the destination answers `unsupported`.
 """
 
@@ -15,10 +15,10 @@ from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import client, values
 from chronolake.tester import scenario as forms
 from chronolake.tester.client import UNIMPLEMENTED
-from chronolake.tester.conversation import Checked, Failure
+from chronolake.tester.conversation import CallChecks, Failure
 from chronolake.tester.definition import DELETED_COLUMN, HISTORY_SPECS, ColumnSpec, TableDefinition
 from chronolake.tester.model import EPSILON_MICROS, Model, ModelRefusal, ModelTable, StoredRow
-from chronolake.tester.values import Value, parsed
+from chronolake.tester.values import Value, parse_value
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NULL_TEXT: Final = "NULL"
 
 
-def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
+def apply_migration(model: Model, migration: Migration, *, now_micros: int) -> None:
     """Apply a migration to the model, in place.
 
     `now_micros` is the current time in microseconds since the epoch, for the one conversion that
@@ -53,7 +53,7 @@ def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
     """
     match migration:
         case forms.AddColumn() | forms.ChangeColumnDataType() | forms.DropColumn():
-            wanted, drop = altered(model, migration)
+            wanted, drop = alter_columns(model, migration)
             sent = model.table(migration.table).sent
             model.alter(migration.table, wanted, drop_columns=drop)
             names = {*sent, migration.column}
@@ -64,27 +64,27 @@ def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
         case forms.RenameTable():
             if migration.from_table not in model.tables and migration.to_table in model.tables:
                 return  # it was already applied, and the response was lost
-            _require_free(model, migration.from_table, migration.to_table)
+            _raise_if_exists(model, migration.from_table, migration.to_table)
             table = model.tables.pop(migration.from_table)
             model.tables[migration.to_table] = replace(table, name=migration.to_table)
         case forms.CopyTable():
             copy = model.table(migration.from_table).copy(migration.to_table)
             target = model.tables.get(migration.to_table)
             if target is None or target.definition != copy.definition:
-                _require_free(model, migration.from_table, migration.to_table)
+                _raise_if_exists(model, migration.from_table, migration.to_table)
             model.tables[migration.to_table] = copy
         case forms.CopyTableToHistoryMode():
-            _require_free(model, migration.from_table, migration.to_table)
+            _raise_if_exists(model, migration.from_table, migration.to_table)
             copy = model.table(migration.from_table).copy(migration.to_table)
             _to_history(copy, migration.deleted_column or None)
             model.tables[migration.to_table] = copy
         case forms.SyncMode():
-            _convert(model, migration, now_micros)
+            _convert_mode(model, migration, now_micros)
         case _:
             _change_column(model, migration)
 
 
-def altered(
+def alter_columns(
     model: Model, migration: forms.AddColumn | forms.ChangeColumnDataType | forms.DropColumn
 ) -> tuple[TableDefinition, bool]:
     """Return the columns and the `drop_columns` flag of the AlterTable for a migration.
@@ -98,14 +98,14 @@ def altered(
     definition = model.table(migration.table).definition
     match migration:
         case forms.DropColumn():
-            return definition.without([migration.column]), True
+            return definition.without_columns([migration.column]), True
         case _:
             old = definition.column(migration.column)
             spec = replace(migration.spec, key=old is not None and old.key)
             return definition.with_column(spec), False
 
 
-def without_support(model: Model, migration: Migration) -> TableDefinition | None:
+def fallback_columns(model: Model, migration: Migration) -> TableDefinition | None:
     """Return what Fivetran requests instead if a destination does not support a migration.
 
     Returns:
@@ -130,7 +130,7 @@ def without_support(model: Model, migration: Migration) -> TableDefinition | Non
     return None
 
 
-def _require_free(model: Model, source: str, target: str) -> None:
+def _raise_if_exists(model: Model, source: str, target: str) -> None:
     model.table(source)
     if target in model.tables:
         raise ModelRefusal(f"the table {target!r} exists")
@@ -140,64 +140,64 @@ def _change_column(model: Model, migration: Migration) -> None:  # noqa: C901, P
     table = model.table(migration.tables[0])
     match migration:
         case forms.UpdateColumnValue():
-            _fill(table, migration.column, migration.value)
+            _set_value(table, migration.column, migration.value)
         case forms.SetColumnToNull():
-            _fill(table, migration.column, NULL_TEXT)
+            _set_value(table, migration.column, NULL_TEXT)
         case forms.AddColumnWithDefaultValue():
             old = table.definition.column(migration.column)
-            default = _value(migration.default_value, old or migration.spec)
+            default = _parse_value(migration.default_value, old or migration.spec)
             if old is None:
-                _add(table, migration.spec)
+                _add_column(table, migration.spec)
             for row in table.rows:
                 row[migration.column] = default
         case forms.CopyColumn():
-            copied = replace(
-                _stored(table, migration.from_column), name=migration.to_column, key=False
+            new_column = replace(
+                _column(table, migration.from_column), name=migration.to_column, key=False
             )
-            if table.definition.column(migration.to_column) != copied:
-                _add(table, copied)
+            if table.definition.column(migration.to_column) != new_column:
+                _add_column(table, new_column)
             for row in table.rows:
                 row[migration.to_column] = row[migration.from_column]
         case forms.RenameColumn():
-            _rename(table, migration.from_column, migration.to_column)
+            _rename_column(table, migration.from_column, migration.to_column)
         case forms.AddColumnInHistoryMode():
             spec = table.definition.column(migration.column) or migration.spec
-            default = _value(migration.default_value, spec)
-            begin = _begin(table, migration.operation_timestamp)
+            default = _parse_value(migration.default_value, spec)
+            begin = _checked_begin(table, migration.operation_timestamp)
             if table.definition.column(spec.name) is None:
-                _add(table, spec)
-            _new_versions(table, spec.name, begin, default, lambda _: True)
+                _add_column(table, spec)
+            _add_versions(table, spec.name, begin, default, lambda _: True)
         case forms.DropColumnInHistoryMode():
             name = migration.column
             if table.definition.column(name) is not None:
-                begin = _begin(table, migration.operation_timestamp)
-                _new_versions(table, name, begin, None, lambda row: row[name] is not None)
+                begin = _checked_begin(table, migration.operation_timestamp)
+                _add_versions(table, name, begin, None, lambda row: row[name] is not None)
         case _:
-            raise ModelRefusal(f"{migration.operation} is not known")
+            raise ModelRefusal(f"{migration.operation} is not a known migration")
 
 
-def _stored(table: ModelTable, name: str) -> ColumnSpec:
+def _column(table: ModelTable, name: str) -> ColumnSpec:
     column = table.definition.column(name)
     if column is None:
         raise ModelRefusal(f"the table has no column {name!r}")
     return column
 
 
-def _value(text: str, column: ColumnSpec) -> Value:
+def _parse_value(text: str, column: ColumnSpec) -> Value:
     try:
-        return parsed(text, column)
+        return parse_value(text, column)
     except ValueError as failure:
-        raise ModelRefusal(f"the value does not fit {column.spelled}: {failure}") from None
+        raise ModelRefusal(f"the value does not fit {column.type_name}: {failure}") from None
 
 
-def _fill(table: ModelTable, name: str, text: str) -> None:
-    column = _stored(table, name)
-    value = None if text == NULL_TEXT else _value(text, column)
+def _set_value(table: ModelTable, name: str, text: str) -> None:
+    column = _column(table, name)
+    value = None if text == NULL_TEXT else _parse_value(text, column)
     for row in table.rows:
         row[name] = value
 
 
-def _add(table: ModelTable, column: ColumnSpec) -> None:
+def _add_column(table: ModelTable, column: ColumnSpec) -> None:
     if table.definition.column(column.name) is not None:
         raise ModelRefusal(f"the table has a column {column.name!r}")
     table.definition = table.definition.with_column(column)
@@ -206,17 +206,17 @@ def _add(table: ModelTable, column: ColumnSpec) -> None:
         row[column.name] = None
 
 
-def _rename(table: ModelTable, old: str, new: str) -> None:
-    _stored(table, old)
+def _rename_column(table: ModelTable, old: str, new: str) -> None:
+    _column(table, old)
     if table.definition.column(new) is not None:
         raise ModelRefusal(f"the table has a column {new!r}")
-    table.definition = table.definition.renamed(old, new)
+    table.definition = table.definition.with_renamed_column(old, new)
     table.sent = tuple(new if name == old else name for name in table.sent)
     for row in table.rows:
         row[new] = row.pop(old)
 
 
-def _begin(table: ModelTable, text: str) -> int:
+def _checked_begin(table: ModelTable, text: str) -> int:
     begin = values.micros(text)
     if not table.definition.history:
         raise ModelRefusal("the table is not in history mode")
@@ -230,12 +230,12 @@ def _start(row: StoredRow) -> int:
     return start if isinstance(start, int) else TMIN_MICROS
 
 
-def _new_versions(
+def _add_versions(
     table: ModelTable,
     column: str,
     begin: int,
     value: Value,
-    concerned: Callable[[StoredRow], bool],
+    applies_to: Callable[[StoredRow], bool],
 ) -> None:
     """End the active versions at `begin` and add versions with `value`.
 
@@ -243,7 +243,7 @@ def _new_versions(
     """
     added: list[StoredRow] = []
     for row in table.rows:
-        if row[ACTIVE] and _start(row) < begin and concerned(row):
+        if row[ACTIVE] and _start(row) < begin and applies_to(row):
             added.append({**row, START: begin, END: TMAX_MICROS})
             row[ACTIVE], row[END] = False, begin - EPSILON_MICROS
     table.rows.extend(added)
@@ -252,7 +252,7 @@ def _new_versions(
             row[column] = value
 
 
-def _convert(model: Model, migration: forms.SyncMode, now_micros: int) -> None:  # noqa: C901 - one case per form
+def _convert_mode(model: Model, migration: forms.SyncMode, now_micros: int) -> None:  # noqa: C901 - one case per form
     table = model.table(migration.table)
     match migration:
         case forms.MigrateSoftDeleteToHistory():
@@ -263,51 +263,51 @@ def _convert(model: Model, migration: forms.SyncMode, now_micros: int) -> None: 
             marker = migration.deleted_column or DELETED
             table.rows = [row for row in table.rows if row.get(marker) is not True]
             if marker == DELETED:
-                _drop(table, [DELETED])
+                _drop_columns(table, [DELETED])
         case forms.MigrateHistoryToLive():
             if not migration.keep_inactive_rows:
                 table.rows = [row for row in table.rows if row.get(ACTIVE)]
-            _drop(table, HISTORY_COLUMNS)
+            _drop_columns(table, HISTORY_COLUMNS)
         case forms.MigrateLiveToSoftDelete():
             marker = migration.deleted_column or DELETED
             if table.definition.column(marker) is None:
-                _add(table, ColumnSpec(marker, Kind.BOOLEAN))
+                _add_column(table, ColumnSpec(marker, Kind.BOOLEAN))
             for row in table.rows:
                 row[marker] = bool(row[marker])
         case forms.MigrateLiveToHistory():
-            _require_no_history(table)
+            _raise_if_history(table)
             for spec in HISTORY_SPECS:
-                _add(table, spec)
+                _add_column(table, spec)
             for row in table.rows:
                 row.update({START: now_micros, END: TMAX_MICROS, ACTIVE: True})
             table.inexact.add(START)  # the destination's clock determines it
 
 
-def _drop(table: ModelTable, names: tuple[str, ...] | list[str]) -> None:
-    table.definition = table.definition.without(names)
+def _drop_columns(table: ModelTable, names: tuple[str, ...] | list[str]) -> None:
+    table.definition = table.definition.without_columns(names)
     table.sent = tuple(name for name in table.sent if name not in names)
     for row in table.rows:
         for name in names:
             row.pop(name, None)
 
 
-def _require_no_history(table: ModelTable) -> None:
+def _raise_if_history(table: ModelTable) -> None:
     if table.definition.history:
         raise ModelRefusal("the table is in history mode already")
 
 
 def _to_history(table: ModelTable, marker: str | None) -> None:
-    _require_no_history(table)
+    _raise_if_history(table)
     synced = [value for row in table.rows if isinstance(value := row.get(SYNCED), int)]
     begin = max(synced, default=TMIN_MICROS)
     for spec in HISTORY_SPECS:
-        _add(table, spec)
+        _add_column(table, spec)
     for row in table.rows:
         if marker is not None and row.get(marker) is True:
             row.update({START: TMIN_MICROS, END: TMIN_MICROS, ACTIVE: False})
         else:
             row.update({START: begin, END: TMAX_MICROS, ACTIVE: True})
-    _drop(table, [DELETED])
+    _drop_columns(table, [DELETED])
 
 
 def _to_soft_delete(table: ModelTable, marker: str) -> None:
@@ -317,12 +317,12 @@ def _to_soft_delete(table: ModelTable, marker: str) -> None:
     table.rows = [row for row in newest if row[START] is not None]
     for spec in (DELETED_COLUMN, ColumnSpec(marker, Kind.BOOLEAN)):
         if table.definition.column(spec.name) is None:
-            _add(table, spec)
+            _add_column(table, spec)
             for row in table.rows:
                 row[spec.name] = False
     for row in table.rows:
         row[marker] = not row[ACTIVE]
-    _drop(table, HISTORY_COLUMNS)
+    _drop_columns(table, HISTORY_COLUMNS)
 
 
 class Migrator:
@@ -349,7 +349,7 @@ class Migrator:
         self._strict = strict
         self._now = now_millis
 
-    def carry_out(self, model: Model, migration: Migration) -> Model:
+    def run(self, model: Model, migration: Migration) -> Model:
         """Request one migration and check its tables afterwards.
 
         The passed model must not be used afterwards. Return the expected contents after the
@@ -365,7 +365,7 @@ class Migrator:
                 model.adopt(source, found)
         after, refusal = copy.deepcopy(model), None
         try:
-            migrate(after, migration, now_micros=self._now() * 1000)
+            apply_migration(after, migration, now_micros=self._now() * 1000)
         except ModelRefusal as reason:
             after, refusal = model, str(reason)
         match migration:
@@ -391,7 +391,7 @@ class Migrator:
         migration: forms.AddColumn | forms.ChangeColumnDataType | forms.DropColumn,
         refusal: str | None,
     ) -> None:
-        wanted, drop = altered(model, migration)
+        wanted, drop = alter_columns(model, migration)
         self.alter_table(
             migration.table, wanted, drop=drop, detail=migration.operation, refusal=refusal
         )
@@ -416,7 +416,7 @@ class Migrator:
             table=client.table_message(table, wanted),
             drop_columns=drop,
         )
-        self._conversation.ask("AlterTable", request, table=table, detail=detail, refusal=refusal)
+        self._conversation.send("AlterTable", request, table=table, detail=detail, refusal=refusal)
 
     def create_table(self, table: str, definition: TableDefinition, *, detail: str = "") -> None:
         """Send a CreateTable request.
@@ -429,26 +429,26 @@ class Migrator:
             schema_name=self._schema,
             table=client.table_message(table, definition),
         )
-        self._conversation.ask("CreateTable", request, table=table, detail=detail)
+        self._conversation.send("CreateTable", request, table=table, detail=detail)
 
     def _migrate(self, migration: Migration, refusal: str | None, *, due: bool) -> Answer:
         request = sdk.MigrateRequest(
             configuration=self._conversation.configuration,
             details=client.migration_details(self._schema, migration),
         )
-        withdrawn = isinstance(migration, forms.SyncMode) and migration.withdrawn
+        is_withdrawn = isinstance(migration, forms.SyncMode) and migration.is_withdrawn
 
-        def inspect(answer: Answer, outcome: Checked) -> None:
-            if answer.member == "unsupported" and withdrawn:
+        def check(answer: Answer, outcome: CallChecks) -> None:
+            if answer.member == "unsupported" and is_withdrawn:
                 outcome.checked.append("a withdrawn migration is unsupported")
             elif answer.member == "unsupported" and self._strict:
                 outcome.failures.append(Failure("answer", "success", "unsupported"))
             elif answer.member == "unsupported":
-                outcome.notices.append("unsupported: Fivetran goes on without it.")
-            elif withdrawn:
+                outcome.notices.append("unsupported: Fivetran continues without it.")
+            elif is_withdrawn:
                 outcome.notices.append("this migration was withdrawn: unsupported is expected.")
 
-        return self._conversation.ask(
+        return self._conversation.send(
             "Migrate",
             request,
             table=migration.tables[0],
@@ -456,25 +456,25 @@ class Migrator:
             good=("success", "unsupported"),
             refusal=refusal,
             refusal_due=due,
-            unimplemented=None if self._strict else "Fivetran goes on without it",
-            inspect=inspect,
+            unimplemented=None if self._strict else "Fivetran continues without it",
+            check=check,
         )
 
     def _fall_back(self, model: Model, migration: Migration) -> Model:
-        instead = without_support(model, migration)
-        if instead is None:
+        fallback = fallback_columns(model, migration)
+        if fallback is None:
             return model
         match migration:
             case forms.RenameTable() | forms.CopyTable():
-                self.create_table(migration.to_table, instead, detail="instead")
-                model.create(migration.to_table, instead)
+                self.create_table(migration.to_table, fallback, detail="instead")
+                model.create(migration.to_table, fallback)
             case _:
                 table = migration.tables[0]
                 sent = set(model.table(table).sent)
-                self.alter_table(table, instead, detail="instead")
-                model.alter(table, instead)
-                sent.add(instead.names[-1])
+                self.alter_table(table, fallback, detail="instead")
+                model.alter(table, fallback)
+                sent.add(fallback.names[-1])
                 if isinstance(migration, forms.RenameColumn):
                     sent.discard(migration.from_column)
-                model.table(table).sent = tuple(name for name in instead.names if name in sent)
+                model.table(table).sent = tuple(name for name in fallback.names if name in sent)
         return model

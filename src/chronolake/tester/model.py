@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.tester.definition import ColumnSpec, TableDefinition
 from chronolake.tester.rows import Changes, FileKind, Key, Marker, Record
-from chronolake.tester.values import Value, cast, cast_is_exact, dumped, parsed
+from chronolake.tester.values import Value, cast, cast_is_exact, parse_value, to_json
 from chronolake.types import ACTIVE, END, START, SYNCED
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Model:
             kept.append(target)
             if not cast_is_exact(column, target):
                 inexact.add(column.name)
-            _recast(table.rows, rows, column, target)
+            _cast_column(table.rows, rows, column, target)
         for column in wanted.columns:
             if table.definition.column(column.name) is None:
                 kept.append(column)
@@ -127,7 +127,7 @@ class Model:
         changed = replace(
             table, definition=TableDefinition(tuple(kept)), sent=wanted.names, rows=rows
         )
-        _refuse_duplicates(changed)
+        _raise_if_duplicates(changed)
         changed.inexact = inexact
         self.tables[name] = changed
 
@@ -162,7 +162,7 @@ class Model:
         """Apply WriteBatch: replace files, then update files, then delete files."""
         table = self.table(changes.table)
         rows = table.by_key()
-        for values in _typed(changes, FileKind.UPSERT):
+        for values in _typed_rows(changes, FileKind.UPSERT):
             found = rows.setdefault(table.key(values), [])
             if found:
                 # Columns that are no longer synced keep their value.
@@ -170,12 +170,12 @@ class Model:
                     row.update(values)
             else:
                 found.append({**dict.fromkeys(table.definition.names), **values})
-        for values in _typed(changes, FileKind.UPDATE):
+        for values in _typed_rows(changes, FileKind.UPDATE):
             found = rows.get(table.key(values), [])
             table.ignored += not found
             for row in found:
                 row.update(values)
-        for values in _typed(changes, FileKind.DELETE):
+        for values in _typed_rows(changes, FileKind.DELETE):
             rows.pop(table.key(values), None)
         table.rows = [row for group in rows.values() for row in group]
 
@@ -190,21 +190,21 @@ class Model:
         earliest: dict[Key, int] = {}
         incoming: dict[Key, dict[int, tuple[StoredRow, bool]]] = {}
         for kind in (FileKind.EARLIEST, FileKind.UPDATE, FileKind.UPSERT):
-            for values in _typed(changes, kind):
+            for values in _typed_rows(changes, kind):
                 key, start = table.key(values), _micros(values, START)
                 earliest[key] = min(start, earliest.get(key, start))
                 if kind is not FileKind.EARLIEST:
                     # Updates first, then replaces: the last row with the same start wins.
                     incoming.setdefault(key, {})[start] = (values, kind is FileKind.UPSERT)
         for key, begin in earliest.items():
-            rows[key] = _merged(table, rows.get(key, []), begin, incoming.get(key, {}))
+            rows[key] = _merge_versions(table, rows.get(key, []), begin, incoming.get(key, {}))
         deletes: dict[Key, set[int]] = {}
-        for values in _typed(changes, FileKind.DELETE):
+        for values in _typed_rows(changes, FileKind.DELETE):
             deletes.setdefault(table.key(values), set()).add(_micros(values, END))
         for key, times in deletes.items():
             since = earliest.get(key)
             stored = {s for s in was_active.get(key, ()) if since is None or s < since}
-            _delete(rows.get(key, []), times, stored)
+            _apply_deletes(rows.get(key, []), times, stored)
         table.rows = [row for group in rows.values() for row in group]
 
     def table(self, name: str) -> ModelTable:
@@ -222,27 +222,27 @@ class Model:
         """Adopt the precision that a destination chose for columns without a declared one."""
         table = self.table(name)
         for column in table.definition.columns:
-            there = described.column(column.name)
-            if column.precision is None and there is not None and there.precision is not None:
-                settled = replace(column, precision=there.precision, scale=there.scale)
+            actual = described.column(column.name)
+            if column.precision is None and actual is not None and actual.precision is not None:
+                settled = replace(column, precision=actual.precision, scale=actual.scale)
                 table.definition = table.definition.with_column(settled)
                 for row in table.rows:
                     row[column.name] = cast(row[column.name], column, settled)
 
     def dump(self) -> dict[str, Any]:
         """Return the tables as JSON: columns, key and rows, which are ordered by key and start."""
-        return {name: _dumped_table(table) for name, table in sorted(self.tables.items())}
+        return {name: _table_json(table) for name, table in sorted(self.tables.items())}
 
 
-def _dumped_table(table: ModelTable) -> dict[str, Any]:
+def _table_json(table: ModelTable) -> dict[str, Any]:
     columns = table.definition.columns
     order = [*table.definition.key, *([START] if table.definition.history else [])]
     ordered = sorted(
         table.rows, key=lambda row: [(row[name] is not None, row[name]) for name in order]
     )
-    rows = [{c.name: dumped(row[c.name], c.kind) for c in columns} for row in ordered]
+    rows = [{c.name: to_json(row[c.name], c.kind) for c in columns} for row in ordered]
     return {
-        "columns": {column.name: column.spelled for column in columns},
+        "columns": {column.name: column.type_name for column in columns},
         "primary_key": [column.name for column in columns if column.key],
         "retained": [name for name in table.definition.names if name not in table.sent],
         "inexact": sorted(table.inexact),
@@ -254,11 +254,11 @@ def _dumped_table(table: ModelTable) -> dict[str, Any]:
 def _micros(row: StoredRow, name: str) -> int:
     value = row[name]
     if not isinstance(value, int):
-        raise TypeError(f"{name} must hold a time")
+        raise TypeError(f"{name} must contain a time")
     return value
 
 
-def _typed(changes: Changes, kind: FileKind) -> Iterator[StoredRow]:
+def _typed_rows(changes: Changes, kind: FileKind) -> Iterator[StoredRow]:
     """Yield the rows of one kind as typed values, without columns whose cell is unmodified."""
     names = set(changes.columns(kind))
     columns = [column for column in changes.definition.columns if column.name in names]
@@ -273,11 +273,11 @@ def _values(record: Record, columns: Iterable[ColumnSpec]) -> StoredRow:
         if cell is Marker.NULL:
             values[column.name] = None
         elif isinstance(cell, str):
-            values[column.name] = parsed(cell, column)
+            values[column.name] = parse_value(cell, column)
     return values
 
 
-def _merged(
+def _merge_versions(
     table: ModelTable,
     stored: list[StoredRow],
     begin: int,
@@ -291,11 +291,11 @@ def _merged(
             row[ACTIVE], row[END] = False, begin - EPSILON_MICROS
     versions = {_micros(row, START): row for row in kept}
     later = sorted(start for start in removed if start not in incoming)
-    for start, (values, whole) in sorted(incoming.items()):
+    for start, (values, is_complete) in sorted(incoming.items()):
         before = max((known for known in versions if known < start), default=None)
         after = next((known for known in later if known > start), None)
         base: StoredRow | None
-        if whole:
+        if is_complete:
             base = dict.fromkeys(table.definition.names)
         elif before is not None:
             base = versions[before]
@@ -310,7 +310,7 @@ def _merged(
     return list(versions.values())
 
 
-def _delete(versions: list[StoredRow], times: set[int], was_active: set[int]) -> None:
+def _apply_deletes(versions: list[StoredRow], times: set[int], was_active: set[int]) -> None:
     """End the versions of one key that its deletes apply to.
 
     Args:
@@ -338,7 +338,7 @@ def _delete(versions: list[StoredRow], times: set[int], was_active: set[int]) ->
             row[END], row[ACTIVE] = min(_micros(row, END), start), False
 
 
-def _recast(
+def _cast_column(
     old_rows: list[StoredRow], new_rows: list[StoredRow], column: ColumnSpec, target: ColumnSpec
 ) -> None:
     for old, new in zip(old_rows, new_rows, strict=True):
@@ -346,13 +346,13 @@ def _recast(
             new[column.name] = cast(old[column.name], column, target)
         except ValueError as failure:
             raise ModelRefusal(
-                f"stored values of {column.name!r} do not fit {target.spelled}: {failure}"
+                f"stored values of {column.name!r} do not fit {target.type_name}: {failure}"
             ) from None
 
 
-def _refuse_duplicates(table: ModelTable) -> None:
+def _raise_if_duplicates(table: ModelTable) -> None:
     if table.definition.history:
-        _refuse_overlaps(table)
+        _raise_if_overlapping(table)
         return
     names = table.definition.key
     keys = [tuple(row[name] for name in names) for row in table.rows]
@@ -360,11 +360,11 @@ def _refuse_duplicates(table: ModelTable) -> None:
         raise ModelRefusal("rows would share a key")
 
 
-def _refuse_overlaps(table: ModelTable) -> None:
+def _raise_if_overlapping(table: ModelTable) -> None:
     if not table.definition.key:
         return
     for versions in table.by_key().values():
         ordered = sorted(versions, key=lambda row: _micros(row, START))
-        for one, following in pairwise(ordered):
-            if _micros(following, START) <= max(_micros(one, START), _micros(one, END)):
+        for row, following in pairwise(ordered):
+            if _micros(following, START) <= max(_micros(row, START), _micros(row, END)):
                 raise ModelRefusal("versions of one record would overlap")

@@ -37,7 +37,7 @@ class FlushMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriveOptions:
+class RunOptions:
     """The options of a run.
 
     Attributes:
@@ -99,8 +99,8 @@ class DriveOptions:
         """
         if not _TARGET.fullmatch(self.target):
             raise ConfigurationError(
-                f"--target {self.target!r} is no host and port.",
-                hint="Write HOST:PORT, such as localhost:50052 or [::1]:50052.",
+                f"--target {self.target!r} is not a host and port.",
+                hint="Use HOST:PORT, such as localhost:50052 or [::1]:50052.",
             )
         if self.split < 1:
             raise ConfigurationError("--split must be at least 1.")
@@ -120,26 +120,26 @@ def read_configuration(path: Path) -> dict[str, str]:
     except OSError as failure:
         raise ConfigurationError(
             f"The configuration cannot be read: {failure.strerror}.",
-            hint="--configuration names a JSON file.",
+            hint="Set --configuration to a JSON file that can be read.",
             file=str(path),
         ) from failure
     except ValidationError as failure:
         first = failure.errors(include_input=False, include_url=False)[0]
         place = ".".join(["$", *(str(step) for step in first["loc"])])
         raise ConfigurationError(
-            f"The configuration must be one JSON object of texts; look at {place}.",
+            f"The configuration must be a JSON object of strings; {place} is not valid.",
             hint='Put quotes around every value, such as {"port": "5432"}.',
             file=str(path),
         ) from None
     except ValueError:
         raise ConfigurationError(
-            "The configuration is not JSON.",
-            hint='Write one JSON object of texts, such as {"port": "5432"}.',
+            "The configuration is not valid JSON.",
+            hint='Use one JSON object of strings, such as {"port": "5432"}.',
             file=str(path),
         ) from None
 
 
-def accepted_type(text: str) -> tuple[Kind, Kind]:
+def parse_accepted_type(text: str) -> tuple[Kind, Kind]:
     """Parse `JSON=STRING`: a declared type, and the type that may be described instead.
 
     Raises:
@@ -150,5 +150,5 @@ def accepted_type(text: str) -> tuple[Kind, Kind]:
         return Kind(declared.strip().upper()), Kind(described.strip().upper())
     except ValueError:
         raise ConfigurationError(
-            f"--accept-type {text!r} does not name two types.", hint="Write JSON=STRING."
+            f"--accept-type {text!r} does not name two types.", hint="Use the form JSON=STRING."
         ) from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.errors import ScenarioError
 from chronolake.tester import values
 from chronolake.tester.scenario import Row, RowOperation, RowStep
-from chronolake.tester.values import Value, parsed
+from chronolake.tester.values import Value, parse_value
 from chronolake.types import ACTIVE, DELETED, END, START, SYNCED, TMAX_TEXT
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def key_of(cells: Mapping[str, Cell | None], definition: TableDefinition) -> Key
     found: list[Value] = []
     for name in definition.key:
         column, cell = definition.column(name), cells[name]
-        found.append(parsed(cell, column) if column and isinstance(cell, str) else None)
+        found.append(parse_value(cell, column) if column and isinstance(cell, str) else None)
     return tuple(found)
 
 
@@ -121,24 +121,24 @@ def _check_row(row: Row, operation: RowOperation, definition: TableDefinition, f
             )
         if text is not None:
             try:
-                parsed(text, column)
+                parse_value(text, column)
             except ValueError as failure:
                 raise ScenarioError(
-                    f"{row.place}.{name}: The value does not fit {column.spelled}: {failure}.",
-                    hint="Write another value, or declare the column with another type.",
+                    f"{row.place}.{name}: The value does not fit {column.type_name}: {failure}.",
+                    hint="Use another value, or declare the column with another type.",
                     file=file,
                 ) from None
     for name in definition.key:
         if row.cells.get(name) is None:
             raise ScenarioError(
                 f"{row.place}: The key column {name!r} is missing.",
-                hint="Give every row a value for each column of primary_key.",
+                hint="Set each column of primary_key in every row.",
                 file=file,
             )
     if definition.history and row.op_time is None:
         raise ScenarioError(
             f"{row.place}: A row of a history table must have an op_time.",
-            hint="Write op_time beside its columns, such as 2024-02-29T10:15:30Z.",
+            hint="Add op_time to the row, such as 2024-02-29T10:15:30Z.",
             file=file,
         )
     if operation is RowOperation.SOFT_DELETE and not (
@@ -153,7 +153,7 @@ def _check_row(row: Row, operation: RowOperation, definition: TableDefinition, f
 
 def upsert_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
     """Return the given values, and NULL for columns without one."""
-    record = _given(event, definition, Marker.NULL)
+    record = _record_of_values(event, definition, Marker.NULL)
     if definition.soft_deletes:
         record[DELETED] = event.row.cells.get(DELETED) or "false"
     return record
@@ -164,7 +164,7 @@ def update_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
 
     An update reverts a soft delete.
     """
-    record = _given(event, definition, Marker.UNMODIFIED)
+    record = _record_of_values(event, definition, Marker.UNMODIFIED)
     if definition.soft_deletes:
         record[DELETED] = event.row.cells.get(DELETED) or "false"
     return record
@@ -172,17 +172,17 @@ def update_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
 
 def delete_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
     """Return the key and the sync time, and NULL for all other columns."""
-    return _only_key(event, definition, Marker.NULL)
+    return _record_of_key(event, definition, Marker.NULL)
 
 
 def soft_delete_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
     """Return the key, the sync time and a true delete marker; other columns are unmodified."""
-    record = _only_key(event, definition, Marker.UNMODIFIED)
+    record = _record_of_key(event, definition, Marker.UNMODIFIED)
     record[DELETED] = "true"
     return record
 
 
-def _given(event: Event, definition: TableDefinition, rest: Marker) -> dict[str, Cell]:
+def _record_of_values(event: Event, definition: TableDefinition, rest: Marker) -> dict[str, Cell]:
     record: dict[str, Cell] = {}
     for name in definition.names:
         if name in event.row.cells:
@@ -193,7 +193,7 @@ def _given(event: Event, definition: TableDefinition, rest: Marker) -> dict[str,
     return record
 
 
-def _only_key(event: Event, definition: TableDefinition, rest: Marker) -> dict[str, Cell]:
+def _record_of_key(event: Event, definition: TableDefinition, rest: Marker) -> dict[str, Cell]:
     record: dict[str, Cell] = dict.fromkeys(definition.names, rest)
     for name in definition.key:
         record[name] = event.row.cells[name] or ""
@@ -215,10 +215,12 @@ def plain_changes(table: str, definition: TableDefinition, events: Iterable[Even
             case RowOperation.DELETE:
                 kind, record = FileKind.DELETE, delete_record(event, definition)
         records.setdefault(kind, []).append(record)
-    return Changes(table, definition, frozen(records))
+    return Changes(table, definition, freeze_records(records))
 
 
-def frozen(records: Mapping[FileKind, Sequence[Record]]) -> dict[FileKind, tuple[Record, ...]]:
+def freeze_records(
+    records: Mapping[FileKind, Sequence[Record]],
+) -> dict[FileKind, tuple[Record, ...]]:
     """Return the lists as tuples in the order of the request's lists, without empty ones."""
     return {kind: tuple(records[kind]) for kind in FileKind if records.get(kind)}
 
@@ -243,21 +245,21 @@ def history_changes(table: str, definition: TableDefinition, events: Iterable[Ev
     records: dict[FileKind, list[Record]] = {}
     for group in by_key.values():
         ordered = sorted(group, key=_time)
-        for one, two in pairwise(ordered):
-            if _time(one) == _time(two):
+        for first, second in pairwise(ordered):
+            if _time(first) == _time(second):
                 raise ScenarioError(
-                    f"{one.row.place} and {two.row.place} have the same key and op_time.",
-                    hint="Give one of them another op_time.",
+                    f"{first.row.place} and {second.row.place} have the same key and op_time.",
+                    hint="Set another op_time in one of them.",
                 )
-        _group(ordered, definition, records)
-    return Changes(table, definition, frozen(records))
+        _add_versions(ordered, definition, records)
+    return Changes(table, definition, freeze_records(records))
 
 
 def _time(event: Event) -> int:
     return values.nanos(event.row.op_time or "")
 
 
-def _group(
+def _add_versions(
     events: list[Event], definition: TableDefinition, records: dict[FileKind, list[Record]]
 ) -> None:
     beginnings = [event for event in events if event.operation in _BEGINNINGS]

@@ -36,7 +36,7 @@ from chronolake.tester.definition import DELETED_COLUMN, TableDefinition, with_s
 from chronolake.tester.files import BatchFolder, FileForm, FileFormat
 from chronolake.tester.migration_run import Migrator
 from chronolake.tester.model import Model, ModelRefusal
-from chronolake.tester.options import DriveOptions, FlushMode
+from chronolake.tester.options import FlushMode, RunOptions
 from chronolake.tester.rows import Event, check_rows, history_changes, plain_changes
 from chronolake.tester.scenario import (
     RowStep,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from chronolake.tester.client import Answer
-    from chronolake.tester.conversation import Checked
+    from chronolake.tester.conversation import CallChecks
 
 
 _MILLIS_BETWEEN_OPERATIONS = 2
@@ -74,12 +74,12 @@ class WallClock:
         return now
 
 
-def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFormat:
+def check_setup(conversation: Conversation, configuration: dict[str, str]) -> FileFormat:
     """Request the configuration form, run its tests, and request the capabilities.
 
     Args:
         conversation: the calls to the destination.
-        tests_with: the configuration to test.
+        configuration: the configuration to test.
 
     Returns:
         The format of batch files that the destination accepts.
@@ -87,21 +87,21 @@ def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFor
     Raises:
         SyncStopped: the destination failed.
     """
-    form = conversation.ask(
-        "ConfigurationForm", common.ConfigurationFormRequest(), inspect=_check_form
+    form = conversation.send(
+        "ConfigurationForm", common.ConfigurationFormRequest(), check=_check_form
     )
     required = [field.name for field in form.message.fields if field.required]
     for name in required:
-        if not tests_with.get(name):
+        if not configuration.get(name):
             conversation.notice(f"the form requires {name!r}; the configuration does not have it.")
     for test in form.message.tests:
-        conversation.ask(
+        conversation.send(
             "Test",
-            common.TestRequest(name=test.name, configuration=tests_with),
+            common.TestRequest(name=test.name, configuration=configuration),
             detail=test.name,
-            unimplemented="nobody is told whether the configuration works",
+            unimplemented="the configuration is not tested",
         )
-    answer = conversation.ask(
+    answer = conversation.send(
         "Capabilities", sdk.CapabilitiesRequest(), unimplemented="batch files are CSV"
     )
     if answer.message is None:
@@ -110,12 +110,12 @@ def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFor
     return FileFormat.PARQUET if parquet else FileFormat.CSV
 
 
-def _check_form(answer: Answer, outcome: Checked) -> None:
+def _check_form(answer: Answer, outcome: CallChecks) -> None:
     names = client.form_names(answer.message.fields)
     twice = sorted({name for name in names if names.count(name) > 1})
-    outcome.expect("unique field names", "none twice", ", ".join(twice) or "none twice")
+    outcome.expect("unique field names", "no duplicates", ", ".join(twice) or "no duplicates")
     if not answer.message.tests:
-        outcome.notices.append("the form names no test.")
+        outcome.notices.append("the form has no tests.")
 
 
 class Session:
@@ -126,7 +126,7 @@ class Session:
         conversation: Conversation,
         *,
         schema: str,
-        options: DriveOptions,
+        options: RunOptions,
         folder: BatchFolder,
         shuffler: random.Random,
         clock: WallClock,
@@ -161,7 +161,7 @@ class Session:
         """
         for text in scenario.notices:
             self._conversation.notice(text)
-        self._adopt((*scenario.alter, *sorted(scenario.written)), scenario)
+        self._adopt_tables((*scenario.alter, *sorted(scenario.written_tables)), scenario)
         created, altered = self._definitions(scenario)
         current = {name: table.request for name, table in self.model.tables.items()}
         check_rows(scenario, current | created | altered)
@@ -170,13 +170,13 @@ class Session:
             self._create(name, definition)
         for name, definition in altered.items():
             self._alter(name, definition)
-        self._operate(scenario)
+        self._run_steps(scenario)
         for migration in scenario.migrations:
-            self.model = self._migrator.carry_out(self.model, migration)
+            self.model = self._migrator.run(self.model, migration)
         for name in scenario.describe:
             self._conversation.verify(self.schema, self.model, name)
 
-    def _adopt(self, names: Iterable[str], scenario: Scenario) -> None:
+    def _adopt_tables(self, names: Iterable[str], scenario: Scenario) -> None:
         """Read the definitions of tables that the run has not created from the destination."""
         for name in dict.fromkeys(names):
             if name in self.model.tables or name in scenario.create:
@@ -185,7 +185,9 @@ class Session:
             if found is not None:
                 self.model.adopt(name, found)
             else:
-                self._conversation.notice(f"there is no table {name!r}: what is for it is skipped.")
+                self._conversation.notice(
+                    f"there is no table {name!r}: its operations are skipped."
+                )
 
     def _definitions(
         self, scenario: Scenario
@@ -195,7 +197,7 @@ class Session:
         for name, form in scenario.create.items():
             if name in self.model.tables:
                 self._conversation.notice(
-                    f"the table {name!r} is there from an earlier scenario: AlterTable in place of "
+                    f"the table {name!r} exists from an earlier scenario: AlterTable in place of "
                     "CreateTable."
                 )
                 altered[name] = self._definition(name, form, scenario)
@@ -204,7 +206,7 @@ class Session:
         for name, form in scenario.alter.items():
             if name in self.model.tables or name in created:
                 altered[name] = self._definition(name, form, scenario)
-        for name in scenario.soft_deleted - created.keys() - altered.keys():
+        for name in scenario.soft_deleted_tables - created.keys() - altered.keys():
             table = self.model.tables.get(name)
             if table and not table.definition.history and DELETED not in table.sent:
                 altered[name] = table.request.with_column(DELETED_COLUMN)
@@ -214,14 +216,19 @@ class Session:
         table = self.model.tables.get(name)
         has_marker = table is not None and DELETED in table.definition.names
         wanted = with_system_columns(
-            [kind.column(one, key=one in form.primary_key) for one, kind in form.columns.items()],
+            [
+                kind.column(column, key=column in form.primary_key)
+                for column, kind in form.columns.items()
+            ],
             history=form.history_mode,
-            soft_deleted=name in scenario.soft_deleted or has_marker,
+            soft_deleted=name in scenario.soft_deleted_tables or has_marker,
             version=self._options.tester_version,
         )
-        made = scenario.create.get(name)
-        was = table.definition.history if table is not None else made and made.history_mode
-        if was is not None and was is not wanted.history:
+        created = scenario.create.get(name)
+        had_history = (
+            table.definition.history if table is not None else created and created.history_mode
+        )
+        if had_history is not None and had_history is not wanted.history:
             raise ScenarioError(
                 f"The table {name!r} cannot change history_mode by its definition.",
                 hint="Use a migration, or --schema-per-file.",
@@ -259,7 +266,7 @@ class Session:
         )
         self._conversation.verify(self.schema, self.model, name)
 
-    def _operate(self, scenario: Scenario) -> None:
+    def _run_steps(self, scenario: Scenario) -> None:
         events: dict[str, list[Event]] = {}
         truncates: list[tuple[str, bool, int]] = []
         for step in scenario.steps:
@@ -316,16 +323,16 @@ class Session:
             + (f" in {len(group)} files" if len(group) > 1 else "")
             for kind, group in files.items()
         )
-        self._conversation.ask(rpc, request, table=name, detail=detail)
+        self._conversation.send(rpc, request, table=name, detail=detail)
         (self.model.write_history if history else self.model.write)(changes)
         if self._options.replay:
-            self._conversation.ask(rpc, request, table=name, detail=f"{detail}, again")
+            self._conversation.send(rpc, request, table=name, detail=f"{detail}, again")
 
     def _note_parquet(self, definition: TableDefinition) -> None:
         naive = [c.name for c in definition.columns if c.kind is Kind.NAIVE_DATETIME]
         if naive and self._folder.form.format is FileFormat.PARQUET:
             self._conversation.notice(
-                f"NAIVE_DATETIME has no form in Parquet; {', '.join(naive)} is written as text."
+                f"Parquet cannot represent NAIVE_DATETIME; {', '.join(naive)} is written as text."
             )
 
     def _truncate(self, name: str, *, soft: bool, stamp: int) -> None:
@@ -339,7 +346,7 @@ class Session:
         )
         before = values.time_text(stamp * values.NANOS_PER_MILLI)
         detail = f"{'soft, ' if soft else ''}before {before}"
-        self._conversation.ask("Truncate", request, table=name, detail=detail)
+        self._conversation.send("Truncate", request, table=name, detail=detail)
         self.model.truncate(
             name, before_micros=stamp * 1000, deleted_column=DELETED if soft else None
         )
@@ -351,7 +358,7 @@ EXIT_WRONG_INPUT: Final = 2
 _SEEDS: Final = 2**32
 
 
-def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None = None) -> int:
+def run(paths: Sequence[Path], options: RunOptions, *, stream: TextIO | None = None) -> int:
     """Play scenarios against a destination and report the results.
 
     Args:
@@ -369,9 +376,9 @@ def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None =
         scenarios = [read_scenario(path) for path in scenario_files(paths)]
         if not scenarios:
             raise ConfigurationError(
-                "No scenario is named.", hint="Name a scenario's JSON file, or a folder of them."
+                "No scenario is given.", hint="Pass a scenario's JSON file, or a folder of them."
             )
-        return _play(scenarios, options, report)
+        return _run_scenarios(scenarios, options, report)
     except ChronolakeError as failure:
         report.error(
             str(failure),
@@ -384,7 +391,7 @@ def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None =
         return EXIT_WRONG_INPUT
 
 
-def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) -> int:
+def _run_scenarios(scenarios: Sequence[Scenario], options: RunOptions, report: Report) -> int:
     seed = options.shuffle_seed
     if seed is None:
         seed = secrets.randbelow(_SEEDS)
@@ -405,7 +412,7 @@ def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) 
             configuration=options.configuration,
             accepted_types=options.accepted_types,
         )
-        unreachable = destination.reach(options.connect_timeout, report.waiting)
+        unreachable = destination.wait_until_reachable(options.connect_timeout, report.waiting)
         if unreachable is None:
             shuffler = random.Random(seed)  # noqa: S311 - only for the order of columns
             files = BatchFolder(
@@ -417,8 +424,8 @@ def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) 
             )
             if not options.keep_files:
                 stack.callback(files.remove)
-            sessions = _sessions(scenarios, options, conversation, files, shuffler)
-            _dump(sessions, options.dump_model)
+            sessions = _play_scenarios(scenarios, options, conversation, files, shuffler)
+            _write_model(sessions, options.dump_model)
         else:
             failure = Failure("connection", f"a server at {options.target}", unreachable)
             report.error(str(failure))
@@ -427,9 +434,9 @@ def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) 
         return EXIT_FAILED if conversation.tally.failures else EXIT_GOOD
 
 
-def _sessions(
+def _play_scenarios(
     scenarios: Sequence[Scenario],
-    options: DriveOptions,
+    options: RunOptions,
     conversation: Conversation,
     files: BatchFolder,
     shuffler: random.Random,
@@ -438,10 +445,10 @@ def _sessions(
     sessions: dict[str, Session] = {}
     clock = WallClock()
     try:
-        wanted = introduce(conversation, dict(options.configuration))
+        wanted = check_setup(conversation, dict(options.configuration))
         if options.format is not None and options.format is not wanted:
             conversation.notice(
-                f"the destination wants {wanted} files and gets {options.format} files."
+                f"the destination prefers {wanted} files but gets {options.format} files."
             )
         files.form = replace(files.form, format=options.format or wanted)
         for scenario in scenarios:
@@ -463,14 +470,14 @@ def _sessions(
     return sessions
 
 
-def _work_dir(options: DriveOptions, stack: ExitStack) -> Path:
+def _work_dir(options: RunOptions, stack: ExitStack) -> Path:
     if options.work_dir is not None:
         try:
             options.work_dir.mkdir(parents=True, exist_ok=True)
         except OSError as failure:
             raise ConfigurationError(
-                f"The work folder cannot be made: {failure.strerror}.",
-                hint="Name another with --work-dir.",
+                f"The work folder cannot be created: {failure.strerror}.",
+                hint="Choose another one with --work-dir.",
                 file=str(options.work_dir),
             ) from failure
         return options.work_dir.resolve()
@@ -479,7 +486,7 @@ def _work_dir(options: DriveOptions, stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chronolake-drive-")))
 
 
-def _dump(sessions: Mapping[str, Session], path: Path | None) -> None:
+def _write_model(sessions: Mapping[str, Session], path: Path | None) -> None:
     if path is None:
         return
     content = {schema: session.model.dump() for schema, session in sessions.items()}
@@ -488,6 +495,6 @@ def _dump(sessions: Mapping[str, Session], path: Path | None) -> None:
     except OSError as failure:
         raise ConfigurationError(
             f"The expected contents cannot be written: {failure.strerror}.",
-            hint="Name another file with --dump-model.",
+            hint="Choose another file with --dump-model.",
             file=str(path),
         ) from failure

@@ -46,11 +46,11 @@ class TypeForm(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare_name(cls, value: Any) -> Any:
+    def _accept_bare_name(cls, value: Any) -> Any:
         return {"type": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _possible(self) -> TypeForm:
+    def _check_decimal(self) -> TypeForm:
         if self.type is Kind.DECIMAL and self.precision is not None:
             try:
                 _ = self.column("").type
@@ -222,7 +222,7 @@ class SyncMode(_OnTable):
     """
 
     mode: ClassVar[str]
-    withdrawn: ClassVar[bool] = False
+    is_withdrawn: ClassVar[bool] = False
 
 
 class MigrateSoftDeleteToHistory(SyncMode):
@@ -246,7 +246,7 @@ class MigrateHistoryToLive(SyncMode):
 
     operation = "migrate_history_to_live"
     mode = "HISTORY_TO_LIVE"
-    withdrawn = True
+    is_withdrawn = True
     keep_inactive_rows: bool = False
 
 
@@ -255,7 +255,7 @@ class MigrateSoftDeleteToLive(SyncMode):
 
     operation = "migrate_soft_delete_to_live"
     mode = "SOFT_DELETE_TO_LIVE"
-    withdrawn = True
+    is_withdrawn = True
     deleted_column: str | None = None
 
 
@@ -264,7 +264,7 @@ class MigrateLiveToSoftDelete(SyncMode):
 
     operation = "migrate_live_to_soft_delete"
     mode = "LIVE_TO_SOFT_DELETE"
-    withdrawn = True
+    is_withdrawn = True
     deleted_column: str | None = None
 
 
@@ -273,7 +273,7 @@ class MigrateLiveToHistory(SyncMode):
 
     operation = "migrate_live_to_history"
     mode = "LIVE_TO_HISTORY"
-    withdrawn = True
+    is_withdrawn = True
 
 
 #: All migrations by their key in a scenario.
@@ -396,14 +396,14 @@ class Scenario:
         return self.path.stem
 
     @property
-    def written(self) -> frozenset[str]:
+    def written_tables(self) -> frozenset[str]:
         """Return the tables that operations write rows to."""
         return frozenset(
             table for step in self.steps if isinstance(step, RowStep) for table in step.tables
         )
 
     @property
-    def soft_deleted(self) -> frozenset[str]:
+    def soft_deleted_tables(self) -> frozenset[str]:
         """Return the tables that operations soft-delete from or soft-truncate."""
         names: set[str] = set()
         for step in self.steps:
@@ -432,8 +432,8 @@ def scenario_files(paths: Sequence[Path]) -> tuple[Path, ...]:
             )
             if not found:
                 raise ScenarioError(
-                    "The folder holds no scenario.",
-                    hint=f"Scenarios are its .json files, but for {CONFIGURATION_FILE}.",
+                    "The folder does not contain a scenario.",
+                    hint=f"Scenarios are .json files other than {CONFIGURATION_FILE}.",
                     file=str(path),
                 )
             files.extend(found)
@@ -442,7 +442,7 @@ def scenario_files(paths: Sequence[Path]) -> tuple[Path, ...]:
         else:
             raise ScenarioError(
                 "There is no such scenario.",
-                hint="Name a scenario's JSON file, or a folder of them.",
+                hint="Pass a scenario's JSON file, or a folder of them.",
                 file=str(path),
             )
     return tuple(files)
@@ -456,29 +456,29 @@ def read_scenario(path: Path) -> Scenario:
             path.
     """
     try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_no_duplicates)
+        content = json.loads(path.read_bytes(), object_pairs_hook=_reject_duplicates)
     except OSError as failure:
         raise ScenarioError(
             f"The scenario cannot be read: {failure.strerror}.",
-            hint="Name a scenario's JSON file, or a folder of them.",
+            hint="Pass a scenario's JSON file, or a folder of them.",
             file=str(path),
         ) from failure
     except ValueError as failure:
         raise ScenarioError(
-            f"The scenario is not JSON: {failure}.",
-            hint="Mend the file there; JSON has no comments, no names without quotes, and no comma "
-            "after the last item.",
+            f"The scenario is not valid JSON: {failure}.",
+            hint="Fix the file at this position: JSON has no comments, no unquoted names, and "
+            "no comma after the last item.",
             file=str(path),
         ) from failure
     return _Reader(path).scenario(content)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
     return found
 
 
@@ -491,7 +491,7 @@ class _Reader:
 
     def scenario(self, content: Any) -> Scenario:
         top = self._object(content, "$")
-        self._ignore([name for name in top if name not in _KEYS], "$")
+        self._note_unknown([name for name in top if name not in _KEYS], "$")
         return Scenario(
             path=self._path,
             create=self._definitions(top.get("create_table"), "$.create_table"),
@@ -509,9 +509,9 @@ class _Reader:
             form = self._form(TableForm, definition, where)
             unknown = [name for name in form.primary_key if name not in form.columns]
             if unknown:
-                raise self._error(f"{unknown[0]!r} is no column.", f"{where}.primary_key")
+                raise self._error(f"{unknown[0]!r} is not a column.", f"{where}.primary_key")
             for column, kind in form.columns.items():
-                self._ignore(kind.model_extra or (), f"{where}.columns.{column}")
+                self._note_unknown(kind.model_extra or (), f"{where}.columns.{column}")
             forms[table] = form
         return forms
 
@@ -529,7 +529,7 @@ class _Reader:
                     }
                     yield RowStep(RowOperation(key), tables)
                 else:
-                    self._notices.append(f"{where} is no operation and is ignored.")
+                    self._notices.append(f"{where} is not an operation and is ignored.")
 
     def _rows(self, value: Any, place: str) -> Iterator[Row]:
         for index, entry in enumerate(self._array(value, place)):
@@ -539,9 +539,9 @@ class _Reader:
                 for column, cell in self._object(entry, where).items()
                 if column != OP_TIME
             }
-            taken = [name for name in HISTORY_COLUMNS if name in cells]
-            if taken:
-                raise self._error("This column is computed from op_time.", f"{where}.{taken[0]}")
+            computed = [name for name in HISTORY_COLUMNS if name in cells]
+            if computed:
+                raise self._error("This column is computed from op_time.", f"{where}.{computed[0]}")
             yield Row(cells, self._time(entry.get(OP_TIME), f"{where}.{OP_TIME}"), where)
 
     def _migrations(self, value: Any) -> Iterator[Migration]:
@@ -550,7 +550,7 @@ class _Reader:
             for key, bodies in self._object(entry, place).items():
                 form = MIGRATIONS.get(key)
                 if form is None:
-                    self._notices.append(f"{place}.{key} is no migration and is ignored.")
+                    self._notices.append(f"{place}.{key} is not a migration and is ignored.")
                     continue
                 for number, body in enumerate(self._array(bodies, f"{place}.{key}")):
                     where = f"{place}.{key}[{number}]"
@@ -563,17 +563,17 @@ class _Reader:
             first = failure.errors(include_url=False, include_input=False)[0]
             steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
             raise self._error(f"{first['msg']}.", place + "".join(steps)) from None
-        self._ignore(form.model_extra or (), place)
+        self._note_unknown(form.model_extra or (), place)
         return form
 
-    def _ignore(self, unknown: Iterable[str], place: str) -> None:
-        self._notices.extend(f"{place}.{key} is not known and is ignored." for key in unknown)
+    def _note_unknown(self, unknown: Iterable[str], place: str) -> None:
+        self._notices.extend(f"{place}.{key} is unknown and is ignored." for key in unknown)
 
     def _object(self, value: Any, place: str) -> dict[str, Any]:
         if value is None and place != "$":
             return {}
         if not isinstance(value, dict):
-            raise self._error("An object must stand here.", place)
+            raise self._error("An object is expected.", place)
         if "" in value:
             raise self._error("A name is empty.", place)
         return value
@@ -582,14 +582,14 @@ class _Reader:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self._error("An array must stand here.", place)
+            raise self._error("An array is expected.", place)
         return value
 
     def _names(self, value: Any, place: str) -> tuple[str, ...]:
         try:
             return _NAMES.validate_python(value or [])
         except ValidationError:
-            raise self._error("An array of table names must stand here.", place) from None
+            raise self._error("An array of table names is expected.", place) from None
 
     def _time(self, value: Any, place: str) -> str | None:
         if value is None:
@@ -604,5 +604,5 @@ class _Reader:
         return ScenarioError(f"{place}: {message}", hint=_FORMAT, file=str(self._path))
 
 
-_FORMAT: Final = "docs/test-destination.md tells what may stand in a scenario, and where."
+_FORMAT: Final = "docs/test-destination.md describes the format of scenarios."
 _NAMES: Final = TypeAdapter(tuple[Annotated[str, Field(min_length=1)], ...])

@@ -193,7 +193,7 @@ def cell_text(value: Any) -> str | None:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def parsed(text: str, column: ColumnSpec) -> Value:
+def parse_value(text: str, column: ColumnSpec) -> Value:
     """Return the value that a table stores for a cell's text.
 
     Times are truncated to microseconds, and dates are limited to the years 1 to 9999. Text in a
@@ -212,23 +212,23 @@ def parsed(text: str, column: ColumnSpec) -> Value:
             raise ValueError("neither true nor false")
         return text.lower() == "true"
     if column.kind in _INTEGER_BITS:
-        return _integer(text, column.kind)
+        return _parse_integer(text, column.kind)
     if column.kind in {Kind.FLOAT, Kind.DOUBLE}:
         number = float(text)
         if math.isinf(number) and "inf" not in text.lower():
-            raise ValueError("too great")
-        return _floating(number, column.kind)
-    return _other(text, column)
+            raise ValueError("too large")
+        return _parse_float(number, column.kind)
+    return _parse_other(text, column)
 
 
-def _other(text: str, column: ColumnSpec) -> Value:
+def _parse_other(text: str, column: ColumnSpec) -> Value:
     match column.kind:
         case Kind.DECIMAL:
             try:
                 number = Decimal(text)
             except InvalidOperation:
                 raise ValueError("not a decimal number") from None
-            return fitted(number, column)
+            return fit_decimal(number, column)
         case Kind.NAIVE_DATE:
             count = days(text)
             return min(max(count, TMIN_MICROS // _MICROS_PER_DAY), LAST_MICROS // _MICROS_PER_DAY)
@@ -246,10 +246,10 @@ def _other(text: str, column: ColumnSpec) -> Value:
                 return base64.b64decode(text, validate=True)
             except binascii.Error:
                 return text.encode()
-    raise ValueError(f"no value of {column.kind} can be read")
+    raise ValueError(f"values of {column.kind} are not supported")
 
 
-def _integer(text: str, kind: Kind) -> int:
+def _parse_integer(text: str, kind: Kind) -> int:
     if not _INTEGER.fullmatch(text):
         # `850.0` means an integer where JSON had a fraction.
         number = Decimal(text) if re.fullmatch(r"[+-]?\d+\.0+", text) else None
@@ -262,7 +262,7 @@ def _integer(text: str, kind: Kind) -> int:
     return value
 
 
-def _floating(number: float, kind: Kind) -> float:
+def _parse_float(number: float, kind: Kind) -> float:
     if kind is not Kind.FLOAT or not math.isfinite(number):
         return number
     with np.errstate(over="ignore"):
@@ -270,11 +270,11 @@ def _floating(number: float, kind: Kind) -> float:
     if math.isfinite(nearest):
         return nearest
     if abs(number) > _FLOAT_EXAMPLE_MAX:
-        raise ValueError("too great")
+        raise ValueError("too large")
     return math.copysign(float(np.finfo(np.float32).max), number)
 
 
-def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
+def fit_decimal(number: Decimal, column: ColumnSpec) -> Decimal:
     """Return a number rounded half up to a DECIMAL column's scale.
 
     Raises:
@@ -289,7 +289,7 @@ def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
         rounded = number.quantize(Decimal(1).scaleb(-(column.scale or 0)), context=_EXACT)
         if not rounded or rounded.adjusted() < digits:
             return rounded
-    raise ValueError(f"more digits than {column.spelled}")
+    raise ValueError(f"more digits than {column.type_name}")
 
 
 def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case per kind
@@ -326,7 +326,7 @@ def cast(  # noqa: PLR0911 - one case per pair of kinds
         return value
     if isinstance(value, bytes):
         if new.kind not in _TEXTS:
-            raise ValueError("bytes are only texts")
+            raise ValueError("bytes can only become text")
         return value.decode()
     if new.kind is Kind.BINARY:
         return text_of(value, old.kind).encode()
@@ -334,35 +334,37 @@ def cast(  # noqa: PLR0911 - one case per pair of kinds
         return text_of(value, old.kind)
     if isinstance(value, str):
         if old.kind not in _TEXTS:
-            raise ValueError("a time of day is only a text")
-        return parsed(value, new)
+            raise ValueError("a time of day can only become text")
+        return parse_value(value, new)
     if old.kind in _NUMBERS and new.kind in _NUMBERS:
-        return _as_number(value, new)
+        return _cast_number(value, new)
     if old.kind not in _NUMBERS and new.kind not in _NUMBERS and isinstance(value, int):
-        return _as_time(value, old.kind, new.kind)
-    raise ValueError("numbers are no times")
+        return _cast_time(value, old.kind, new.kind)
+    raise ValueError("numbers cannot become times")
 
 
-def _as_number(value: float | Decimal, new: ColumnSpec) -> Value:
+def _cast_number(value: float | Decimal, new: ColumnSpec) -> Value:
     if new.kind in {Kind.FLOAT, Kind.DOUBLE}:
-        number = _floating(float(value), new.kind)
+        number = _parse_float(float(value), new.kind)
         if isinstance(value, int) and number != value:
-            raise ValueError("more digits than such a number has")
+            raise ValueError("more digits than the type stores")
         return number
     if new.kind is Kind.DECIMAL:
-        return fitted(Decimal(repr(value)) if isinstance(value, float) else Decimal(value), new)
+        return fit_decimal(
+            Decimal(repr(value)) if isinstance(value, float) else Decimal(value), new
+        )
     if not math.isfinite(value) or int(value) != value:
         raise ValueError("not a whole number")
     if new.kind is Kind.BOOLEAN:
         if value not in {0, 1}:
             raise ValueError("neither true nor false")
         return bool(value)
-    return _integer(str(int(value)), new.kind)
+    return _parse_integer(str(int(value)), new.kind)
 
 
-def _as_time(value: int, old: Kind, new: Kind) -> Value:
+def _cast_time(value: int, old: Kind, new: Kind) -> Value:
     if new is Kind.NAIVE_TIME:
-        raise ValueError("only a text is a time of day")
+        raise ValueError("only text can become a time of day")
     if old is Kind.NAIVE_DATE:
         return value * _MICROS_PER_DAY
     if new is not Kind.NAIVE_DATE:
@@ -382,7 +384,7 @@ def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
     return old.kind in _PLAIN_TEXT or old.kind is Kind.BINARY
 
 
-def dumped(value: Value, kind: Kind) -> bool | int | float | str | None:
+def to_json(value: Value, kind: Kind) -> bool | int | float | str | None:
     """Return a value as JSON: numbers and booleans unchanged, all others as in a batch file.
 
     LONG and DECIMAL become strings, because JSON parsers may round them, and so do numbers that

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 
-from chronolake.tester import DriveOptions, run
-from chronolake.tester.values import dumped
+from chronolake.tester import RunOptions, run
+from chronolake.tester.values import to_json
 from chronolake.types import Kind
 from support.tester.reference_destination import ReferenceDestination, serving
 
@@ -40,7 +40,7 @@ def played(scenarios, tmp_path, destination=None, **options):
     with serving(destination) as target:
         code = run(
             scenarios,
-            DriveOptions(target=target, json_lines=True, dump_model=dump, **options),
+            RunOptions(target=target, json_lines=True, dump_model=dump, **options),
             stream=report,
         )
     lines = [json.loads(line) for line in report.getvalue().splitlines()]
@@ -55,7 +55,7 @@ def assert_contents_agree(outcome):
             kinds = {c: Kind(text.partition("(")[0]) for c, text in table["columns"].items()}
             compared = [column for column in kinds if column not in table["inexact"]]
             found = [
-                {c: dumped(row[c], kinds[c]) for c in compared}
+                {c: to_json(row[c], kinds[c]) for c in compared}
                 for row in outcome.destination.rows(schema, name)
             ]
             wanted = [{c: row[c] for c in compared} for row in table["rows"]]
