@@ -18,7 +18,7 @@ from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.runs import Stage, Status, StreamRun, kept
 from chronolake.pipeline.streams import reconfigured
 from chronolake.pipeline.table_writer import watermark_of
-from chronolake.source.protocol import ChangeSource, ReadProgress
+from chronolake.source.protocol import ChangeSource
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.landing import LandResult
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Offset, Source
+    from chronolake.source.protocol import Offset, ReadProgress, Source
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ class StreamSync:
         self._lease = lease
         self._began = 0.0
         self._is_applied = False
-        self._is_reading_told = False
+        self._has_read_progress = False
         self._failure: Exception | None = None
         #: The full disk or unwritable folder that made the stream fail, or None.
         self.storage_failure: StorageError | None = None
@@ -98,18 +98,16 @@ class StreamSync:
         if is_first:
             self.report.tell(EventKind.STREAM_BEGAN, stream=self.state)
 
-    def note_landed(self, landed: LandResult | ReadProgress) -> None:
-        """Record what has been read or has landed, or why landing has stopped."""
-        if isinstance(landed, ReadProgress):
-            self._is_reading_told = True
-            self._note(rows_read=landed.rows, seconds=time.monotonic() - self._began)
-            self.report.note_soon(self.state)
-            return
-        if landed.failure is not None:
-            self._failure = landed.failure
-            return
+    def note_read(self, progress: ReadProgress) -> None:
+        """Record the number of rows that the source has read."""
+        self._has_read_progress = True
+        self._note(rows_read=progress.rows, seconds=time.monotonic() - self._began)
+        self.report.note_soon(self.state)
+
+    def note_landed(self, landed: LandResult) -> None:
+        """Record the result of landing a batch."""
         known = self.state
-        if not self._is_reading_told:
+        if not self._has_read_progress:
             is_known = known.rows_read is not None and landed.rows_read is not None
             read = (known.rows_read or 0) + (landed.rows_read or 0)
             self._note(rows_read=read if is_known else None)

@@ -10,15 +10,18 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+import structlog
 
 from chronolake.config import project_at
 from chronolake.errors import ChronolakeError, LeaseLostError
+from chronolake.failpoints import reach
 from chronolake.lake import Lake
 from chronolake.pipeline.apply import STEP_BYTES
 from chronolake.pipeline.events import Event, EventKind, Report
-from chronolake.pipeline.landing import land_new
+from chronolake.pipeline.landing import LandResult, StreamLanding, TableDue
 from chronolake.pipeline.lease import greatest_token, holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import GOES_ON, Store
@@ -29,7 +32,7 @@ from chronolake.pipeline.streams import (
     source_of,
     streams_of,
 )
-from chronolake.source.protocol import ChangeSource
+from chronolake.source.protocol import CaughtUp, ChangeSource, ReadProgress, StreamFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.errors import StorageError
     from chronolake.pipeline.lease import Lease
-    from chronolake.source.protocol import Source
+    from chronolake.source.protocol import ChangeBatch, Offset, Reconciliation, Snapshot, Source
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -222,21 +227,111 @@ def _land(
     """Land new data of a source; a failure of the source is recorded for all streams."""
     if not syncs:
         return
-    landing = land_new(
-        lake,
-        [one.stream for one in syncs.values()],
-        source,
-        lease,
-        store,
-        begin=lambda name: syncs[name].begin(Stage.LANDING),
-        complete=lambda name: syncs[name].apply(),
-        full_refresh=next(iter(syncs.values())).steps.full_refresh,
-    )
     try:
-        for step in landing:
-            syncs[step.stream].note_landed(step)
+        _land_batches(lake, source, lease, syncs, store)
     except LeaseLostError:
         raise
     except Exception as failure:  # noqa: BLE001 - landed files are applied even if the source fails
-        for one in syncs.values():
-            one.fail(failure)
+        for stream in syncs.values():
+            stream.fail(failure)
+
+
+def _land_batches(
+    lake: Lake,
+    source: ChangeSource,
+    lease: Lease,
+    syncs: Mapping[str, StreamSync],
+    store: Store,
+) -> None:
+    """Land the data of a source that is newer than the last checkpoints, batch by batch.
+
+    A stream's offset is stored after its files have landed, and only then acknowledged to the
+    source, which may then discard the changes. If a run crashes in between, the next one reads the
+    same changes again, and the duplicates are ignored.
+
+    A stream that fails lands nothing more; the others continue.
+
+    Raises:
+        LeaseLostError: another process runs the pipeline.
+        LakeError: the store is not reachable, or executors do not share the lake's folder.
+        Exception: any error of the source. Batches that landed before stay, with their offsets.
+    """
+    # Executors write files of the raw lake, which the driver renames.
+    lake.containment.expect_shared(lake.spark, str(lake.config.path))
+    offsets: dict[str, Offset] = {**store.checkpoints(lease.pipeline)}
+    if offsets:
+        # The last run may have crashed before it acknowledged them.
+        source.acknowledge(offsets)
+    full_refresh = next(iter(syncs.values())).steps.full_refresh
+    landings = {
+        name: StreamLanding(lake, stream.stream, lease, full_refresh)
+        for name, stream in syncs.items()
+    }
+    wanted = {name: offsets.get(name) for name in landings}
+    for batch in source.read(lake, wanted, full_refresh=full_refresh):
+        name = batch.stream
+        if name not in landings:
+            continue
+        stream = syncs[name]
+        stream.begin(Stage.LANDING)
+        if isinstance(batch, ReadProgress):
+            stream.note_read(batch)
+            continue
+        landed = _land_batch(stream, landings[name], batch)
+        if isinstance(landed, StreamFailure):
+            del landings[name]
+            stream.fail(landed.error)
+        if not isinstance(landed, LandResult):
+            continue
+        reach("land.done")
+        store.put_checkpoint(lease.pipeline, name, landed.position, token=lease.token)
+        reach("land.checkpointed")
+        offsets[name] = landed.position
+        source.acknowledge(offsets)
+        if landed.files:
+            log.info(
+                "versions_landed",
+                pipeline=lease.pipeline,
+                stream=name,
+                files=landed.files,
+                bytes=landed.bytes,
+                position=_short(landed.position),
+            )
+        stream.note_landed(landed)
+
+
+def _land_batch(
+    stream: StreamSync,
+    landing: StreamLanding,
+    batch: ChangeBatch | Snapshot | Reconciliation | CaughtUp | StreamFailure,
+) -> LandResult | StreamFailure | None:
+    """Land a batch; whenever the stream's table is due, apply all landed files first.
+
+    Returns:
+        The result, the failure that stops the stream, or None if there was nothing to land.
+
+    Raises:
+        LeaseLostError: another process runs the pipeline.
+    """
+    if isinstance(batch, StreamFailure):
+        return batch
+    landed = None
+    try:
+        if isinstance(batch, CaughtUp):
+            stream.apply()
+            return None
+        for step in landing.land(batch):
+            if isinstance(step, TableDue):
+                stream.apply()
+            else:
+                landed = step
+    except LeaseLostError:
+        raise
+    except Exception as failure:  # noqa: BLE001 - must not affect the other streams
+        return StreamFailure(batch.stream, failure)
+    return landed
+
+
+def _short(position: Offset) -> dict[str, Any]:
+    """Return an offset for logs, without parts that grow with the stream."""
+    return {name: value for name, value in position.items() if isinstance(value, str | int)}
