@@ -693,7 +693,7 @@ def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
 def _write_late(pipeline: Pipeline, stream: Stream) -> None:
     """Run a rebuild whose lease passes on after it has first read the table."""
     lease = Lease("crm", 2)
-    made = rebuild_module._made_of_lake
+    made = rebuild_module._built_from_lake
 
     @contextmanager
     def overtaken(*given: Any, **named: Any) -> Iterator[Any]:
@@ -704,7 +704,7 @@ def _write_late(pipeline: Pipeline, stream: Stream) -> None:
             yield found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rebuild_module, "_made_of_lake", overtaken)
+        patched.setattr(rebuild_module, "_built_from_lake", overtaken)
         rebuild(pipeline.lake, stream, lease)
 
 

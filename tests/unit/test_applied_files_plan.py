@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.landing import DataFile
-from chronolake.pipeline.applied_files import MadeOf
+from chronolake.pipeline.applied_files import AppliedFiles
 
 FILES = [
     DataFile(f"{number // 3:x}", f"{number:04x}", Path(f"{number}.parquet"), 1)
@@ -26,7 +26,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_what_a_table_is_made_of_only_grows(steps: list[tuple[str, int | None]]) -> None:
-    made = MadeOf()
+    made = AppliedFiles()
     watermark, furthest = -1, -1
     for step, number in steps:
         if step == "move":

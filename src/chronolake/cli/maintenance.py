@@ -112,7 +112,7 @@ def verify(
 
     A table that cannot be read does not stop the others; failures are listed at the end.
     """
-    from chronolake.cli.pipelines import compared, project_filling, stream_filling
+    from chronolake.cli.pipelines import compare_with_lake, project_filling, stream_filling
     from chronolake.core import verify as checked
     from chronolake.pipeline.applied_files import quarantine_of
     from chronolake.pipeline.run_history import note_verified
@@ -134,7 +134,7 @@ def verify(
             with _collected(failures, name):
                 reports.append(checked(opened, name))
         if stream is not None:
-            reports = [compared(opened, report, stream) for report in reports]
+            reports = [compare_with_lake(opened, report, stream) for report in reports]
         note_verified(opened.config, reports, against_lake=against_lake)
         left_out = [quarantine_of(opened, report.table) for report in reports]
     if json:

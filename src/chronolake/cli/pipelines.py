@@ -402,32 +402,18 @@ def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[
     return leased(Store.open(lake.config), streams[0].pipeline, above=above)
 
 
-def compared(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
-    """Add to a table's report whether it matches its raw lake.
-
-    Args:
-        lake: the lake.
-        report: the report about the table's other invariants.
-        stream: the stream that writes it.
+def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
+    """Return a table's report with the result of the comparison with its raw lake.
 
     Raises:
         PipelineBusyError: the pipeline runs.
         SourceError: the lake cannot be read.
     """
-    from chronolake.core import Promise
     from chronolake.pipeline.rebuild import differences
 
     with leased_for(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
-    broken = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
-    if found.hashes:
-        broken += f"; the hashes of {found.hashes:,} are not those of their values"
-    if found.columns:
-        broken += f"; columns are missing or have other types: {', '.join(found.columns)}"
-    promise = Promise(
-        "the table holds what its raw lake holds", found.count, broken if found.count else None
-    )
-    return replace(report, promises=(*report.promises, promise))
+    return replace(report, promises=(*report.promises, found.invariant))
 
 
 def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from chronolake.errors import SourceError
 from chronolake.landing import QUARANTINED_PROPERTY, Quarantine, applied_of
 from chronolake.pipeline.properties import (
     FILES_PROPERTY,
     FURTHEST_PROPERTY,
-    LAKE_PROPERTY,
     WATERMARK_PROPERTY,
 )
 
@@ -24,12 +22,11 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.landing import BadFile, DataFile
-    from chronolake.pipeline.streams import Stream
     from chronolake.types import TableName
 
 
 @dataclass(frozen=True)
-class MadeOf:
+class AppliedFiles:
     """The files that a table was built from.
 
     Attributes:
@@ -45,7 +42,7 @@ class MadeOf:
     quarantine: Quarantine | None = None
 
     @classmethod
-    def told_by(cls, table: IcebergTable) -> Self:
+    def of(cls, table: IcebergTable) -> Self:
         """Return the applied files from a table's properties."""
         watermark = table.property_of(WATERMARK_PROPERTY)
         furthest = table.property_of(FURTHEST_PROPERTY) or watermark
@@ -103,33 +100,3 @@ def quarantine_of(lake: Lake, name: TableName) -> Quarantine:
         TableNotFoundError: the table does not exist.
     """
     return Quarantine.from_json(lake.catalog.load(name).property_of(QUARANTINED_PROPERTY))
-
-
-def is_of_lake(table: IcebergTable, stream: Stream) -> bool:
-    """Return whether a table was built from the lake that its stream is configured to read.
-
-    If the lake has moved, the last file of the table exists at the new location.
-    """
-    before = table.property_of(LAKE_PROPERTY)
-    if before is None or before == str(stream.folder.path):
-        return True
-    furthest = MadeOf.told_by(table).furthest
-    is_there = furthest is None or stream.folder.has(furthest)
-    return is_there and stream.folder.is_same_object(before)
-
-
-def expect_same_lake(table: IcebergTable, stream: Stream) -> None:
-    """Raise if a table was built from the files of another lake than the configured one.
-
-    Raises:
-        SourceError: it was.
-    """
-    if is_of_lake(table, stream):
-        return
-    raise SourceError(
-        f"The table is made of {table.property_of(LAKE_PROPERTY)}, and chronolake.yml names "
-        f"{stream.folder.path} by now: what came in that lake before would be left out.",
-        table=str(table.name),
-        hint=f"`chronolake resync {stream.pipeline} --stream {stream.name}` makes the table of "
-        "what this lake has; to keep the table, give the stream another `table:`.",
-    )

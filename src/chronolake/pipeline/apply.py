@@ -18,7 +18,6 @@ from chronolake.landing import (
     ControlKind,
     DataFile,
     Landing,
-    Namings,
     Quarantine,
     applied_of,
     bad_files_in,
@@ -28,20 +27,16 @@ from chronolake.landing import (
     rows_in,
     united,
 )
-from chronolake.pipeline.applied_files import MadeOf
+from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import LEASE_PROPERTY
 from chronolake.pipeline.purge import erase_purged
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
-    Filling,
+    StoredTable,
+    TableWriter,
     columns_for,
-    expect_own,
-    expect_same_key,
-    is_renamed,
-    is_stored_differently,
     kept_as,
-    seen_of,
     write,
 )
 from chronolake.types import Kind
@@ -113,20 +108,19 @@ def apply(
         LeaseLostError: another process runs the pipeline.
         CommitError: a step could not be published; the steps before it were.
     """
-    filling = Filling(lake, stream, lease)
-    namings = stream.namings
-    again = applied_of(files, _settle(filling, namings))
+    writer = TableWriter(lake, stream, lease)
+    again = applied_of(files, _settle(writer))
     done = 0
     for step in _steps(files, step_bytes, again=len(again)):
         wanted = current(stream)
-        if wanted != filling.stream:
+        if wanted != writer.stream:
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
-            filling = replace(filling, stream=wanted)
-            _settle(filling, namings)
-        applied = _apply_step(filling, _Step(tuple(step)), namings)
+            writer = replace(writer, stream=wanted)
+            _settle(writer)
+        applied = _apply_step(writer, _Step(tuple(step)))
         if applied is None:
             left = files[done:]
-            rebuilt = rebuild(lake, filling.stream, lease, upto=files[-1])
+            rebuilt = rebuild(lake, writer.stream, lease, upto=files[-1])
             rows = rows_in(file for file in left if file in rebuilt.files)
             yield _applied(left[-1].mark, left, rows=rows, written=rebuilt.written)
             return
@@ -152,7 +146,7 @@ class _Step:
         return Quarantine(self.bad).readable(self.files)
 
 
-def _apply_step(filling: Filling, step: _Step, namings: Namings) -> Applied | None:
+def _apply_step(writer: TableWriter, step: _Step) -> Applied | None:
     """Apply files; if the stream quarantines bad files, retry without those that are bad.
 
     Returns:
@@ -164,47 +158,48 @@ def _apply_step(filling: Filling, step: _Step, namings: Namings) -> Applied | No
     """
     while True:
         try:
-            return _apply_good(filling, step, namings)
+            return _apply_good(writer, step)
         except ChronolakeError as failure:
             known = {file.mark for file in step.bad}
             bad = [file for file in bad_files_in(failure, step.good) if file.mark not in known]
-            if not (bad and filling.stream.offered.quarantines):
+            if not (bad and writer.stream.offered.quarantines):
                 raise
-            warn_of_quarantine(filling.stream, bad)
+            warn_of_quarantine(writer.stream, bad)
             step = replace(step, bad=(*step.bad, *bad))
 
 
-def _apply_good(filling: Filling, step: _Step, namings: Namings) -> Applied | None:
-    table = filling.lake.catalog.find(filling.stream.table)
+def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
+    stored = writer.find()
     if not step.good:
-        if table is None:
+        if stored is None:
             raise refuse(step.files, step.bad)
-        return _leave_out(filling, table, step)
-    landed = _landing(filling, step.good, namings)
+        return _leave_out(stored, step)
+    landed = _landing(writer, step.good)
     reach("sync.surveyed")
     last = step.files[-1].mark
-    if landed.is_silent and not (step.bad and table is not None):
-        mark = None if table is None else MadeOf.told_by(table).watermark
+    if landed.is_silent and not (step.bad and stored is not None):
+        mark = None if stored is None else stored.applied.watermark
         return _applied(mark, step.files, rows=landed.rows)
-    if table is None:
-        return _applied(last, step.files, rows=landed.rows, written=_begin(filling, landed, step))
-    columns = _columns(filling, table, landed)
+    if stored is None:
+        return _applied(last, step.files, rows=landed.rows, written=_begin(writer, landed, step))
+    columns = _columns(stored, landed)
     if not columns.are_in_place:
         return None
-    written = _go_on(filling, table, landed, columns, step)
+    written = _go_on(stored, landed, columns, step)
     return _applied(last, step.files, rows=landed.rows, written=written)
 
 
-def _leave_out(filling: Filling, table: IcebergTable, step: _Step) -> Applied:
+def _leave_out(stored: StoredTable, step: _Step) -> Applied:
     """Record files in a table of which none can be read."""
+    writer = stored.writer
 
     def left_out(current: IcebergTable) -> object:
-        filling.lease.guard(current)
-        made = MadeOf.told_by(current).with_files(step.files, step.bad)
-        return current.builder().setProperties(current.catalog.map(made.properties))
+        writer.lease.guard(current)
+        applied = AppliedFiles.of(current).with_files(step.files, step.bad)
+        return current.builder().setProperties(current.catalog.map(applied.properties))
 
-    with filling.lake.writing(filling.stream.table):
-        publish(table, left_out, {LEASE_PROPERTY: str(filling.lease.token)})
+    with writer.lake.writing(writer.stream.table):
+        publish(stored.table, left_out, {LEASE_PROPERTY: str(writer.lease.token)})
     return _applied(step.files[-1].mark, step.files, rows=0)
 
 
@@ -228,10 +223,10 @@ def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterato
         yield step
 
 
-def _landing(filling: Filling, files: Sequence[DataFile], namings: Namings) -> Landing:
+def _landing(writer: TableWriter, files: Sequence[DataFile]) -> Landing:
     size = sum(file.size for file in files)
-    spark = filling.lake.session_for_versions(filling.stream.table, size)
-    return landing(spark, files, namings)
+    spark = writer.lake.session_for_versions(writer.stream.table, size)
+    return landing(spark, files, writer.namings)
 
 
 def _applied(
@@ -255,83 +250,80 @@ class _Columns:
     are_in_place: bool
 
 
-def _columns(filling: Filling, table: IcebergTable, landed: Landing) -> _Columns:
-    stream = filling.stream
-    expect_own(table, stream)
-    filling.lease.guard(table)
-    expect_same_key(table, stream, landed.key, landed.namings, file=landed.watermark)
-    seen = united(seen_of(table), landed.seen)
-    every = columns_for(stream, seen, landed.key)
+def _columns(stored: StoredTable, landed: Landing) -> _Columns:
+    stored.expect_own()
+    stored.writer.lease.guard(stored.table)
+    stored.expect_same_key(landed.key, file=landed.watermark)
+    seen = united(stored.seen, landed.seen)
+    every = columns_for(stored.stream, seen, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
-    is_kept = not is_stored_differently(table, stream)
-    return _Columns(seen, every, is_kept and not _needs_rebuild(table, every))
+    are_in_place = stored.matches_configuration and not _needs_rebuild(stored, every)
+    return _Columns(seen, every, are_in_place)
 
 
-def _begin(filling: Filling, landed: Landing, step: _Step) -> int:
+def _begin(writer: TableWriter, landed: Landing, step: _Step) -> int:
     """Create the table from its first files; return the number of rows written."""
-    stream = filling.stream
+    stream = writer.stream
     columns = columns_for(stream, landed.seen, landed.key)
     # After a long pause, this process could create a table under another process's lease.
-    filling.lease.expect_held()
-    filling.create(stream.table, columns, properties=filling.properties)
+    writer.lease.expect_held()
+    writer.create(stream.table, columns, properties=writer.properties)
     reach("sync.table-ready")
-    erase_purged(filling, None, landed)
-    made = MadeOf().with_files(step.files, step.bad)
-    return write(filling, stream.table, landed, landed.seen, made=made)
+    erase_purged(writer, None, landed)
+    applied = AppliedFiles().with_files(step.files, step.bad)
+    return write(writer, stream.table, landed, landed.seen, applied=applied)
 
 
-def _go_on(
-    filling: Filling, table: IcebergTable, landed: Landing, columns: _Columns, step: _Step
-) -> int:
+def _go_on(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step) -> int:
     """Apply files to a table whose columns can hold them; return the number of rows written."""
-    stream = filling.stream
-    erase_purged(filling, table, landed)
+    writer, stream = stored.writer, stored.stream
+    erase_purged(writer, stored.table, landed)
     wanted = with_system_columns(columns.every, stream.mode)
     # Existing fields keep their position; new ones are appended.
-    alter(filling.lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
+    alter(writer.lake, stream.table, wanted, drop_columns=False, guard=writer.lease.guard)
     reach("sync.table-ready")
-    made = MadeOf.told_by(table).with_files(step.files, step.bad)
-    return write(filling, stream.table, landed, columns.seen, made=made)
+    applied = stored.applied.with_files(step.files, step.bad)
+    return write(writer, stream.table, landed, columns.seen, applied=applied)
 
 
-def _settle(filling: Filling, namings: Namings) -> str | None:
+def _settle(writer: TableWriter) -> str | None:
     """Rebuild a table that does not match its configuration or source, before any new data.
 
     Returns:
         The last file that was ever applied to the table, or None.
     """
-    lake, stream = filling.lake, filling.stream
-    table = lake.catalog.find(stream.table)
-    if table is not None:
-        expect_own(table, stream)
-        filling.lease.guard(table)
+    stream = writer.stream
+    stored = writer.find()
+    if stored is not None:
+        stored.expect_own()
+        writer.lease.guard(stored.table)
     if stream.offered.is_ours:
         kept = Control(ControlKind.KEPT, kept_as(stream))
-        land_control(stream.folder, kept, guard=filling.lease.expect_held)
-    furthest = None if table is None else MadeOf.told_by(table).furthest
-    if table is None or furthest is None:
+        land_control(stream.folder, kept, guard=writer.lease.expect_held)
+    furthest = None if stored is None else stored.applied.furthest
+    if stored is None or furthest is None:
         return None
-    if is_stored_differently(table, stream) or is_renamed(table, namings):
-        rebuild(lake, stream, filling.lease)
+    if stored.is_renamed or not stored.matches_configuration:
+        rebuild(writer.lake, stream, writer.lease)
     return furthest
 
 
-def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
+def _needs_rebuild(stored: StoredTable, columns: Sequence[Column]) -> bool:
     """Return whether a column gets a type that its stored values cannot be converted to in place.
 
     A rebuild reads the lake's original texts again, so that `5` does not become `5.0`.
     """
-    stored = describe_loaded(table).by_name
-    if any(every and name not in stored for name, every in seen_of(table).items()):
+    by_name = describe_loaded(stored.table).by_name
+    if any(every and name not in by_name for name, every in stored.seen.items()):
         # Another engine dropped a column: added in place, it would be null in the existing rows.
         return True
     return any(
-        column.name in stored
-        and stored[column.name].type != column.type
+        column.name in by_name
+        and by_name[column.name].type != column.type
         and (
-            not is_in_place(stored[column.name].type, column.type)
+            not is_in_place(by_name[column.name].type, column.type)
             # Converted in place, times of day would keep Chronolake's spelling.
-            or stored[column.name].type.kind is Kind.NAIVE_TIME
+            or by_name[column.name].type.kind is Kind.NAIVE_TIME
         )
         for column in columns
     )

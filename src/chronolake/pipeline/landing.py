@@ -18,7 +18,7 @@ from chronolake.landing import Control, ControlKind, declare, land, land_control
 from chronolake.pipeline.key_changes import with_carried
 from chronolake.pipeline.reconcile import Compared, expect_empty
 from chronolake.pipeline.snapshot_diff import changed, versions_of
-from chronolake.pipeline.table_writer import expect_same_key
+from chronolake.pipeline.table_writer import StoredTable, TableWriter
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
 
 if TYPE_CHECKING:
@@ -220,7 +220,8 @@ class StreamLanding:
         """Raise if the key has changed, before data that the table rejects is landed."""
         if table is not None:
             key = [column.name for column in columns if column.primary_key]
-            expect_same_key(table, self.stream, key, self.stream.namings)
+            writer = TableWriter(self.lake, self.stream, self.lease)
+            StoredTable(writer, table).expect_same_key(key)
 
     def _land(
         self,

@@ -15,6 +15,7 @@ from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.core.sql import listed
 from chronolake.core.staging import stage_name
 from chronolake.core.table_swap import expect_replaceable, lasting_properties, take_place
+from chronolake.core.verify import Promise
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import (
@@ -26,20 +27,11 @@ from chronolake.errors import (
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.landing import Quarantine, applied_of, bad_files_in, landing, refuse, united
 from chronolake.landing.field_types import MODIFIED as SOURCE_TIME
-from chronolake.pipeline.applied_files import MadeOf, expect_same_lake, is_of_lake
+from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.purge import erase_all
 from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
-from chronolake.pipeline.table_writer import (
-    Filling,
-    columns_for,
-    expect_own,
-    is_renamed,
-    is_stored_differently,
-    renamed,
-    seen_of,
-    write,
-)
+from chronolake.pipeline.table_writer import StoredTable, TableWriter, columns_for, write
 from chronolake.session import CATALOG
 from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quoted
 
@@ -100,43 +92,43 @@ def rebuild(
     """
     expect_replaceable(lake, stream.table)
     drop_abandoned(lake)
-    table = lake.catalog.load(stream.table)
-    expect_own(table, stream)
+    stored = StoredTable(TableWriter(lake, stream, lease), lake.catalog.load(stream.table))
+    table = stored.table
+    stored.expect_own()
     lease.guard(table)
     if not may_be_other:
-        expect_same_lake(table, stream)
-    before = MadeOf.told_by(table)
+        stored.expect_same_lake()
+    before = stored.applied
     last = upto.mark if upto is not None else before.furthest
 
-    def unmoved(current: IcebergTable) -> None:
+    def expect_unmoved(current: IcebergTable) -> None:
         # Compaction does not matter: the table contains what the lake has up to its watermark.
         lease.guard(current)
         same = str(current.metadata.uuid()) == str(table.metadata.uuid())
-        if not same or MadeOf.told_by(current) != before:
+        if not same or AppliedFiles.of(current) != before:
             raise TableMovedError("Another process applied files first.", table=str(stream.table))
 
-    filling = Filling(lake, stream, lease)
     if last is not None:
-        erase_all(filling, last)
+        erase_all(stored.writer, last)
     began = now_micros()
-    with _made_of_lake(filling, table, last, tries_all=True) as made:
-        _warn_of_dropped(table, made.table)
+    with _built_from_lake(stored, last, tries_all=True) as built:
+        _warn_of_dropped(stored, built.table)
         with lake.writing(stream.table):
-            take_place(table, made.table, began_micros=began, expect=unmoved)
+            take_place(table, built.table, began_micros=began, expect=expect_unmoved)
             if stream.mode is not Mode.HISTORY:
                 # The view would select columns that the table no longer has.
                 drop_current_view(lake, stream.table)
-        return Rebuilt(made.files, made.read, made.rows)
+        return Rebuilt(built.files, built.read, built.rows)
 
 
-def _warn_of_dropped(table: IcebergTable, made: IcebergTable) -> None:
+def _warn_of_dropped(stored: StoredTable, built: IcebergTable) -> None:
     """Warn of columns that a table loses, because other engines added them."""
-    there = {field.name for field in made.fields} | seen_of(table).keys() | SYSTEM_COLUMNS.keys()
+    known = {field.name for field in built.fields} | stored.seen.keys() | SYSTEM_COLUMNS.keys()
     # The source's time is a column of the other modes: switching drops it on purpose.
-    there.add(SOURCE_TIME)
-    dropped = [field.name for field in table.fields if field.name not in there]
+    known.add(SOURCE_TIME)
+    dropped = [field.name for field in stored.table.fields if field.name not in known]
     if dropped:
-        log.warning("columns_of_others_dropped", table=str(table.name), columns=dropped)
+        log.warning("columns_of_others_dropped", table=str(stored.table.name), columns=dropped)
 
 
 @dataclass(frozen=True)
@@ -163,6 +155,17 @@ class Differences:
         """Return the number of columns and rows that differ."""
         return len(self.columns) + self.missing + self.extra + self.hashes
 
+    @property
+    def invariant(self) -> Promise:
+        """Return the invariant that there are no differences, for the report of the table."""
+        broken = f"{self.missing:,} rows are missing, {self.extra:,} should not be there"
+        if self.hashes:
+            broken += f"; the hashes of {self.hashes:,} are not those of their values"
+        if self.columns:
+            broken += f"; columns are missing or have other types: {', '.join(self.columns)}"
+        text = "the table holds what its raw lake holds"
+        return Promise(text, self.count, broken if self.count else None)
+
 
 def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
     """Compare a stream's table with a rebuild from its lake.
@@ -172,41 +175,40 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
         TableNotFoundError: the stream does not have a table yet.
     """
     drop_abandoned(lake)
-    table = lake.catalog.find(stream.table)
-    if table is None:
+    stored = TableWriter(lake, stream, lease).find()
+    if stored is None:
         raise TableNotFoundError(
             "The stream has no table yet.",
             table=str(stream.table),
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
-    expect_own(table, stream)
-    if is_stored_differently(table, stream) or is_renamed(table, stream.namings):
+    stored.expect_own()
+    if stored.is_renamed or not stored.matches_configuration:
         raise ConfigurationError(
             "chronolake.yml, or the source, wants the table otherwise than it is.",
             table=str(stream.table),
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
-    expect_same_lake(table, stream)
-    last = MadeOf.told_by(table).furthest
-    with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
-        stored = {field.name: field.type for field in table.fields}
-        others = {field.name: field.type for field in made.table.fields}
+    stored.expect_same_lake()
+    with _built_from_lake(stored, stored.applied.furthest) as built:
+        types = {field.name: field.type for field in stored.table.fields}
+        others = {field.name: field.type for field in built.table.fields}
         # The lake does not contain the time of a sync, and a hash adds no information.
         for unknown in (SYNCED, HASH):
             others.pop(unknown, None)
-        columns = tuple(name for name, kind in others.items() if stored.get(name) != kind)
-        names = [name for name in stored if name in others.keys() - set(columns)]
+        columns = tuple(name for name, kind in others.items() if types.get(name) != kind)
+        names = [name for name in types if name in others.keys() - set(columns)]
         # As one column, because Spark's stack overflows if it compares more than a thousand.
         ours, theirs = (
             f"SELECT struct({listed(names)}) FROM {CATALOG}.{name.sql}"
-            for name in (stream.table, made.table.name)
+            for name in (stream.table, built.table.name)
         )
-        (found,) = made.spark.sql(
+        (found,) = built.spark.sql(
             f"SELECT (SELECT count(1) FROM ({ours})) AS rows, "
             f"(SELECT count(1) FROM ({theirs} EXCEPT ALL {ours})) AS missing, "
             f"(SELECT count(1) FROM ({ours} EXCEPT ALL {theirs})) AS extra"
         ).collect()
-        hashes = _wrong_hashes(made.spark, table)
+        hashes = _wrong_hashes(built.spark, stored.table)
     return Differences(columns, found["rows"], found["missing"], found["extra"], hashes)
 
 
@@ -222,7 +224,7 @@ def _wrong_hashes(spark: SparkSession, table: IcebergTable) -> int:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Built:
     """A scratch table that was built from files of a lake.
 
     Attributes:
@@ -241,19 +243,18 @@ class _Made:
 
 
 @contextmanager
-def _made_of_lake(
-    filling: Filling, table: IcebergTable, last: str | None, *, tries_all: bool = False
-) -> Iterator[_Made]:
+def _built_from_lake(
+    stored: StoredTable, last: str | None, *, tries_all: bool = False
+) -> Iterator[_Built]:
     """Build a scratch table from all files up to one; drop it when the block ends.
 
     Args:
-        filling: the stream.
-        table: its table.
+        stored: the stream's table.
         last: the last file.
         tries_all: whether to read files again that the table's build left out, and to leave out
             other bad ones if the stream quarantines them; by default, use the files of the table.
     """
-    lake, stream = filling.lake, filling.stream
+    stream = stored.stream
     every = stream.folder.files()
     place = next((number for number, file in enumerate(every) if file.mark == last), None)
     if place is None:
@@ -266,14 +267,14 @@ def _made_of_lake(
             hint="Restore the lake's files: the table can only be made of what they hold.",
         )
     files = every[: place + 1]
-    _expect_all_there(table, stream, every)
-    bad = () if tries_all else (MadeOf.told_by(table).quarantine or Quarantine()).files
+    _expect_all_there(stored, every)
+    bad = () if tries_all else (stored.applied.quarantine or Quarantine()).files
     hidden: list[TableName] = []
     try:
         while True:
             hidden.append(TableName(SCRATCH_SCHEMA, stage_name()))
             try:
-                made = _fill(filling, table, hidden[-1], files, bad)
+                built = _fill(stored, hidden[-1], files, bad)
                 break
             except ChronolakeError as failure:
                 more = bad_files_in(failure, Quarantine(tuple(bad)).readable(files))
@@ -281,60 +282,55 @@ def _made_of_lake(
                     raise
                 warn_of_quarantine(stream, more)
                 bad = (*bad, *more)
-        yield made
+        yield built
     finally:
         # Its files now belong to the table, or are orphans in its folder that maintenance removes.
         for name in hidden:
-            lake.catalog.drop(name, purge=False)
+            stored.writer.lake.catalog.drop(name, purge=False)
 
 
 def _fill(
-    filling: Filling,
-    table: IcebergTable,
-    hidden: TableName,
-    files: Sequence[DataFile],
-    bad: Sequence[BadFile],
-) -> _Made:
+    stored: StoredTable, hidden: TableName, files: Sequence[DataFile], bad: Sequence[BadFile]
+) -> _Built:
     """Create a scratch table and write the files to it, without the bad ones."""
-    lake, stream = filling.lake, filling.stream
+    writer, stream, lake = stored.writer, stored.stream, stored.writer.lake
     good = Quarantine(tuple(bad)).readable(files)
     if not good:
         raise refuse(files, bad)
     spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
-    namings = stream.namings
-    landed = landing(spark, good, namings)
+    landed = landing(spark, good, writer.namings)
     # Columns keep their position in the table.
-    now = renamed(table, namings)
-    seen = united({now.get(name, name): frozenset() for name in seen_of(table)}, landed.seen)
-    filling.create(
+    now = stored.current_names
+    seen = united({now.get(name, name): frozenset() for name in stored.seen}, landed.seen)
+    writer.create(
         hidden,
         columns_for(stream, seen, landed.key),
-        properties=lasting_properties(table),
-        location=folder_in(table),
+        properties=lasting_properties(stored.table),
+        location=folder_in(stored.table),
     )
-    made = MadeOf().with_files(files, bad)
-    if made.quarantine is None and MadeOf.told_by(table).quarantine is not None:
-        made = replace(made, quarantine=Quarantine())
-    written = write(filling, hidden, landed, seen, made=made, counts=False)
-    return _Made(lake.catalog.load(hidden), landed.files, landed.rows, written, spark)
+    applied = AppliedFiles().with_files(files, bad)
+    if applied.quarantine is None and stored.applied.quarantine is not None:
+        applied = replace(applied, quarantine=Quarantine())
+    written = write(writer, hidden, landed, seen, applied=applied, counts=False)
+    return _Built(lake.catalog.load(hidden), landed.files, landed.rows, written, spark)
 
 
-def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataFile]) -> None:
+def _expect_all_there(stored: StoredTable, files: Sequence[DataFile]) -> None:
     """Raise if files that a table was built from are missing, so that a rebuild would lose rows.
 
     Raises:
         SourceError: some are missing in the lake.
     """
-    if not is_of_lake(table, stream):
+    if not stored.is_of_lake:
         return
-    made = MadeOf.told_by(table)
-    there = (made.quarantine or Quarantine()).readable(applied_of(files, made.furthest))
-    gone = made.files - len(there)
+    applied = stored.applied
+    there = (applied.quarantine or Quarantine()).readable(applied_of(files, applied.furthest))
+    gone = applied.files - len(there)
     if gone > 0:
         raise SourceError(
-            f"Of the {made.files:,} files that the table was made of, {gone:,} are not in the lake "
-            "any more: made anew, it would lose what they say.",
-            table=str(stream.table),
+            f"Of the {applied.files:,} files that the table was made of, {gone:,} are not in the "
+            "lake any more: made anew, it would lose what they say.",
+            table=str(stored.stream.table),
             hint="Restore the files. Without them the table cannot be made anew; drop it if it is "
             "to begin with what there is.",
         )

@@ -11,7 +11,7 @@ from chronolake import inspect
 from chronolake.errors import TableNotFoundError
 from chronolake.inspect.catalog import look_up
 from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
-from chronolake.pipeline.applied_files import MadeOf
+from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
     LEASE_PROPERTY,
     NAMES_PROPERTY,
@@ -176,7 +176,7 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
 
         def moved(current: IcebergTable) -> object:
             lease.guard(current)
-            made = MadeOf.told_by(current).moved(watermark, files)
+            made = AppliedFiles.of(current).moved(watermark, files)
             builder = current.builder()
             if watermark is None:
                 builder.removeProperties(current.catalog.set([WATERMARK_PROPERTY]))

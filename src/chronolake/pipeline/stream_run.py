@@ -11,13 +11,13 @@ import structlog
 from chronolake.core import maintain, planned
 from chronolake.errors import ChronolakeError, LeaseLostError, SourceError
 from chronolake.iceberg import spark_words
-from chronolake.pipeline.applied_files import MadeOf
+from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.runs import Stage, Status, StreamRun, kept
 from chronolake.pipeline.streams import reconfigured
-from chronolake.pipeline.table_writer import watermark_of
+from chronolake.pipeline.table_writer import TableWriter, watermark_of
 from chronolake.source.protocol import ChangeSource
 from chronolake.storage import storage_error
 
@@ -165,11 +165,12 @@ class StreamSync:
         rebuilds = self.steps.full_refresh and not self.stream.offered.is_ours
         table = self._lake.catalog.find(self.stream.table) if rebuilds else None
         if table is not None:
-            self._note(position_before=MadeOf.told_by(table).watermark)
+            self._note(position_before=AppliedFiles.of(table).watermark)
             self._rebuild_table()
             return
         # The table knows its own offset: the response to the last commit may have been lost.
-        self._note(position=watermark_of(self._lake, self.stream))
+        writer = TableWriter(self._lake, self.stream, self._lease)
+        self._note(position=watermark_of(writer))
         if not self._is_applied:
             self._is_applied = True
             self._note(position_before=self.state.position)

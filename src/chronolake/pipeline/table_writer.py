@@ -8,6 +8,7 @@ table is a function of the files up to the last applied one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
 from chronolake.landing import Landing, columns_of, mark, naming_bad_files
 from chronolake.landing.reader import SOURCE_TIME
-from chronolake.pipeline.applied_files import MadeOf, expect_same_lake
+from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
     FIELDS_PROPERTY,
     LAKE_PROPERTY,
@@ -51,12 +52,32 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Filling:
-    """A stream's table, and the lease for writing to it."""
+class TableWriter:
+    """The context of all steps that write a stream's table or compare it with its files.
+
+    Attributes:
+        lake: the lake.
+        stream: the stream with its current configuration.
+        lease: the lease of its pipeline.
+    """
 
     lake: Lake
     stream: Stream
     lease: Lease
+
+    @cached_property
+    def namings(self) -> Namings:
+        """Return the former and current names of fields as of the first call.
+
+        Raises:
+            SourceError: a control record cannot be read.
+        """
+        return self.stream.namings
+
+    def find(self) -> StoredTable | None:
+        """Return the current table, or None if it does not exist."""
+        table = self.lake.catalog.find(self.stream.table)
+        return None if table is None else StoredTable(self, table)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -86,30 +107,137 @@ class Filling:
         )
 
 
+@dataclass(frozen=True)
+class StoredTable:
+    """A stream's table as it was loaded.
+
+    Attributes:
+        writer: the stream that is configured to write it.
+        table: the table.
+    """
+
+    writer: TableWriter
+    table: IcebergTable
+
+    @property
+    def stream(self) -> Stream:
+        """Return the stream that is configured to write the table."""
+        return self.writer.stream
+
+    @property
+    def applied(self) -> AppliedFiles:
+        """Return the files that the table was built from."""
+        return AppliedFiles.of(self.table)
+
+    @property
+    def seen(self) -> SeenByField:
+        """Return the observed types of every field in the files of the table."""
+        stored = orjson.loads(self.table.property_of(FIELDS_PROPERTY) or "{}")
+        return {field: frozenset(map(mark, every)) for field, every in stored.items()}
+
+    @property
+    def current_names(self) -> dict[str, str]:
+        """Return the current names of numbered fields, by their names in the table."""
+        stored = orjson.loads(self.table.property_of(NAMES_PROPERTY) or "{}")
+        current = self.writer.namings.now
+        return {name: current.get(int(number), name) for number, name in stored.items()}
+
+    @property
+    def matches_configuration(self) -> bool:
+        """Return whether the table's rows match the configuration."""
+        stream, description = self.stream, describe_loaded(self.table)
+        keeps_time = SOURCE_TIME.name in description.by_name
+        return (
+            description.mode is stream.mode
+            and self.table.property_of(ON_PURGE_PROPERTY) == stream.on_purge
+            and (self.table.property_of(RENAMES_PROPERTY) or "{}")
+            == _renames_of(stream).get(RENAMES_PROPERTY, "{}")
+            and keeps_time is keeps_source_time(stream)
+        )
+
+    @property
+    def is_renamed(self) -> bool:
+        """Return whether the source has renamed fields since the table was built."""
+        return any(name != now for name, now in self.current_names.items())
+
+    @property
+    def is_of_lake(self) -> bool:
+        """Return whether the table was built from the lake that its stream is configured to read.
+
+        If the lake has moved, the last file of the table exists at the new location.
+        """
+        before = self.table.property_of(LAKE_PROPERTY)
+        if before is None or before == str(self.stream.folder.path):
+            return True
+        furthest = self.applied.furthest
+        is_there = furthest is None or self.stream.folder.has(furthest)
+        return is_there and self.stream.folder.is_same_object(before)
+
+    def expect_own(self) -> None:
+        """Raise if another stream, or no stream, writes the table.
+
+        Raises:
+            TableExistsError: another stream writes it, or it was not created by a pipeline.
+        """
+        expect_filled_by(self.stream, self.table.property_of(STREAM_PROPERTY))
+
+    def expect_same_lake(self) -> None:
+        """Raise if the table was built from the files of another lake than the configured one.
+
+        Raises:
+            SourceError: it was.
+        """
+        if self.is_of_lake:
+            return
+        raise SourceError(
+            f"The table is made of {self.table.property_of(LAKE_PROPERTY)}, and chronolake.yml "
+            f"names {self.stream.folder.path} by now: what came in that lake before would be left "
+            "out.",
+            table=str(self.table.name),
+            hint=f"`chronolake resync {self.stream.pipeline} --stream {self.stream.name}` makes "
+            "the table of what this lake has; to keep the table, give the stream another `table:`.",
+        )
+
+    def expect_same_key(self, key: Sequence[str], *, file: str | None = None) -> None:
+        """Raise if records have another key than the table.
+
+        Args:
+            key: the current names of the fields that identify the records.
+            file: the last file with the records, if they have landed.
+
+        Raises:
+            SourceError: the keys differ.
+        """
+        now = self.current_names
+        stored = [now.get(name, name) for name in describe_loaded(self.table).record_key]
+        if set(stored) != set(key):
+            raise other_key(self.stream, key, stored, file=file)
+
+
 def write(
-    filling: Filling,
+    writer: TableWriter,
     name: TableName,
     landed: Landing,
     seen: SeenByField,
     *,
-    made: MadeOf,
+    applied: AppliedFiles,
     counts: bool = True,
 ) -> int:
     """Write landed rows to a table that already has the necessary columns.
 
     Args:
-        filling: the stream and its lease.
+        writer: the context.
         name: the table.
         landed: the files.
         seen: the observed types of every field, in the table's files and these.
-        made: the applied files including these.
+        applied: the applied files including these.
         counts: whether the written rows count for the month's usage.
 
     Returns:
         The number of rows of the table that are new or changed.
     """
-    stream = filling.stream
-    description = describe_loaded(filling.lake.catalog.load(name))
+    stream = writer.stream
+    description = describe_loaded(writer.lake.catalog.load(name))
     by_name = {column.name: column for column in columns_for(stream, seen, landed.key)}
     layout = layout_of(description)
     # A column that another engine added is not in the source; new rows are null there.
@@ -117,18 +245,18 @@ def write(
     marks = {field: sorted(map(str, every)) for field, every in seen.items() if every}
     with naming_bad_files(landed.files):
         result = write_versions(
-            filling.lake,
+            writer.lake,
             name,
             landed.versions(ordered),
             synced_micros=now_micros(),
             batch=f"{stream.identity}-{uuid4().hex[:8]}",
             properties={
-                **made.properties,
+                **applied.properties,
                 FIELDS_PROPERTY: orjson.dumps(marks).decode(),
                 NAMES_PROPERTY: _names_to_json(landed.namings.now),
-                **filling.properties,
+                **writer.properties,
             },
-            guard=filling.lease.guard,
+            guard=writer.lease.guard,
             counts=counts,
             has_each_once=landed.has_each_once,
             not_hashed=(SOURCE_TIME.name,),
@@ -138,7 +266,7 @@ def write(
         "files_applied",
         table=str(stream.table),
         batch=result.batch,
-        watermark=made.watermark,
+        watermark=applied.watermark,
         files=len(landed.files),
         rows=landed.rows,
         written=result.written,
@@ -189,19 +317,6 @@ def keeps_source_time(stream: Stream) -> bool:
     return stream.mode is not Mode.HISTORY or stream.keep_source_timestamp
 
 
-def is_stored_differently(table: IcebergTable, stream: Stream) -> bool:
-    """Return whether the table's rows no longer match the configuration."""
-    description = describe_loaded(table)
-    keeps_time = SOURCE_TIME.name in description.by_name
-    return (
-        description.mode is not stream.mode
-        or table.property_of(ON_PURGE_PROPERTY) != stream.on_purge
-        or (table.property_of(RENAMES_PROPERTY) or "{}")
-        != _renames_of(stream).get(RENAMES_PROPERTY, "{}")
-        or keeps_time is not keeps_source_time(stream)
-    )
-
-
 def _renames_of(stream: Stream) -> dict[str, str]:
     """Return the table property of renamed fields in files that another system writes."""
     if stream.offered.is_ours:
@@ -218,72 +333,20 @@ def kept_as(stream: Stream) -> dict[str, object]:
     }
 
 
-def is_renamed(table: IcebergTable, namings: Namings) -> bool:
-    """Return whether the source has renamed fields since the table was built."""
-    return any(name != now for name, now in renamed(table, namings).items())
-
-
-def renamed(table: IcebergTable, namings: Namings) -> dict[str, str]:
-    """Return the current names of a table's numbered fields, by their names in the table."""
-    stored = orjson.loads(table.property_of(NAMES_PROPERTY) or "{}")
-    return {name: namings.now.get(int(number), name) for number, name in stored.items()}
-
-
 def _names_to_json(names: dict[int, str]) -> str:
     return orjson.dumps({str(number): name for number, name in sorted(names.items())}).decode()
 
 
-def seen_of(table: IcebergTable) -> SeenByField:
-    """Return the observed types of every field in the files of a table."""
-    stored = orjson.loads(table.property_of(FIELDS_PROPERTY) or "{}")
-    return {field: frozenset(map(mark, every)) for field, every in stored.items()}
-
-
-def watermark_of(lake: Lake, stream: Stream) -> str | None:
+def watermark_of(writer: TableWriter) -> str | None:
     """Return the file after which the next are applied to a stream's table; None to apply all.
 
     Raises:
         TableExistsError: the table has another owner.
         SourceError: the table was built from another lake's files.
     """
-    table = lake.catalog.find(stream.table)
-    if table is None:
+    stored = writer.find()
+    if stored is None:
         return None
-    expect_own(table, stream)
-    expect_same_lake(table, stream)
-    return MadeOf.told_by(table).watermark
-
-
-def expect_own(table: IcebergTable, stream: Stream) -> None:
-    """Raise if another stream, or no stream, writes a table.
-
-    Raises:
-        TableExistsError: another stream writes it, or it was not created by a pipeline.
-    """
-    expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
-
-
-def expect_same_key(
-    table: IcebergTable,
-    stream: Stream,
-    key: Sequence[str],
-    namings: Namings,
-    *,
-    file: str | None = None,
-) -> None:
-    """Raise if records have another key than the table.
-
-    Args:
-        table: the table.
-        stream: the stream that writes it.
-        key: the current names of the fields that identify the records.
-        namings: the former and current names of fields.
-        file: the last file with the records, if they have landed.
-
-    Raises:
-        SourceError: the keys differ.
-    """
-    now = renamed(table, namings)
-    stored = [now.get(name, name) for name in describe_loaded(table).record_key]
-    if set(stored) != set(key):
-        raise other_key(stream, key, stored, file=file)
+    stored.expect_own()
+    stored.expect_same_lake()
+    return stored.applied.watermark
