@@ -791,6 +791,23 @@ def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None
     ]
 
 
+def test_a_column_that_is_renamed_while_its_pipeline_runs(pipeline: Pipeline) -> None:
+    """The steps after the change of chronolake.yml apply the column under its new name."""
+    for file in range(4):
+        pipeline.source.write("Account", [_row("1", file, str(file), Name=f"n{file}")])
+
+    def watch(event: Event) -> None:
+        stream = event.stream
+        if event.kind is EventKind.PUBLISHED and stream is not None and stream.files == 2:
+            pipeline.configure("    rename: {columns: {Name: title}}\n")
+
+    result = pipeline.sync(watch=watch, reread=lambda: pipeline.project, step_bytes=1)
+
+    assert result.status is Status.SUCCEEDED, [stream.error for stream in result.streams]
+    assert "Name" not in pipeline.types("Account")
+    assert [row[-1] for row in pipeline.versions("title")] == ["n0", "n1", "n2", "n3"]
+
+
 def test_types_that_go_on_changing_make_the_table_anew_once(pipeline: Pipeline) -> None:
     for key, fields in enumerate(
         [{"N": "5", "N_i": 5}, {"N": "6", "N_i": 6}, {"N": "x"}, {"D": "1", "D_i": 1}, {"D": "y"}]
