@@ -498,7 +498,7 @@ def test_allowed_hosts_are_hosts_or_origins(entry: str, is_good: bool) -> None:
     if is_good:
         assert DeclarativeSource.model_validate(described).allowed_hosts == [entry]
     else:
-        with pytest.raises(ValidationError, match="is not a host"):
+        with pytest.raises(ValidationError, match="is not a valid host"):
             DeclarativeSource.model_validate(described)
 
 

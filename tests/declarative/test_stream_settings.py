@@ -117,7 +117,7 @@ def test_other_sources_know_nothing_of_these_settings(tmp_path: Path, setting: s
     )
     with pytest.raises(ConfigurationError) as refused:
         load_project(file)
-    assert "is for sources of the type declarative only" in str(refused.value)
+    assert "is only supported for sources of the type declarative" in str(refused.value)
 
 
 _NOW = datetime(2026, 3, 31, 2, 0, 5, tzinfo=UTC)

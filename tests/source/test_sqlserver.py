@@ -500,7 +500,7 @@ def test_a_change_without_its_commit_is_refused(tmp_path: Path) -> None:
         ("method: log, tables: {dbo.items: {key: [id]}}", "change_tracking"),
         (
             "method: cdc, time_zone: Central Europe, tables: {dbo.items: {key: [id]}}",
-            "no such time zone",
+            "unknown time zone",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
 
 def test_settings_that_values_depend_on_are_refused(tmp_path: Path) -> None:
     zone = "spark.sql.session.timeZone"
-    with pytest.raises(ConfigurationError, match=f"{zone} has to be UTC"):
+    with pytest.raises(ConfigurationError, match=f"{zone} must be UTC"):
         load(tmp_path, overrides={"spark.conf": {zone: "Europe/Berlin"}})
     assert load(tmp_path, overrides={"spark.conf": {zone: "utc"}}).spark.conf == {zone: "utc"}
 
@@ -121,11 +121,11 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one(
 @pytest.mark.parametrize(
     ("variable", "hint"),
     [
-        ("CHRONOLAKE_LAEK", "The nearest one is CHRONOLAKE_LAKE."),
-        ("CHRONOLAKE_WAREHOSE", "The nearest one is CHRONOLAKE_WAREHOUSE."),
-        ("CHRONOLAKE_FAILPIONT", "The nearest one is CHRONOLAKE_FAILPOINT."),
-        ("CHRONOLAKE_PORT", "Names that begin with CHRONOLAKE_ are Chronolake's own"),
-        ("CHRONOLAKE_", "Names that begin with CHRONOLAKE_ are Chronolake's own"),
+        ("CHRONOLAKE_LAEK", "Did you mean CHRONOLAKE_LAKE?"),
+        ("CHRONOLAKE_WAREHOSE", "Did you mean CHRONOLAKE_WAREHOUSE?"),
+        ("CHRONOLAKE_FAILPIONT", "Did you mean CHRONOLAKE_FAILPOINT?"),
+        ("CHRONOLAKE_PORT", "The prefix CHRONOLAKE_ is reserved for Chronolake"),
+        ("CHRONOLAKE_", "The prefix CHRONOLAKE_ is reserved for Chronolake"),
     ],
 )
 def test_an_unknown_variable_outside_a_section_is_refused(
@@ -137,7 +137,7 @@ def test_an_unknown_variable_outside_a_section_is_refused(
     for read in (load, lambda _: load_project(file), lambda _: lake_of_project(file)):
         with pytest.raises(ConfigurationError) as refused:
             read(tmp_path)
-        assert f"{variable} is no setting" in refused.value.message
+        assert f"{variable} is not a known setting" in refused.value.message
         assert hint in (refused.value.hint or "")
 
 
@@ -189,16 +189,16 @@ def test_every_variable_that_is_named_somewhere_is_known() -> None:
         ("lake: {maintenance: {small_files: many}}", "lake.maintenance.small_files"),
         ("lake: {maintenance: {deletion_vector_ratio: 2}}", "less than or equal to 1"),
         ("lake: {catalog: {uri: 'mysql://h/d'}}", "postgresql://"),
-        ("lake: {catalog: {uri: 'postgresql:///d'}}", "names no host"),
-        ("lake: {catalog: {uri: 'postgresql://h'}}", "names no database"),
-        ("lake: {catalog: {uri: 'postgresql://h:99999999/d'}}", "not a URL"),
+        ("lake: {catalog: {uri: 'postgresql:///d'}}", "does not contain a host"),
+        ("lake: {catalog: {uri: 'postgresql://h'}}", "does not contain a database"),
+        ("lake: {catalog: {uri: 'postgresql://h:99999999/d'}}", "not a valid URL"),
         ("lake: {warehouse: 'ftp://h/d'}", "s3://"),
         ("lake: [1]", "dictionary"),
-        ("- 1", "must hold keys and values"),
+        ("- 1", "must contain keys and values"),
         ("lake: {warehouse: 2024-13-45}", "another type"),
         ("lake: {a: 1\n", "line 2 is not valid YAML"),
-        ("lake: {spark: {master: a}}\nlake: {}", "given twice"),
-        ("lake: {warehouse: '${}'}", "no name of an environment variable"),
+        ("lake: {spark: {master: a}}\nlake: {}", "duplicate key"),
+        ("lake: {warehouse: '${}'}", "does not contain a valid variable name"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_located(tmp_path: Path, text: str, words: str) -> None:

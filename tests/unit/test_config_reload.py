@@ -19,21 +19,21 @@ def test_a_project_is_read_again_when_its_file_has_changed(tmp_path: Path) -> No
     read = partial(load_project, file)
     watched = WatchedProject(read(), read, complaints.append)
 
-    first = watched.now()
-    assert watched.now() is first, "an unchanged file is not read again"
+    first = watched.current()
+    assert watched.current() is first, "an unchanged file is not read again"
 
     file.write_text(_PIPELINE.format("two "))
-    assert list(watched.now().pipelines) == ["two"]
+    assert list(watched.current().pipelines) == ["two"]
 
     # While the file is invalid or missing, the last valid one applies; it is reported once.
     file.write_text("pipelines: {three: {sauce: {}}}\n")
-    assert list(watched.now().pipelines) == ["two"]
-    assert list(watched.now().pipelines) == ["two"]
+    assert list(watched.current().pipelines) == ["two"]
+    assert list(watched.current().pipelines) == ["two"]
     assert len(complaints) == 1
     assert "unknown key 'pipelines.three.sauce'" in str(complaints[0])
     assert "Did you mean 'pipelines.three.source'?" in str(complaints[0].hint)
     file.unlink()
-    assert list(watched.now().pipelines) == ["two"]
+    assert list(watched.current().pipelines) == ["two"]
     assert len(complaints) == 2
 
     # Editors replace the old file with a new one, with its own times.
@@ -41,5 +41,5 @@ def test_a_project_is_read_again_when_its_file_has_changed(tmp_path: Path) -> No
     new.write_text(_PIPELINE.format("four"))
     os.utime(new, ns=(1, 1))
     new.rename(file)
-    assert list(watched.now().pipelines) == ["four"]
+    assert list(watched.current().pipelines) == ["four"]
     assert len(complaints) == 2

@@ -121,7 +121,7 @@ def test_a_command_without_a_project_says_what_to_name(
     [
         ("lake: [", "line 1 is not valid YAML"),
         ("lake: {spark: {mastr: local}}", "unknown key 'lake.spark.mastr'"),
-        ("- lake", "must hold keys and values"),
+        ("- lake", "must contain keys and values"),
     ],
 )
 def test_a_broken_project_is_named_before_anything_happens(

@@ -192,7 +192,7 @@ def sync(
             began = time.monotonic()
             with Progress(there.spark, json=json) as progress:
                 # Pipelines may be added or removed while it runs.
-                names = [pipeline] if pipeline is not None else list(watched.now().pipelines)
+                names = [pipeline] if pipeline is not None else list(watched.current().pipelines)
                 due = schedule.due(names, began)
                 ended = [_sync(there, watched, name, stream or (), progress) for name in due]
             if pause is None:
@@ -296,14 +296,14 @@ def _sync(
     from chronolake.pipeline.sync import sync as run
 
     try:
-        now = project.now()
+        now = project.current()
         result = run(
             lake,
             now,
             name,
             only=only,
             watch=progress.show,
-            reread=project.now,
+            reread=project.current,
             full_refresh=full_refresh,
         )
     except ChronolakeError as failure:

@@ -47,7 +47,7 @@ class FileConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _slots_differ(self) -> Self:
+    def _check_slots(self) -> Self:
         """Raise if two pipelines read one slot, because each would miss the other's changes."""
         readers: dict[tuple[str, tuple[str, str]], str] = {}
         for name, pipeline in self.pipelines.items():
@@ -60,8 +60,8 @@ class FileConfig(Section):
             other = readers.setdefault((slot, source.server), name)
             if other != name:
                 raise ValueError(
-                    f"pipelines.{name}.source.slot: the pipelines {other} and {name} would read "
-                    f"one replication slot, {slot}; give one of them another `slot:`"
+                    f"pipelines.{name}.source.slot: the pipelines {other} and {name} use the same "
+                    f"replication slot, {slot}; set another `slot:` for one of them"
                 )
         return self
 
@@ -89,32 +89,32 @@ class WatchedProject:
     Args:
         project: the initial project.
         read: loads the project again.
-        complain: called with the error of an invalid file, once for each change of the file.
+        report_error: called with the error of an invalid file, once for each change of the file.
     """
 
     def __init__(
         self,
         project: Project,
         read: Callable[[], Project],
-        complain: Callable[[ChronolakeError], None] = lambda _: None,
+        report_error: Callable[[ChronolakeError], None] = lambda _: None,
     ) -> None:
         self._project = project
         self._read = read
-        self._complain = complain
-        self._stamp = self._looked()
+        self._report_error = report_error
+        self._stamp = self._file_stamp()
 
-    def now(self) -> Project:
+    def current(self) -> Project:
         """Return the current project."""
-        stamp = self._looked()
+        stamp = self._file_stamp()
         if stamp != self._stamp:
             self._stamp = stamp
             try:
                 self._project = self._read()
             except ChronolakeError as failure:
-                self._complain(failure)
+                self._report_error(failure)
         return self._project
 
-    def _looked(self) -> tuple[int, int, int] | None:
+    def _file_stamp(self) -> tuple[int, int, int] | None:
         try:
             found = self._project.file.stat()
         except OSError:
@@ -127,12 +127,12 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 FILE_NAME: Final = "chronolake.yml"
 #: Key that determines the model of a section.
-_KIND: Final = "type"
+_TYPE_KEY: Final = "type"
 _REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
 #: Keys with settings of other software, under its own names.
 _SETTINGS: Final = ("catalog.properties", "spark.conf")
-_OF_YAML: Final = (
-    "Give each key once, indent with blanks and not with tabs, and put quotes around texts with "
+_YAML_HINT: Final = (
+    "Write each key once, indent with spaces instead of tabs, and quote texts that contain "
     "characters such as `:`, `#`, `{` and `@`."
 )
 #: Variables that Kubernetes and Docker set for a service with the name chronolake.
@@ -159,15 +159,15 @@ def load(
             referenced environment variable is not set.
     """
     folder = Path(path).expanduser().resolve()
-    source = _find(folder, file)
-    settings = _read(source) if source else {}
-    named = set(_referenced(settings))
+    source = _find_file(folder, file)
+    settings = _read_yaml(source) if source else {}
+    named = set(_referenced_variables(settings))
     # Environment variables that only pipelines need may be missing.
     settings = {"lake": _resolve(settings.get("lake"), str(source), "lake")} | {
         name: value for name, value in settings.items() if name not in {"lake", "pipelines"}
     }
     _check(FileConfig, settings, str(source) if source else "the configuration")
-    return _lake(folder, settings.get("lake"), overrides, named)
+    return _lake_config(folder, settings.get("lake"), overrides, named)
 
 
 def find_project(project: Path | None = None) -> Path | None:
@@ -191,7 +191,8 @@ def find_project(project: Path | None = None) -> Path | None:
     if not file.is_file():
         raise ConfigurationError(
             f"There is no {FILE_NAME} in {project.resolve()}.",
-            hint="Name a project's folder with --project; `chronolake init` makes one.",
+            hint="Set the project's folder with --project, or create a project with "
+            "`chronolake init`.",
         )
     return file
 
@@ -216,7 +217,7 @@ def project_at(
     if file is None:
         raise ConfigurationError(
             f"There is no {FILE_NAME} in {Path.cwd()} or a folder above it.",
-            hint="`chronolake init` makes one; --project names another folder.",
+            hint="Create a project with `chronolake init`, or set its folder with --project.",
         )
     return load_project(file, lake=lake, overrides=overrides)
 
@@ -234,17 +235,17 @@ def load_project(
     Raises:
         ConfigurationError: as for `load`.
     """
-    written = _read(file)
+    written = _read_yaml(file)
     settings = _resolve(written, str(file))
     checked = _check(FileConfig, settings, str(file))
     folder = lake or file.parent / Path(checked.lake.path).expanduser()
     return Project(
         file.resolve(),
-        _lake(
+        _lake_config(
             folder.expanduser().resolve(),
             settings.get("lake"),
             overrides,
-            set(_referenced(written)),
+            set(_referenced_variables(written)),
         ),
         checked.pipelines,
     )
@@ -262,12 +263,14 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
     Raises:
         ConfigurationError: as for `load`.
     """
-    written = _read(file)
+    written = _read_yaml(file)
     settings = {name: part for name, part in written.items() if name != "pipelines"}
     settings = _resolve(settings, str(file))
     checked = _check(FileConfig, settings, str(file))
     folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()
-    return _lake(folder, settings.get("lake"), overrides, set(_referenced(written)))
+    return _lake_config(
+        folder, settings.get("lake"), overrides, set(_referenced_variables(written))
+    )
 
 
 def sources_of_project(file: Path) -> dict[str, str]:
@@ -278,7 +281,7 @@ def sources_of_project(file: Path) -> dict[str, str]:
     Raises:
         ConfigurationError: the file cannot be read, or is not valid YAML.
     """
-    pipelines = _read(file).get("pipelines")
+    pipelines = _read_yaml(file).get("pipelines")
     found: dict[str, str] = {}
     for name, pipeline in (pipelines if isinstance(pipelines, dict) else {}).items():
         source = pipeline.get("source") if isinstance(pipeline, dict) else None
@@ -287,7 +290,7 @@ def sources_of_project(file: Path) -> dict[str, str]:
     return found
 
 
-def _lake(
+def _lake_config(
     folder: Path,
     section: Mapping[str, Any] | None,
     overrides: Mapping[str, Any] | None,
@@ -321,19 +324,19 @@ def variable_of(key: str) -> str:
 def keys(model: type[BaseModel] = LakeSection, prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys below `lake` that have a value, in the order of the file."""
     for name in model.model_fields:
-        if section := _section(model, name):
+        if section := _section_of(model, name):
             yield from keys(section, f"{prefix}{name}.")
         else:
             yield prefix + name
 
 
-def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+def _section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     """Return the model of a key that is a section; None for a value."""
     kind = model.model_fields[name].annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _find(folder: Path, file: Path | None) -> Path | None:
+def _find_file(folder: Path, file: Path | None) -> Path | None:
     if file is not None:
         return file
     return next(
@@ -342,23 +345,23 @@ def _find(folder: Path, file: Path | None) -> Path | None:
     )
 
 
-def _read(source: Path) -> dict[str, Any]:
+def _read_yaml(source: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - most lakes have no file, and start faster without a parser
 
     class UniqueKeys(yaml.SafeLoader):
         """YAML loader that rejects duplicate keys instead of using the last one."""
 
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    def construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         names = [loader.construct_object(key, deep=True) for key, _ in node.value]
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {name!r} is given twice",
+                    problem=f"duplicate key {name!r}",
                     problem_mark=node.value[place][0].start_mark,
                 )
         return loader.construct_mapping(node, deep=True)
 
-    UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, construct_mapping)
     try:
         # S506 is about unsafe loaders; this one is a SafeLoader.
         content = yaml.load(source.read_text(encoding="utf-8"), Loader=UniqueKeys)  # noqa: S506
@@ -366,7 +369,7 @@ def _read(source: Path) -> dict[str, Any]:
         reason = getattr(failure, "strerror", None)
         raise ConfigurationError(
             f"{source} cannot be read: {reason or 'it is not UTF-8 text'}.",
-            hint="Name one that is there and may be read; `chronolake init` makes one."
+            hint="Check the file's path and permissions; `chronolake init` creates one."
             if reason
             else "Save it as UTF-8.",
         ) from failure
@@ -375,20 +378,20 @@ def _read(source: Path) -> dict[str, Any]:
         line = f", line {mark.line + 1}" if mark else ""
         # Not chained: the parser's message quotes the line, which may contain a password.
         raise ConfigurationError(
-            f"{source}{line} is not valid YAML: {failure.problem}.", hint=_OF_YAML
+            f"{source}{line} is not valid YAML: {failure.problem}.", hint=_YAML_HINT
         ) from None
     except yaml.YAMLError:
-        raise ConfigurationError(f"{source} is not valid YAML.", hint=_OF_YAML) from None
+        raise ConfigurationError(f"{source} is not valid YAML.", hint=_YAML_HINT) from None
     except ValueError as failure:
         raise ConfigurationError(
-            f"{source} holds a value that YAML takes for another type: {failure}.",
-            hint="Put quotes around texts that look like dates or numbers.",
+            f"{source} contains a value that YAML reads as another type: {failure}.",
+            hint="Quote texts that look like dates or numbers.",
         ) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigurationError(
-            f"{source} must hold keys and values.", hint="Its first line is usually `lake:`."
+            f"{source} must contain keys and values.", hint="Its first line is usually `lake:`."
         )
     return content
 
@@ -405,30 +408,30 @@ def _resolve(value: Any, source: str, key: str = "") -> Any:
     if not isinstance(value, str):
         return value
 
-    def replacement(found: re.Match[str]) -> str:
+    def replace_reference(found: re.Match[str]) -> str:
         if found[1] == "${":
             return "${"
         name = found[2]
         if not _VARIABLE.fullmatch(name):
             raise ConfigurationError(
-                f"{source}, {key}: `${{…}}` holds no name of an environment variable.",
-                hint="Write ${NAME}, or $${ for a plain ${.",
+                f"{source}, {key}: `${{…}}` does not contain a valid variable name.",
+                hint="Write ${NAME}, or $${ for a literal ${.",
             )
         if name not in os.environ:
             raise ConfigurationError(
                 f"{source}, {key}: the environment variable {name} is not set.",
-                hint=f"Set {name}, or write $${{ for a plain ${{.",
+                hint=f"Set {name}, or write $${{ for a literal ${{.",
             )
         return os.environ[name]
 
-    return _REFERENCE.sub(replacement, value)
+    return _REFERENCE.sub(replace_reference, value)
 
 
-def _referenced(value: Any) -> Iterator[str]:
+def _referenced_variables(value: Any) -> Iterator[str]:
     """Yield the environment variables that a value references as `${NAME}`."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _referenced(item)
+            yield from _referenced_variables(item)
     elif isinstance(value, str):
         yield from (found[2] for found in _REFERENCE.finditer(value) if found[2])
 
@@ -444,14 +447,15 @@ def _from_environment(named: Collection[str]) -> Iterator[tuple[str, str]]:
         if name in by_variable:
             yield by_variable[name], os.environ[name]
         elif name.startswith(PREFIX) and not (name in KNOWN or name in named or _is_link(name)):
-            reported = {one.removeprefix(PREFIX): one for one in (*by_variable, *sorted(KNOWN))}
-            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), reported, n=1)
+            known = (*by_variable, *sorted(KNOWN))
+            variables = {variable.removeprefix(PREFIX): variable for variable in known}
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), variables, n=1)
             raise ConfigurationError(
-                f"The environment variable {name} is no setting.",
-                hint=f"The nearest one is {reported[nearest[0]]}."
+                f"The environment variable {name} is not a known setting.",
+                hint=f"Did you mean {variables[nearest[0]]}?"
                 if nearest
-                else f"Names that begin with {PREFIX} are Chronolake's own: unset it, or give it "
-                "another name.",
+                else f"The prefix {PREFIX} is reserved for Chronolake. Unset the variable, or "
+                "rename it.",
             )
 
 
@@ -483,23 +487,24 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         # Not chained: pydantic's error contains the rejected values.
         problems = failure.errors(include_url=False, include_input=False, include_context=False)
         # A missing key is often a misspelled one.
-        unknown = (one for one in problems if one["type"] == "extra_forbidden")
-        problem = next(unknown, problems[0])
-        place, section = _place_of(model, problem["loc"])
+        unknown_keys = (item for item in problems if item["type"] == "extra_forbidden")
+        problem = next(unknown_keys, problems[0])
+        place, section = _locate(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
             raise ConfigurationError(
-                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(place, section)
+                f"{where}: unknown key {'.'.join(place)!r}.",
+                hint=_hint_for_unknown_key(place, section),
             ) from None
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "union_tag_not_found":
-            reason = f"it needs a `{_KIND}`"
+            reason = f"`{_TYPE_KEY}` is missing"
         raise ConfigurationError(
             f"{where}: {'.'.join(place)}: {reason}.",
-            hint="`chronolake schema` prints what each key takes.",
+            hint="`chronolake schema` prints the allowed values of every key.",
         ) from None
 
 
-def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[str], Any]:
+def _locate(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[str], Any]:
     """Return the path of a problem for users, and the annotation of its section.
 
     Pydantic's path also contains the types of sections, which are removed.
@@ -507,24 +512,26 @@ def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[s
     section: Any = None
     level: Any = model
     place = []
-    for part in map(str, told):
+    for part in map(str, location):
         if get_origin(level) in {Union, UnionType}:
-            level = _of_kind(level, part)
+            level = _section_of_type(level, part)
             continue
         place.append(part)
-        section, level = level, _inside(level, part)
+        section, level = level, _annotation_of(level, part)
     return place, section
 
 
-def _of_kind(union: Any, kind: str) -> Any:
+def _section_of_type(union: Any, kind: str) -> Any:
     """Return the section with a type from a union of sections."""
     sections: tuple[type[BaseModel], ...] = get_args(union)
     return next(
-        section for section in sections if kind in get_args(section.model_fields[_KIND].annotation)
+        section
+        for section in sections
+        if kind in get_args(section.model_fields[_TYPE_KEY].annotation)
     )
 
 
-def _inside(level: Any, name: str) -> Any:
+def _annotation_of(level: Any, name: str) -> Any:
     """Return the annotation of a key's value; of a user-defined name, that of its section."""
     if isinstance(level, type) and issubclass(level, BaseModel):
         fields = {field.alias or key: field for key, field in level.model_fields.items()}
@@ -533,7 +540,7 @@ def _inside(level: Any, name: str) -> Any:
     return inside[-1] if inside else None
 
 
-def _nearest(place: Sequence[str], section: Any) -> str:
+def _hint_for_unknown_key(place: Sequence[str], section: Any) -> str:
     """Return a hint with the known key that is most similar to an unknown one.
 
     Args:

@@ -61,9 +61,9 @@ class DataLakeSource(Section):
 
     @field_validator("path")
     @classmethod
-    def _folder(cls, path: str) -> str:
+    def _check_path(cls, path: str) -> str:
         if "://" in path:
-            raise ValueError("a data lake is a folder; object stores are not read yet")
+            raise ValueError("path must be a folder; object stores are not supported yet")
         return path
 
 
@@ -253,15 +253,15 @@ class SqlServerSource(JdbcAddress):
 
     @field_validator("time_zone")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_time_zone(cls, name: str) -> str:
         try:
             ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError):
-            raise ValueError("there is no such time zone; write one as Europe/Berlin") from None
+            raise ValueError("unknown time zone; write a name such as Europe/Berlin") from None
         return name
 
     @model_validator(mode="after")
-    def _named_in_full(self) -> Self:
+    def _check_table_names(self) -> Self:
         for name in self.tables:
             schema, _, table = name.partition(".")
             if not schema or not table or "." in table:
@@ -269,11 +269,11 @@ class SqlServerSource(JdbcAddress):
         return self
 
 
-def _as_hosts(hosts: list[str]) -> list[str]:
+def _check_hosts(hosts: list[str]) -> list[str]:
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise ValueError(
-                f"{host!r} is not a host; write api.example.com, *.example.com, or "
+                f"{host!r} is not a valid host; write api.example.com, *.example.com, or "
                 "https://api.example.com for a server that gets the credentials as well"
             )
     return hosts
@@ -320,7 +320,7 @@ class DeclarativeSource(Section):
         description="The driver reads up to this number of MiB of a stream; Spark's tasks read "
         "the rest.",
     )
-    allowed_hosts: Annotated[list[str], AfterValidator(_as_hosts)] | None = Field(
+    allowed_hosts: Annotated[list[str], AfterValidator(_check_hosts)] | None = Field(
         default=None,
         min_length=1,
         description="The hosts to which requests are allowed, as api.example.com or "
@@ -391,11 +391,11 @@ class Rename(Section):
 
     @field_validator("tables", "columns")
     @classmethod
-    def _named(cls, names: dict[str, str]) -> dict[str, str]:
-        return _with_names(names)
+    def _check_names(cls, names: dict[str, str]) -> dict[str, str]:
+        return _raise_if_empty(names)
 
 
-def _with_names(names: dict[str, str]) -> dict[str, str]:
+def _raise_if_empty(names: dict[str, str]) -> dict[str, str]:
     for name, now in names.items():
         if not now:
             raise ValueError(f"the new name of {name!r} is empty")
@@ -447,12 +447,12 @@ class StreamConfig(Section):
 
     @field_validator("rename")
     @classmethod
-    def _named(cls, names: dict[str, str]) -> dict[str, str]:
-        return _with_names(names)
+    def _check_names(cls, names: dict[str, str]) -> dict[str, str]:
+        return _raise_if_empty(names)
 
 
 #: Settings that are only valid for declarative sources.
-_OF_APIS: Final = {"detect_deletes", "may_become_empty", "nested", "cursor_in_key"}
+_API_SETTINGS: Final = {"detect_deletes", "may_become_empty", "nested", "cursor_in_key"}
 
 
 class PipelineConfig(Section):
@@ -494,7 +494,7 @@ class PipelineConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _known_to_the_source(self) -> Self:
+    def _check_api_settings(self) -> Self:
         if isinstance(self.source, DeclarativeSource):
             return self
         sections: dict[str, Section] = {
@@ -502,6 +502,8 @@ class PipelineConfig(Section):
             **{f"streams.{name}.": stream for name, stream in self.streams.items()},
         }
         for place, section in sections.items():
-            for key in sorted(_OF_APIS & section.model_fields_set):
-                raise ValueError(f"{place}{key} is for sources of the type declarative only")
+            for key in sorted(_API_SETTINGS & section.model_fields_set):
+                raise ValueError(
+                    f"{place}{key} is only supported for sources of the type declarative"
+                )
         return self

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from isodate import Duration
 
 
-_NAMED: Final = {"daily": "P1D", "weekly": "P7D", "monthly": "P1M"}
+_NAMED_PERIODS: Final = {"daily": "P1D", "weekly": "P7D", "monthly": "P1M"}
 _NEVER: Final = "never"
 #: Tolerance, because daily runs are never exactly a day apart.
 _SLACK: Final = timedelta(hours=1)
 _SLACK_PART: Final = 20
 
 
-def _known(text: str) -> str:
+def _check_period(text: str) -> str:
     if text != _NEVER:
         _length_of(text)
     return text
@@ -47,16 +47,16 @@ def _length_of(text: str) -> timedelta | Duration:
         ValueError: the text is not a valid interval.
     """
     try:
-        return length_of(_NAMED.get(text, text))
+        return length_of(_NAMED_PERIODS.get(text, text))
     except ValueError:
         raise ValueError(
-            f"write {', '.join(_NAMED)}, {_NEVER}, a time such as 12h or 10d, or a duration of "
-            "ISO 8601 such as P10D"
+            f"write {', '.join(_NAMED_PERIODS)}, {_NEVER}, a length of time such as 12h or 10d, "
+            "or an ISO 8601 duration such as P10D"
         ) from None
 
 
 #: The interval of repeated work, in a configuration.
-Period = Annotated[str, AfterValidator(_known)]
+Period = Annotated[str, AfterValidator(_check_period)]
 
 
 def is_never(period: str | None) -> bool:
@@ -114,7 +114,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _given(cls, values: Any) -> Any:
+    def _drop_unset_keys(cls, values: Any) -> Any:
         """Remove keys without a value, which means that they are not set."""
         if not isinstance(values, dict):
             return values
@@ -148,30 +148,30 @@ class CatalogConfig(Section):
 
     @field_validator("uri")
     @classmethod
-    def _known(cls, uri: str | None) -> str | None:
+    def _check_uri(cls, uri: str | None) -> str | None:
         if uri is None:
             return None
         try:
             parts = urlsplit(uri)
-            whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
-            raise ValueError("this is not a URL") from None
+            raise ValueError("not a valid URL") from None
         if may_show_password(uri):
             raise ValueError(
-                "the user or password has a sign that ends another part of the URL; write @ as "
-                "%40, / as %2F, ? as %3F and # as %23"
+                "the user or password contains a character that must be escaped in a URL; write @ "
+                "as %40, / as %2F, ? as %3F and # as %23"
             )
         if parts.scheme == "postgres":
             uri = "postgresql" + uri.removeprefix("postgres")
         elif parts.scheme not in {"postgresql", "http", "https"}:
             raise ValueError(
-                "a catalog is postgresql://user:password@host/database or http(s)://…; "
-                "leave it out for a SQLite file in the lake's folder"
+                "not a valid catalog; write postgresql://user:password@host/database or "
+                "http(s)://…, or omit it for a SQLite file in the lake's folder"
             )
-        if not whole:
-            raise ValueError("the URL names no host")
+        if not has_host:
+            raise ValueError("the URL does not contain a host")
         if parts.scheme.startswith("postgres") and not parts.path.strip("/"):
-            raise ValueError("the URL names no database")
+            raise ValueError("the URL does not contain a database")
         return uri
 
     @property
@@ -206,11 +206,11 @@ class SparkConfig(Section):
 
     @field_validator("conf")
     @classmethod
-    def _as_relied_on(cls, conf: dict[str, str]) -> dict[str, str]:
+    def _check_conf(cls, conf: dict[str, str]) -> dict[str, str]:
         for name, value in RELIED_ON.items():
             if name in conf and conf[name].lower() != value.lower():
                 raise ValueError(
-                    f"{name} has to be {value}, or values would be other ones; leave it out"
+                    f"{name} must be {value}, because values depend on it; remove this setting"
                 )
         return conf
 
@@ -293,9 +293,9 @@ class LakeSection(Section):
 
     @field_validator("warehouse")
     @classmethod
-    def _reachable(cls, warehouse: str | None) -> str | None:
+    def _check_warehouse(cls, warehouse: str | None) -> str | None:
         if warehouse and "://" in warehouse and not warehouse.startswith("s3://"):
-            raise ValueError("a warehouse is a folder or s3://bucket/path")
+            raise ValueError("not a valid warehouse; write a folder or s3://bucket/path")
         return warehouse
 
 
