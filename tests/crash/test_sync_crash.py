@@ -184,7 +184,7 @@ def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
             sleeper.kill()
 
     assert sleeper.returncode == 1, reported
-    assert "Another process runs the pipeline crm by now" in reported
+    assert "Another process has taken over the pipeline crm" in reported
     after = iceberg(synced.project, "crm", "Account").metadata
     assert after.current_snapshot_id == before
     assert synced.versions() == _model(_FIRST, _SECOND_FILE)

@@ -477,7 +477,7 @@ def test_a_field_with_the_name_of_a_system_column_is_refused(pipeline: Pipeline)
 
     (stream,) = pipeline.sync().streams
 
-    assert "_fivetran_deleted, which is a column of Chronolake's own" in (stream.error or "")
+    assert "_fivetran_deleted, but Chronolake reserves this name" in (stream.error or "")
     assert "Account.rename: {_fivetran_deleted: source_fivetran_deleted}" in (stream.hint or "")
 
 
@@ -512,7 +512,7 @@ def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("3", 1, "1", N="x")])
     (stream,) = pipeline.sync().streams
 
-    assert "Of the 2 files that the table was made of, 1 are not" in (stream.error or "")
+    assert "1 of the 2 files that the table was built from are missing" in (stream.error or "")
     assert pipeline.rows() == before
 
 

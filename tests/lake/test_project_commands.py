@@ -92,10 +92,7 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
         *("--lake", str(folder / "lake"), "--config", str(folder / "chronolake.yml")),
     )
     assert code == 0
-    assert (
-        json.loads(reported)[0]["promises"][-1]["promise"]
-        == "the table holds what its raw lake holds"
-    )
+    assert json.loads(reported)[0]["promises"][-1]["promise"] == "the table matches its raw lake"
     code, reported, _ = _ran(folder, capsys, "rebuild", "crm.Account", "--json")
     assert (code, json.loads(reported)) == (0, {"table": "crm.Account", "rows": 2})
     code, reported, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")

@@ -173,7 +173,7 @@ def test_who_lost_the_lease_lands_nothing(tmp_path: Path) -> None:
                 connection.execute(sql.update(LEASES).values(token=LEASES.c.token + 1))
 
     there.log.before = lose
-    with pytest.raises(LeaseLostError, match="Another process runs the pipeline shop"):
+    with pytest.raises(LeaseLostError, match="Another process has taken over the pipeline shop"):
         there.sync()
 
     folder = raw_folder(there.project, "shop", STREAM)

@@ -351,7 +351,7 @@ def test_a_table_with_names_of_before_is_not_compared(tmp_path: Path) -> None:
         fields = {"shelf": 1, "no": 2, "name": 3, "pages": 4}
         control = Control(ControlKind.NAMED, {"fields": fields})
         land_control(there.raw, control, guard=lease.expect_held)
-        with pytest.raises(ConfigurationError, match="or the source, wants the table otherwise"):
+        with pytest.raises(ConfigurationError, match="no longer matches its configuration"):
             differences(there.lake, stream, lease)
 
 

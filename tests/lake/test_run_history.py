@@ -208,8 +208,8 @@ def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:
     found = run_history.runs(pipeline.project.lake).runs[0]
     (account,) = found.streams
     assert (found.run.status, account.told.status) == (Status.FAILED, Status.FAILED)
-    assert found.run.error == account.told.error == "It was interrupted."
-    assert found.run.hint == "The next run continues where its tables are."
+    assert found.run.error == account.told.error == "The run was interrupted."
+    assert found.run.hint == "The next run continues from the offsets of its tables."
     assert account.told.rows == 1, "what is published stays"
 
 
@@ -300,10 +300,10 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
 
     (dead,) = run_history.runs(found.lake).runs
     assert (dead.run.status, dead.seconds) == (Status.DEAD, None)
-    assert dead.run.hint == "The next run continues where its tables are."
+    assert dead.run.hint == "The next run continues from the offsets of its tables."
     assert [stream.told.status for stream in dead.streams] == [Status.DEAD]
     assert run_history.last_runs(found.lake)["crm", "Account"].last.status is Status.DEAD
     there.done()
     newest, older = run_history.runs(found.lake).runs
     assert (newest.run.status, older.run.status) == (Status.SUCCEEDED, Status.FAILED)
-    assert older.streams[0].told.hint == "The next run continues where its tables are."
+    assert older.streams[0].told.hint == "The next run continues from the offsets of its tables."

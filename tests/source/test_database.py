@@ -262,7 +262,7 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     result = shop.sync()
     assert result.status is Status.PARTIAL
     (reported,) = [stream.error for stream in result.streams if stream.error]
-    assert "identifies a record by id now, and the table by _fivetran_id" in reported
+    assert "The source's key is id, but the table's key is _fivetran_id" in reported
     shop.run(
         "DROP TABLE log",
         "UPDATE parts SET region = 's' WHERE id = 1",
@@ -579,13 +579,13 @@ def test_a_key_that_changes_wants_another_table(
     before = shop.versions("orders", ("id", "code"))
     for _ in range(2):
         (stream,) = shop.sync().streams
-        assert "identifies a record by code now, and the table by id" in (stream.error or "")
+        assert "The source's key is code, but the table's key is id" in (stream.error or "")
         assert shop.versions("orders", ("id", "code")) == before
 
     # `check` reports it before any run does.
     code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
     assert code == 1
-    assert "identifies a record by code now, and the table by id" in reported
+    assert "The source's key is code, but the table's key is id" in reported
     assert "rename.tables: {public.orders: " in reported
     # Do what the hint recommends.
     (folder,) = shop.project.lake.path.glob("raw/**/object=public.orders")

@@ -265,7 +265,7 @@ def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:
     shop.customers = []
     run = shop.sync()["customers"]
     assert run.status is Status.FAILED
-    assert "brought no record at all, and its table has some" in str(run.error)
+    assert "returned no records, but its table has some" in str(run.error)
     assert shop.table("customers")["id"].to_pylist() == [1]
 
     file = shop.project.file
@@ -387,7 +387,7 @@ def test_a_stream_that_cannot_land_asks_for_no_more(
     shop.customers.append({"id": 7})
     runs = shop.sync()
     assert runs["orders"].status is Status.FAILED
-    assert "identifies a record by" in str(runs["orders"].error)
+    assert "The source's key is" in str(runs["orders"].error)
     # A few are requested ahead.
     assert len(shop.days_asked()) < 8
     # The other streams continue.

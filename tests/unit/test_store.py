@@ -220,7 +220,9 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
         newest, older = run_history.runs(config).runs
         assert newest.run.status is Status.DEAD
         assert (older.run.status, older.run.ended, older.seconds) == (Status.FAILED, None, None)
-        assert older.streams[0].told.hint == "The next run continues where its tables are."
+        assert (
+            older.streams[0].told.hint == "The next run continues from the offsets of its tables."
+        )
 
 
 def test_a_process_that_is_gone_is_dead_before_its_lease_ends(tmp_path: Path) -> None:

@@ -101,24 +101,24 @@ class ColumnNames:
             called = now.get(name, name)
             other = given.setdefault(called, name)
             words = (
-                f"The columns {other} and {name} would both be called {called}"
+                f"The columns {other} and {name} would both be named {called}"
                 if other != name
-                else "Iceberg keeps that name for itself"
+                else "Iceberg reserves this name"
                 if called in METADATA_COLUMNS
-                else "tables of Chronolake have a column of that name for themselves"
+                else "Chronolake reserves this name for its own columns"
                 if called in _OURS or called in _OF_FILES or called.startswith(RESERVED)
-                else "it has no name"
+                else "its name is empty"
                 if not called
                 else None
             )
             if words is None:
                 continue
-            subject = "" if other != name else f"The column {name} of the source cannot be kept: "
+            subject = "" if other != name else f"The source column {name} cannot be stored: "
             free = _free(name, {*columns, *now.values()})
             raise ConfigurationError(
                 f"{subject}{words}.",
                 column=name,
-                hint=f"Give it another name in chronolake.yml: {place}.rename: {{{name}: {free}}}",
+                hint=f"Rename it in chronolake.yml: {place}.rename: {{{name}: {free}}}",
             )
 
     def of(

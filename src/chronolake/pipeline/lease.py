@@ -75,9 +75,10 @@ class Lease:
         stored = table.property_of(LEASE_PROPERTY)
         if stored is not None and int(stored) > self.token:
             raise LeaseLostError(
-                f"Another process runs the pipeline {self.pipeline} by now.",
+                f"Another process has taken over the pipeline {self.pipeline}.",
                 table=str(table.name),
-                hint="Nothing of this process's last batch was published. Run it again if needed.",
+                hint="The last batch of this process was not published. Run the command again if "
+                "needed.",
             )
 
     @property
@@ -177,8 +178,8 @@ def _raise_unless_free(row: sql.Row[Any] | None, pipeline: str, *, is_held_here:
     if row is not None and not _is_free(row, is_held_here=is_held_here):
         raise PipelineBusyError(
             f"The pipeline {pipeline} is run by {row.holder.rpartition(':')[0]}.",
-            hint="Wait until it has finished. The lease of a process that died without a word "
-            "on another machine passes within a minute.",
+            hint="Wait until it has finished. If that process crashed on another machine, its "
+            "lease expires within a minute.",
         )
 
 

@@ -106,7 +106,9 @@ def rebuild(
         lease.guard(current)
         same = str(current.metadata.uuid()) == str(table.metadata.uuid())
         if not same or AppliedFiles.of(current) != before:
-            raise TableMovedError("Another process applied files first.", table=str(stream.table))
+            raise TableMovedError(
+                "Another process has applied files meanwhile.", table=str(stream.table)
+            )
 
     if last is not None:
         erase_all(stored.writer, last)
@@ -158,12 +160,12 @@ class Differences:
     @property
     def invariant(self) -> Promise:
         """Return the invariant that there are no differences, for the report of the table."""
-        broken = f"{self.missing:,} rows are missing, {self.extra:,} should not be there"
+        broken = f"{self.missing:,} rows are missing, {self.extra:,} are unexpected"
         if self.hashes:
-            broken += f"; the hashes of {self.hashes:,} are not those of their values"
+            broken += f"; {self.hashes:,} rows have a wrong row hash"
         if self.columns:
-            broken += f"; columns are missing or have other types: {', '.join(self.columns)}"
-        text = "the table holds what its raw lake holds"
+            broken += f"; columns are missing or have another type: {', '.join(self.columns)}"
+        text = "the table matches its raw lake"
         return Promise(text, self.count, broken if self.count else None)
 
 
@@ -185,7 +187,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
     stored.expect_own()
     if stored.is_renamed or not stored.matches_configuration:
         raise ConfigurationError(
-            "chronolake.yml, or the source, wants the table otherwise than it is.",
+            "The table no longer matches its configuration, or the source has renamed columns.",
             table=str(stream.table),
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
@@ -259,12 +261,12 @@ def _built_from_lake(
     place = next((number for number, file in enumerate(every) if file.mark == last), None)
     if place is None:
         raise SourceError(
-            "The last file that the table has is not in the lake any more."
+            "The last file that was applied to the table is missing from the raw lake."
             if last
-            else "Nothing was applied to the table yet.",
+            else "No file has been applied to the table yet.",
             table=str(stream.table),
             file=last,
-            hint="Restore the lake's files: the table can only be made of what they hold.",
+            hint="Restore the files of the raw lake: the table can only be built from them.",
         )
     files = every[: place + 1]
     _expect_all_there(stored, every)
@@ -328,9 +330,8 @@ def _expect_all_there(stored: StoredTable, files: Sequence[DataFile]) -> None:
     gone = applied.files - len(there)
     if gone > 0:
         raise SourceError(
-            f"Of the {applied.files:,} files that the table was made of, {gone:,} are not in the "
-            "lake any more: made anew, it would lose what they say.",
+            f"{gone:,} of the {applied.files:,} files that the table was built from are missing "
+            "from the raw lake. A rebuild would lose their rows.",
             table=str(stored.stream.table),
-            hint="Restore the files. Without them the table cannot be made anew; drop it if it is "
-            "to begin with what there is.",
+            hint="Restore the files. To start over with the remaining files, drop the table.",
         )

@@ -60,10 +60,10 @@ def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
 
 def _emptied(stream: str, table: IcebergTable) -> SourceError:
     return SourceError(
-        f"A complete read of the stream {stream} brought no record at all, and its table has some: "
-        "nothing was deleted.",
+        f"A complete read of the stream {stream} returned no records, but its table has some. "
+        "Nothing was deleted.",
         table=str(table.name),
-        hint="Check what the credentials may see. If there are no records any more, set "
+        hint="Check the permissions of the credentials. If the source really is empty, set "
         f"streams.{stream}.may_become_empty.",
     )
 

@@ -89,7 +89,7 @@ def note_verified(
 
 #: Number of a pipeline's runs that are first searched for a stream's last run.
 _RECENT_RUNS: Final = 20
-_DIED: Final = "Its process is gone: it ended before the run did."
+_DIED: Final = "The process ended before the run was finished."
 
 
 @dataclass(frozen=True)

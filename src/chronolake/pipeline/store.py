@@ -164,14 +164,14 @@ _KEPT_RUNS: Final = 1_000
 #: Number of runs for which the streams' states before and after are stored.
 _KEPT_STATES: Final = 100
 #: Hint after a run that did not end properly.
-GOES_ON: Final = "The next run continues where its tables are."
+GOES_ON: Final = "The next run continues from the offsets of its tables."
 _DIED: Final = {
     "status": Status.FAILED,
     "stage": None,
-    "error": "The process ended before the stream did.",
+    "error": "The process ended before the stream was finished.",
     "hint": GOES_ON,
 }
-_DIED_RUN: Final = "Its process ended before it did."
+_DIED_RUN: Final = "The process ended before the run was finished."
 
 
 class Store:
@@ -391,6 +391,6 @@ def _expect_holder(connection: sql.Connection, pipeline: str, token: int) -> Non
     stored = connection.execute(query).scalar_one_or_none()
     if stored != token:
         raise LeaseLostError(
-            f"Another process runs the pipeline {pipeline} by now.",
-            hint="Nothing that this process brought last counts. Run it again if needed.",
+            f"Another process has taken over the pipeline {pipeline}.",
+            hint="The last batch of this process was discarded. Run the command again if needed.",
         )

@@ -224,7 +224,7 @@ class StreamSync:
         files = self.stream.folder.files()
         if not files:
             raise SourceError(
-                "The lake has no files of the object.",
+                "The source lake has no files for this object.",
                 table=str(self.stream.table),
                 file=str(self.stream.folder.path),
                 hint="Check `path` and `org` of the source in chronolake.yml.",

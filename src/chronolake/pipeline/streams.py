@@ -252,9 +252,9 @@ def listed(
         if (other := tables.setdefault(stream.table, stream.name)) != stream.name:
             wrong.append(
                 ConfigurationError(
-                    f"{project.file}: the streams {other} and {stream.name} of {pipeline} have one "
-                    f"table, {stream.table}.",
-                    hint="Give one of them another name: "
+                    f"{project.file}: the streams {other} and {stream.name} of {pipeline} have the "
+                    f"same table, {stream.table}.",
+                    hint="Set another table for one of them: "
                     f"pipelines.{pipeline}.rename.tables: {{{other}: …}}",
                 )
             )
@@ -273,11 +273,11 @@ def expect_filled_by(stream: Stream, owner: str | None) -> None:
     """
     if owner == stream.identity:
         return
-    whose = f"it is filled by {owner}" if owner else "no pipeline fills it"
+    whose = f"it is filled by {owner}" if owner else "it was not created by a pipeline"
     raise TableExistsError(
         f"The stream {stream.identity} cannot fill the table: {whose}.",
         table=str(stream.table),
-        hint="Give the stream another table: "
+        hint="Set another table for the stream: "
         f"pipelines.{stream.pipeline}.streams.{stream.name}.table.",
     )
 
@@ -294,14 +294,13 @@ def other_key(
         file: the last file with the records, if they have landed.
     """
     ours = (
-        f"Move {stream.folder.path} away, and give the stream another table in chronolake.yml: "
-        f"pipelines.{stream.pipeline}.rename.tables: {{{stream.name}: …}}. The next sync copies it "
-        "into that one, and this one stays as it is."
+        f"Move the folder {stream.folder.path} elsewhere, and set another table in chronolake.yml: "
+        f"pipelines.{stream.pipeline}.rename.tables: {{{stream.name}: …}}. The next sync loads all "
+        "data into the new table; this table stays unchanged."
     )
-    theirs = "Files that identify records otherwise make another table, in a lake apart."
+    theirs = "Move the files with the new key to a separate lake, and sync it to another table."
     return SourceError(
-        f"The source identifies a record by {', '.join(key)} now, and the table by "
-        f"{', '.join(stored)}.",
+        f"The source's key is {', '.join(key)}, but the table's key is {', '.join(stored)}.",
         table=str(stream.table),
         file=file,
         hint=ours if stream.offered.is_ours else theirs,
@@ -387,7 +386,7 @@ def _raise_if_it_has_history(project: Project, pipeline: str, name: str, table: 
             "supports it.",
             table=str(table),
             hint=f"Set pipelines.{pipeline}.streams.{name}.mode: soft-delete to drop the history, "
-            "or give the stream another table.",
+            "or set another table for the stream.",
         )
 
 

@@ -182,7 +182,7 @@ def _ending(store: Store, run: str) -> Iterator[None]:
         store.end_run(run, Status.FAILED, **words(failure))
         raise
     except BaseException:
-        store.end_run(run, Status.FAILED, error="It was interrupted.", hint=GOES_ON)
+        store.end_run(run, Status.FAILED, error="The run was interrupted.", hint=GOES_ON)
         raise
 
 

@@ -190,12 +190,12 @@ class StoredTable:
         if self.is_of_lake:
             return
         raise SourceError(
-            f"The table is made of {self.table.property_of(LAKE_PROPERTY)}, and chronolake.yml "
-            f"names {self.stream.folder.path} by now: what came in that lake before would be left "
-            "out.",
+            f"The table was built from {self.table.property_of(LAKE_PROPERTY)}, but chronolake.yml "
+            f"now names {self.stream.folder.path}. Its earlier files would be skipped.",
             table=str(self.table.name),
-            hint=f"`chronolake resync {self.stream.pipeline} --stream {self.stream.name}` makes "
-            "the table of what this lake has; to keep the table, give the stream another `table:`.",
+            hint=f"To rebuild the table from the new lake, run `chronolake resync "
+            f"{self.stream.pipeline} --stream {self.stream.name}`. To keep the table, set another "
+            "`table:` for the stream.",
         )
 
     def expect_same_key(self, key: Sequence[str], *, file: str | None = None) -> None:
@@ -296,10 +296,10 @@ def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[
     for name, every in seen.items():
         if every and (name in SYSTEM_COLUMNS or name.startswith(RESERVED)):
             raise SourceError(
-                f"The source has a field {name}, which is a column of Chronolake's own.",
+                f"The source has a field {name}, but Chronolake reserves this name.",
                 table=str(stream.table),
                 column=name,
-                hint="Give it another name in chronolake.yml: "
+                hint="Rename it in chronolake.yml: "
                 f"{stream.place}.rename: {{{name}: source_{name.strip('_')}}}",
             )
     columns = columns_of(seen, key)

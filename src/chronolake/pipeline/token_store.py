@@ -79,9 +79,9 @@ class StoredMemory:
             except PipelineBusyError as busy:
                 if time.monotonic() >= deadline:
                     raise PipelineBusyError(
-                        f"Another process has been changing what {self.pipeline} remembers for "
-                        f"{_PATIENCE:.0f} seconds.",
-                        hint="Run this again once it has come to an end.",
+                        f"Another process has held the lock on the tokens of {self.pipeline} "
+                        f"for {_PATIENCE:.0f} seconds.",
+                        hint="Run the command again after that process has ended.",
                     ) from busy
                 time.sleep(_PAUSE)
             else:
