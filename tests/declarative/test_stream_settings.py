@@ -101,9 +101,9 @@ def test_what_a_pipeline_wants_holds_for_the_streams_that_can_do_it(tmp_path: Pa
 
 def test_a_cursor_in_the_key_is_offered_as_part_of_it(tmp_path: Path) -> None:
     found = offered(tmp_path, "{orders: {cursor_in_key: true}, inner: {cursor_in_key: true}}")
-    assert found["orders"].offered.key == ("id", "changed")
-    assert found["inner"].offered.key == ("_fivetran_id", "changed")
-    assert found["counted"].offered.key == ("id",)
+    assert found["orders"].descriptor.key == ("id", "changed")
+    assert found["inner"].descriptor.key == ("_fivetran_id", "changed")
+    assert found["counted"].descriptor.key == ("id",)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Own:
         self.folder = ObjectFolder(root, "shop", "orders")
         self.stream = Stream(
             pipeline="shop",
-            offered=StreamDescriptor(
+            descriptor=StreamDescriptor(
                 StreamCapabilities("orders", reports_changes=True, is_reimported=False),
                 CaptureMethod.EVERY_CHANGE,
                 epsilon_micros=1,
@@ -116,8 +116,8 @@ class Own:
         return [file.path for file in landed]
 
     def keep(self, *, on_purge: OnPurge, is_ours: bool) -> None:
-        offered = replace(self.stream.offered, is_ours=is_ours)
-        self.stream = replace(self.stream, on_purge=on_purge, offered=offered)
+        offered = replace(self.stream.descriptor, is_ours=is_ours)
+        self.stream = replace(self.stream, on_purge=on_purge, descriptor=offered)
 
     def apply(self) -> None:
         files = self.folder.files(after=self.mark)

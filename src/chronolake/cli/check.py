@@ -146,18 +146,18 @@ def _listed(
     project: Project, name: str, source: Source, fillers: dict[TableName, str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the errors of a pipeline's streams, and the state of the valid ones."""
-    from chronolake.pipeline.streams import listed
+    from chronolake.pipeline.streams import list_streams
 
     what = f"pipelines.{name}"
     try:
-        found = listed(project, name, source)
+        found = list_streams(project, name, source)
     except ChronolakeError as failure:
         yield _told(what, "failed", failure.message, failure.hint, ok=False)
         return
-    for one in found.wrong:
+    for one in found.errors:
         yield _told(what, "failed", one.message, one.hint, ok=False)
     yield from _columns(project, name, source, found.streams)
-    if found.streams or not found.wrong:
+    if found.streams or not found.errors:
         yield _checked(what, lambda: _pipeline_words(project, name, found.streams, fillers))
 
 
@@ -226,7 +226,7 @@ def _pipeline_words(
     empty = [
         stream.name
         for stream in streams
-        if not stream.offered.is_ours and not stream.folder.path.is_dir()
+        if not stream.descriptor.is_ours and not stream.folder.path.is_dir()
     ]
     return f"{words}; the lake has nothing of {', '.join(empty)} yet" if empty else words
 
@@ -253,12 +253,12 @@ def discover(
     Exit code 1 if requested columns are unknown, or if a stream is configured that does not exist.
     """
     from chronolake.limits import allowed_modes
-    from chronolake.pipeline.streams import listed, source_of
+    from chronolake.pipeline.streams import list_streams, source_of
 
     wanted = project_of(project, lake, settings)
     source = source_of(wanted, pipeline)
     rows: list[dict[str, Any]] = []
-    found = listed(wanted, pipeline, source, any_mode=True)
+    found = list_streams(wanted, pipeline, source, any_mode=True)
     for stream in found.streams:
         files = stream.folder.files()
         rows.append(
@@ -267,10 +267,10 @@ def discover(
                 "table": str(stream.table),
                 "mode": stream.mode,
                 "auto": stream.is_auto,
-                "modes": allowed_modes(stream.offered.capabilities),
+                "modes": allowed_modes(stream.descriptor.capabilities),
                 "key": list(stream.key),
-                "cursor": stream.offered.cursor,
-                "sees": stream.offered.capture_method,
+                "cursor": stream.descriptor.cursor,
+                "sees": stream.descriptor.capture_method,
                 "files": len(files),
                 "bytes": sum(file.size for file in files),
             }
@@ -283,9 +283,9 @@ def discover(
         _show_columns(rows)
     else:
         _show_streams(rows)
-    for one in found.wrong:
+    for one in found.errors:
         show_error(one, json=json)
-    if found.wrong or any("error" in row for row in rows):
+    if found.errors or any("error" in row for row in rows):
         fail()
 
 
@@ -308,7 +308,7 @@ def _add_columns(
     for found in source.describe_streams(list(by_name)):
         row = by_name[found.stream]
         if isinstance(found, DescribedStream):
-            names = streams[found.stream].names.now(column.name for column in found.columns)
+            names = streams[found.stream].names.lake_names(column.name for column in found.columns)
             row["columns"] = [
                 {"name": names.get(column.name, column.name), "type": str(column.type)}
                 for column in found.columns

@@ -259,7 +259,7 @@ def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str
         LakeError: the operational store is not reachable.
     """
     from chronolake.pipeline.lease import raise_if_busy
-    from chronolake.pipeline.streams import chosen, raise_if_not_installed, streams_of
+    from chronolake.pipeline.streams import raise_if_not_installed, select_streams, streams_of
 
     raise_if_not_installed(project, pipeline)
     store = store_of(project)
@@ -271,7 +271,7 @@ def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str
         except ChronolakeError:
             # The run fails for the same reason, and records it.
             return
-        chosen(streams, pipeline, only)
+        select_streams(streams, pipeline, only)
 
 
 def store_of(project: Project) -> Store | None:

@@ -260,7 +260,7 @@ def _status_of(position: StreamOffset, lately: LastRuns | None) -> dict[str, Any
         "mode": position.mode,
         "wanted_mode": stream.mode,
         "auto": stream.is_auto,
-        "sees": position.capture_method or stream.offered.capture_method,
+        "sees": position.capture_method or stream.descriptor.capture_method,
         "position": position.watermark,
         "quarantined": [vars(file) for file in position.quarantine.files],
         "files_waiting": waiting.files,
@@ -353,10 +353,10 @@ def state_show(
     source whose changes land in Chronolake's own raw lake, in the source's own format.
     """
     from chronolake.pipeline.state import positions
-    from chronolake.pipeline.streams import chosen, streams_of
+    from chronolake.pipeline.streams import select_streams, streams_of
 
     wanted = project_of(project, lake, settings)
-    streams = chosen(streams_of(wanted, pipeline), pipeline, stream or [])
+    streams = select_streams(streams_of(wanted, pipeline), pipeline, stream or [])
     found = positions(wanted.lake, streams)
     store = store_of(wanted)
     landed = store.checkpoints(pipeline) if store else {}
@@ -406,10 +406,10 @@ def state_reset(
 
 def _move(project: Project, pipeline: str, names: list[str], watermark: str | None) -> None:
     from chronolake.pipeline.state import move
-    from chronolake.pipeline.streams import chosen, streams_of
+    from chronolake.pipeline.streams import select_streams, streams_of
 
     raise_if_it_cannot_begin(project, pipeline)
-    streams = chosen(streams_of(project, pipeline), pipeline, names)
+    streams = select_streams(streams_of(project, pipeline), pipeline, names)
     with opened(project.lake, json=False) as there, leased_for(there, streams) as lease:
         for stream in streams:
             move(there, stream, lease, watermark)

@@ -162,7 +162,7 @@ def _apply_step(writer: TableWriter, step: _Step) -> Applied | None:
         except ChronolakeError as failure:
             known = {file.mark for file in step.bad}
             bad = [file for file in bad_files_in(failure, step.good) if file.mark not in known]
-            if not (bad and writer.stream.offered.quarantines):
+            if not (bad and writer.stream.descriptor.quarantines):
                 raise
             warn_of_quarantine(writer.stream, bad)
             step = replace(step, bad=(*step.bad, *bad))
@@ -297,7 +297,7 @@ def _settle(writer: TableWriter) -> str | None:
     if stored is not None:
         stored.expect_own()
         writer.lease.guard(stored.table)
-    if stream.offered.is_ours:
+    if stream.descriptor.is_ours:
         kept = Control(ControlKind.KEPT, kept_as(stream))
         land_control(stream.folder, kept, guard=writer.lease.expect_held)
     furthest = None if stored is None else stored.applied.furthest

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     Value = TypeVar("Value")
 
 #: System columns of tables.
-_OURS: Final = {START, END, ACTIVE, DELETED, SYNCED, VERSION, HASH}
+_TABLE_COLUMNS: Final = {START, END, ACTIVE, DELETED, SYNCED, VERSION, HASH}
 #: System columns of files in a raw lake.
-_OF_FILES: Final = {"source__modified", "grax__idseq", "grax__deleted", "grax__purged"}
+_FILE_COLUMNS: Final = {"source__modified", "grax__idseq", "grax__deleted", "grax__purged"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ColumnNames:
         """Return the pairs of source name and lake name."""
         return tuple({**dict(self.of_pipeline), **dict(self.of_stream)}.items())
 
-    def now(self, names: Iterable[str]) -> dict[str, str]:
+    def lake_names(self, names: Iterable[str]) -> dict[str, str]:
         """Return the lake names of renamed columns by their source names."""
         renamed = dict(self.pairs)
         return {name: renamed[name] for name in names if renamed.get(name, name) != name}
@@ -95,76 +95,78 @@ class ColumnNames:
         Raises:
             ConfigurationError: a name is reserved, empty, or used by two columns.
         """
-        now = self.now(columns)
-        given: dict[str, str] = {}
+        new_names = self.lake_names(columns)
+        by_new_name: dict[str, str] = {}
         for name in columns:
-            called = now.get(name, name)
-            other = given.setdefault(called, name)
-            words = (
-                f"The columns {other} and {name} would both be named {called}"
+            new_name = new_names.get(name, name)
+            other = by_new_name.setdefault(new_name, name)
+            reason = (
+                f"The columns {other} and {name} would both be named {new_name}"
                 if other != name
                 else "Iceberg reserves this name"
-                if called in METADATA_COLUMNS
+                if new_name in METADATA_COLUMNS
                 else "Chronolake reserves this name for its own columns"
-                if called in _OURS or called in _OF_FILES or called.startswith(RESERVED)
+                if new_name in _TABLE_COLUMNS
+                or new_name in _FILE_COLUMNS
+                or new_name.startswith(RESERVED)
                 else "its name is empty"
-                if not called
+                if not new_name
                 else None
             )
-            if words is None:
+            if reason is None:
                 continue
             subject = "" if other != name else f"The source column {name} cannot be stored: "
-            free = _free(name, {*columns, *now.values()})
+            free = _unused_name(name, {*columns, *new_names.values()})
             raise ConfigurationError(
-                f"{subject}{words}.",
+                f"{subject}{reason}.",
                 column=name,
                 hint=f"Rename it in chronolake.yml: {place}.rename: {{{name}: {free}}}",
             )
 
-    def of(
-        self, brought: ChangeBatch | Snapshot | Reconciliation
+    def apply_to(
+        self, batch: ChangeBatch | Snapshot | Reconciliation
     ) -> ChangeBatch | Snapshot | Reconciliation:
         """Return data that was read from a source, with the lake's column names."""
-        now = self.now(column.name for column in brought.columns)
-        if not now:
-            return brought
-        columns = renamed_columns(brought.columns, now)
-        if isinstance(brought, Reconciliation):
-            again = brought.again
+        new_names = self.lake_names(column.name for column in batch.columns)
+        if not new_names:
+            return batch
+        columns = _rename_columns(batch.columns, new_names)
+        if isinstance(batch, Reconciliation):
+            again = batch.again
             return replace(
-                brought,
-                versions=_of_frame(brought.versions, now),
+                batch,
+                versions=_rename_frame(batch.versions, new_names),
                 columns=columns,
                 again=None if again is None else lambda: self._reconciliation(again()),
             )
-        numbers = None if brought.numbers is None else _keys(brought.numbers, now)
-        if isinstance(brought, ChangeBatch):
-            versions = None if brought.versions is None else _of_rows(brought.versions, now)
-            return replace(brought, versions=versions, columns=columns, numbers=numbers)
+        numbers = None if batch.numbers is None else _rename_keys(batch.numbers, new_names)
+        if isinstance(batch, ChangeBatch):
+            versions = None if batch.versions is None else _rename_rows(batch.versions, new_names)
+            return replace(batch, versions=versions, columns=columns, numbers=numbers)
         return replace(
-            brought,
-            rows=_of_rows(brought.rows, now),
+            batch,
+            rows=_rename_rows(batch.rows, new_names),
             columns=columns,
             numbers=numbers,
-            texts=_keys(brought.texts, now),
+            texts=_rename_keys(batch.texts, new_names),
         )
 
-    def _reconciliation(self, census: Reconciliation) -> Reconciliation:
-        found = self.of(census)
+    def _reconciliation(self, reconciliation: Reconciliation) -> Reconciliation:
+        found = self.apply_to(reconciliation)
         assert isinstance(found, Reconciliation)  # noqa: S101 - same type as the argument
         return found
 
 
-def renamed_columns(columns: Iterable[Column], names: Mapping[str, str]) -> list[Column]:
-    """Return columns with new names, which are given by the current names."""
+def _rename_columns(columns: Iterable[Column], names: Mapping[str, str]) -> list[Column]:
+    """Return columns with new names, keyed by their current names."""
     return [replace(column, name=names.get(column.name, column.name)) for column in columns]
 
 
-def _keys(values: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Value]:
+def _rename_keys(values: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Value]:
     return {names.get(name, name): value for name, value in values.items()}
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, taken: set[str]) -> str:
     """Return an unused name that is similar to another one."""
     found = f"source_{name.strip('_') or 'column'}"
     number = 2
@@ -174,23 +176,23 @@ def _free(name: str, taken: set[str]) -> str:
     return found
 
 
-def _of_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataFrame | ArrowRows:
+def _rename_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataFrame | ArrowRows:
     if not isinstance(rows, ArrowRows):
-        return _of_frame(rows, names)
+        return _rename_frame(rows, names)
     from pyspark.sql.types import StructType  # noqa: PLC0415 - not for commands without Spark
 
     schema = StructType.fromDDL(rows.schema)
     for field in schema.fields:
         field.name = names.get(field.name, field.name)
-    return rows.then(partial(_renamed, names=dict(names)), schema.toDDL())
+    return rows.then(partial(_rename_batches, names=dict(names)), schema.toDDL())
 
 
-def _of_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
-    listed = ", ".join(f"{literal(name)}, {literal(now)}" for name, now in names.items())
-    reported = f"transform({OMITTED}, one -> coalesce(map({listed})[one], one)) AS {OMITTED}"
+def _rename_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
+    pairs = ", ".join(f"{literal(name)}, {literal(new)}" for name, new in names.items())
+    omitted = f"transform({OMITTED}, item -> coalesce(map({pairs})[item], item)) AS {OMITTED}"
     return rows.selectExpr(
         *(
-            reported if name == OMITTED else f"{quoted(name)} AS {quoted(names.get(name, name))}"
+            omitted if name == OMITTED else f"{quoted(name)} AS {quoted(names.get(name, name))}"
             for name in rows.columns
         )
     )
@@ -199,7 +201,7 @@ def _of_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
 # ------------------------------------------------------------------ in an executor
 
 
-def _renamed(
+def _rename_batches(
     batches: Iterable[pa.RecordBatch], *, names: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows with renamed columns."""
@@ -207,11 +209,11 @@ def _renamed(
     after = pa.array(list(names.values()), pa.string())
     for batch in batches:
         place = batch.schema.get_field_index(OMITTED)
-        given = batch
-        if place >= 0 and given.column(place).null_count < given.num_rows:
-            lists = given.column(place)
-            reported = lists.values.cast(pa.string())
-            called = pc.coalesce(after.take(pc.index_in(reported, before)), reported)
-            whole = pa.ListArray.from_arrays(lists.offsets, called, mask=lists.is_null())
-            given = given.set_column(place, OMITTED, whole)
-        yield given.rename_columns([names.get(name, name) for name in given.schema.names])
+        renamed = batch
+        if place >= 0 and renamed.column(place).null_count < renamed.num_rows:
+            lists = renamed.column(place)
+            old_names = lists.values.cast(pa.string())
+            new_names = pc.coalesce(after.take(pc.index_in(old_names, before)), old_names)
+            omitted = pa.ListArray.from_arrays(lists.offsets, new_names, mask=lists.is_null())
+            renamed = renamed.set_column(place, OMITTED, omitted)
+        yield renamed.rename_columns([names.get(name, name) for name in renamed.schema.names])

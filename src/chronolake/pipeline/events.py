@@ -106,7 +106,7 @@ class Report(AbstractContextManager["Report"]):
         self._ended.set()
         self._thread.join()
 
-    def tell(self, kind: EventKind, **details: Any) -> None:
+    def emit(self, kind: EventKind, **details: Any) -> None:
         """Report an event to the watcher."""
         self._watch(Event(kind, self.run.pipeline, self.run.id, **details))
 

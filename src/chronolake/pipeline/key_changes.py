@@ -42,11 +42,11 @@ _CELL: Final = f"{RESERVED}cell"
 _OPEN: Final = f"{RESERVED}open"
 #: Where a value was found: sequence of the row in the batch or time in the table, and the value.
 _PLACE: Final = f"{RESERVED}place"
-_PIECE: Final = f"{RESERVED}piece"
+_BATCH: Final = f"{RESERVED}batch"
 _TABLE: Final = f"{RESERVED}table"
 
 
-def with_carried(
+def fill_omitted_values(
     lake: Lake, versions: DataFrame | ArrowRows, columns: Sequence[Column], table: IcebergTable
 ) -> tuple[DataFrame, list[Column]]:
     """Fill in the omitted values of records whose key has changed.
@@ -73,28 +73,28 @@ def with_carried(
         else column
         for column in columns
     ]
-    carried = [column.name for column in both if column.name in names]
+    omitted = [column.name for column in both if column.name in names]
     key = [column.name for column in both if column.primary_key]
-    given = _widened(columns, both)
+    given = _cast_columns(columns, both)
     links = _links(rows, [given[name] for name in key]).localCheckpoint()
-    values = links.join(_in_piece(rows, links, carried, both, given), _ROW, "left")
+    values = links.join(_values_in_batch(rows, links, omitted, both, given), _ROW, "left")
     whole = lake.spark.table(f"{CATALOG}.{table.name.sql}")
-    values = values.join(_in_table(whole, links, carried, stored, both), _ROW, "left")
+    values = values.join(_values_in_table(whole, links, omitted, stored, both), _ROW, "left")
     values = values.selectExpr(
         _ROW,
         *(
-            f"IF({_PIECE}{n} IS NULL, {_TABLE}{n}, {_PIECE}{n}.value) AS {_CELL}{n}"
-            for n in range(len(carried))
+            f"IF({_BATCH}{n} IS NULL, {_TABLE}{n}, {_BATCH}{n}.value) AS {_CELL}{n}"
+            for n in range(len(omitted))
         ),
-        *(f"{_PIECE}{n}.open AS {_OPEN}{n}" for n in range(len(carried))),
+        *(f"{_BATCH}{n}.open AS {_OPEN}{n}" for n in range(len(omitted))),
     )
-    values = _closed(values, len(carried))
+    values = _resolve_references(values, len(omitted))
     cells = []
     for column in both:
         cell = given[column.name]
         if column.name in names:
             is_open = f"{FOLLOWS} IS NOT NULL AND array_contains({OMITTED}, {literal(column.name)})"
-            cell = f"IF({is_open}, {_CELL}{carried.index(column.name)}, {cell})"
+            cell = f"IF({is_open}, {_CELL}{omitted.index(column.name)}, {cell})"
         cells.append(f"{cell} AS {quoted(column.name)}")
     reported = f"IF({FOLLOWS} IS NULL, {OMITTED}, NULL) AS {OMITTED}"
     data = {column.name for column in columns}
@@ -103,7 +103,7 @@ def with_carried(
     return whole.selectExpr(*cells, reported, *map(quoted, others)), both
 
 
-def _widened(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
+def _cast_columns(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
     """Return columns as SQL, cast to the types that can also hold the table's values."""
     return {
         column.name: widened(column, wide.type) for column, wide in zip(columns, both, strict=True)
@@ -119,19 +119,19 @@ def _key(values: Iterable[str]) -> str:
 def _links(rows: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return the rows that follow others, with their times and their old and new keys."""
     # The record under the old key ends with its own tombstone.
-    marks = rows.where(f"NOT {PROVIDES_DATA}").selectExpr(
+    tombstones = rows.where(f"NOT {PROVIDES_DATA}").selectExpr(
         f"{SEQUENCE} AS {FOLLOWS}", f"{_key(key)} AS {_OLD}"
     )
     follow = rows.where(f"{FOLLOWS} IS NOT NULL").selectExpr(
         FOLLOWS, f"{SEQUENCE} AS {_ROW}", f"{MODIFIED} AS {_AT}", f"{_key(key)} AS {_NEW}"
     )
-    return follow.join(marks, FOLLOWS).drop(FOLLOWS)
+    return follow.join(tombstones, FOLLOWS).drop(FOLLOWS)
 
 
-def _in_piece(
+def _values_in_batch(
     rows: DataFrame,
     links: DataFrame,
-    carried: Sequence[str],
+    omitted: Sequence[str],
     both: Sequence[Column],
     given: Mapping[str, str],
 ) -> DataFrame:
@@ -145,30 +145,30 @@ def _in_piece(
     types = {column.name: column.type.sql for column in both}
     key = [column.name for column in both if column.primary_key]
     facts = []
-    for number, name in enumerate(carried):
+    for number, name in enumerate(omitted):
         is_provided = f"NOT coalesce(array_contains({OMITTED}, {literal(name)}), false)"
         facts.append(
             f"CASE WHEN {is_provided} THEN "
             f"named_struct('value', {given[name]}, 'open', CAST(NULL AS STRING)) "
             f"WHEN {FOLLOWS} IS NOT NULL THEN "
             f"named_struct('value', CAST(NULL AS {types[name]}), 'open', {SEQUENCE}) "
-            f"END AS {_PIECE}{number}"
+            f"END AS {_BATCH}{number}"
         )
     events = rows.where(PROVIDES_DATA).selectExpr(
         f"{_key(given[name] for name in key)} AS {_OLD}", f"{SEQUENCE} AS {_PLACE}", *facts
     )
     latest = (
-        f"max_by({_PIECE}{n}, IF({_PIECE}{n} IS NULL, NULL, {_PLACE})) AS {_PIECE}{n}"
-        for n in range(len(carried))
+        f"max_by({_BATCH}{n}, IF({_BATCH}{n} IS NULL, NULL, {_PLACE})) AS {_BATCH}{n}"
+        for n in range(len(omitted))
     )
     found = links.join(events, _OLD).where(f"{_PLACE} < {_ROW}")
     return found.groupBy(_ROW).agg(*map(expr, latest))
 
 
-def _in_table(
+def _values_in_table(
     table: DataFrame,
     links: DataFrame,
-    carried: Sequence[str],
+    omitted: Sequence[str],
     stored: Mapping[str, Column],
     both: Sequence[Column],
 ) -> DataFrame:
@@ -187,7 +187,7 @@ def _in_table(
             if name in stored
             else f"CAST(NULL AS {wide[name].type.sql})"
         )
-        for n, name in enumerate(carried)
+        for n, name in enumerate(omitted)
     )
     whole = table.where(_bounds(links, key, wide))
     versions = whole.selectExpr(
@@ -200,7 +200,7 @@ def _in_table(
     latest = (
         f"coalesce(max_by({_CELL}, {_PLACE}) FILTER (WHERE {is_before}), "
         f"min_by({_CELL}, {_PLACE}) FILTER (WHERE {is_after})).v{n} AS {_TABLE}{n}"
-        for n in range(len(carried))
+        for n in range(len(omitted))
     )
     return found.groupBy(_ROW).agg(*map(expr, latest))
 
@@ -217,7 +217,7 @@ def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column])
     return " AND ".join(conditions) or "true"
 
 
-def _closed(values: DataFrame, number: int) -> DataFrame:
+def _resolve_references(values: DataFrame, number: int) -> DataFrame:
     """Replace references to rows that follow others by the values of those rows."""
     is_open = " OR ".join(f"{_OPEN}{n} IS NOT NULL" for n in range(number))
     values = values.localCheckpoint()

@@ -15,9 +15,9 @@ from chronolake.arrow_tasks import to_spark
 from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
 from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
-from chronolake.pipeline.key_changes import with_carried
-from chronolake.pipeline.reconcile import Compared, expect_empty
-from chronolake.pipeline.snapshot_diff import changed, versions_of
+from chronolake.pipeline.key_changes import fill_omitted_values
+from chronolake.pipeline.reconcile import TableComparison, expect_empty
+from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats
 from chronolake.pipeline.table_writer import StoredTable, TableWriter
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
 
@@ -103,7 +103,7 @@ class StreamLanding:
         """
         names = self.stream.names
         names.expect_fit([column.name for column in batch.columns], place=self.stream.place)
-        batch = names.of(batch)
+        batch = names.apply_to(batch)
         rows_read: int | None
         if isinstance(batch, Reconciliation):
             files, position = yield from self._land_reconciliation(batch)
@@ -136,12 +136,12 @@ class StreamLanding:
         if batch.has_followers:
             yield self._table_due
             table = self.lake.catalog.load(self.stream.table)
-            versions, columns = with_carried(self.lake, versions, columns, table)
+            versions, columns = fill_omitted_values(self.lake, versions, columns, table)
         if batch.is_undated or (batch.may_repeat and self._had_table):
             # It is compared with all data that has landed.
             yield self._table_due
             known = self.lake.catalog.find(self.stream.table)
-            versions = changed(self.lake, to_spark(versions), columns, known)
+            versions = drop_repeats(self.lake, to_spark(versions), columns, known)
         return self._land(versions, columns, each_once=batch.is_distinct)
 
     @property
@@ -164,7 +164,7 @@ class StreamLanding:
         self._expect_same_key(table, snapshot.columns)
         if table is not None and not snapshot.may_be_empty:
             expect_empty(self.lake, table, snapshot.stream)
-        versions, columns = versions_of(self.lake, snapshot, table)
+        versions, columns = diff_snapshot(self.lake, snapshot, table)
         if self.full_refresh:
             self._land_control(ControlKind.RESYNCED, {"at": snapshot.at_micros})
         known = set() if table is None else describe_loaded(table).by_name.keys()
@@ -178,29 +178,35 @@ class StreamLanding:
         return files, table is None
 
     def _land_reconciliation(
-        self, census: Reconciliation
+        self, reconciliation: Reconciliation
     ) -> Generator[TableDue, None, tuple[list[DataFile], Offset]]:
         yield self._table_due
         table = self.lake.catalog.find(self.stream.table)
-        self._expect_same_key(table, census.columns)
+        self._expect_same_key(table, reconciliation.columns)
         returned: list[DataFile] = []
         gone: list[DataFile] = []
         if table is None:
-            missed = self._land(census.versions, census.columns)
+            missed = self._land(reconciliation.versions, reconciliation.columns)
         else:
-            compared = Compared(self.lake, census, table)
-            compared.expect_some()
-            is_gone = not compared.gone()[0].isEmpty()
-            twice = census.again() if is_gone and census.again is not None else census
-            missed = self._land(compared.missed(), census.columns)
+            comparison = TableComparison(self.lake, reconciliation, table)
+            comparison.expect_some()
+            is_gone = not comparison.tombstones()[0].isEmpty()
+            twice = (
+                reconciliation.again()
+                if is_gone and reconciliation.again is not None
+                else reconciliation
+            )
+            missed = self._land(comparison.missed_versions(), reconciliation.columns)
             reach("read.missed-landed")
             if missed:
                 yield self._table_due
-                compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
-            returned = self._land(compared.returned(), census.columns)
+                comparison = replace(comparison, table=self.lake.catalog.load(self.stream.table))
+            returned = self._land(comparison.returned_records(), reconciliation.columns)
             # The versions landed above belong to existing records and do not add deleted ones.
             if is_gone:
-                gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
+                gone = self._land(
+                    *replace(comparison, reconciliation=twice).tombstones(), each_once=True
+                )
         counts = {
             "missed": rows_in(missed),
             "deleted": rows_in(gone),
@@ -210,10 +216,10 @@ class StreamLanding:
             "stream_compared",
             pipeline=self.stream.pipeline,
             stream=self.stream.name,
-            records=census.rows,
+            records=reconciliation.rows,
             **counts,
         )
-        position = {**census.position, COMPARED: {"at": census.at_micros, **counts}}
+        position = {**reconciliation.position, COMPARED: {"at": reconciliation.at_micros, **counts}}
         return [*missed, *returned, *gone], position
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:

@@ -280,7 +280,7 @@ def _built_from_lake(
                 break
             except ChronolakeError as failure:
                 more = bad_files_in(failure, Quarantine(tuple(bad)).readable(files))
-                if not (more and tries_all and stream.offered.quarantines):
+                if not (more and tries_all and stream.descriptor.quarantines):
                     raise
                 warn_of_quarantine(stream, more)
                 bad = (*bad, *more)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _THEIRS: Final = f"{RESERVED}their_"
 _OURS: Final = f"{RESERVED}our_"
-_SAYS: Final = f"{RESERVED}says"
-_SAID: Final = f"{RESERVED}said"
+_NEW_VALUES: Final = f"{RESERVED}new_values"
+_OLD_VALUES: Final = f"{RESERVED}old_values"
 _SINCE: Final = f"{RESERVED}since"
 #: Columns of a version that has not ended.
 _NEVER: Final = tuple(f"CAST(NULL AS BIGINT) AS {name}" for name in (DELETED_AT, PURGED_AT))
@@ -55,10 +55,10 @@ def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
     """
     present = PRESENT[describe_loaded(table).mode]
     if not lake.spark.table(f"{CATALOG}.{table.name.sql}").where(present).isEmpty():
-        raise _emptied(stream, table)
+        raise _emptied_error(stream, table)
 
 
-def _emptied(stream: str, table: IcebergTable) -> SourceError:
+def _emptied_error(stream: str, table: IcebergTable) -> SourceError:
     return SourceError(
         f"A complete read of the stream {stream} returned no records, but its table has some. "
         "Nothing was deleted.",
@@ -69,17 +69,17 @@ def _emptied(stream: str, table: IcebergTable) -> SourceError:
 
 
 @dataclass(frozen=True)
-class Compared:
+class TableComparison:
     """A complete read and the current table; it is computed only when the results are landed.
 
     Attributes:
         lake: the lake whose Spark session is used.
-        census: the complete read.
+        reconciliation: the complete read.
         table: the table, with all landed files applied.
     """
 
     lake: Lake
-    census: Reconciliation
+    reconciliation: Reconciliation
     table: IcebergTable
 
     def expect_some(self) -> None:
@@ -88,41 +88,47 @@ class Compared:
         Raises:
             SourceError: the complete read is empty, and the table has records.
         """
-        if not (self.census.rows or self.census.may_be_empty or self._judged.isEmpty()):
-            raise _emptied(self.census.stream, self.table)
+        if not (
+            self.reconciliation.rows
+            or self.reconciliation.may_be_empty
+            or self._comparable.isEmpty()
+        ):
+            raise _emptied_error(self.reconciliation.stream, self.table)
 
-    def missed(self) -> DataFrame:
+    def missed_versions(self) -> DataFrame:
         """Return versions that the table lacks, or has with other values."""
         # The time of the change is one of the compared values, if records have it.
-        same = [*self._same_key, f"{_SAYS} <=> {_SAID}"]
-        at = MODIFIED if self.census.is_dated else self._at(MODIFIED)
+        same = [*self._same_key, f"{_NEW_VALUES} <=> {_OLD_VALUES}"]
+        at = MODIFIED if self.reconciliation.is_dated else self._at(MODIFIED)
         return self._without(self._present, same).selectExpr(*self._cells, at, SEQUENCE, *_NEVER)
 
-    def returned(self) -> DataFrame:
+    def returned_records(self) -> DataFrame:
         """Return records that exist but are deleted in the table, as of the read's begin."""
         found = self._without(self._present, self._same_key)
         return found.selectExpr(*self._cells, self._at(MODIFIED), SEQUENCE, *_NEVER)
 
-    def gone(self) -> tuple[DataFrame, list[Column]]:
+    def tombstones(self) -> tuple[DataFrame, list[Column]]:
         """Return tombstones of the table's records that were not read, and their columns."""
-        given = self._given.selectExpr(*_numbered(_THEIRS, self._key))
+        read = self._read_versions.selectExpr(*_numbered(_THEIRS, self._key))
         names = zip(_numbered(_OURS, self._key), self._key, strict=True)
-        marks = self._judged.join(given, _all(self._same_key), "left_anti").selectExpr(
-            *(f"{ours} AS {quoted(one.name)}" for ours, one in names),
+        tombstones = self._comparable.join(read, _all(self._same_key), "left_anti").selectExpr(
+            *(f"{ours} AS {quoted(column.name)}" for ours, column in names),
             self._at(MODIFIED),
-            f"{literal(f'{self.census.at_micros:016x}')} AS {SEQUENCE}",
+            f"{literal(f'{self.reconciliation.at_micros:016x}')} AS {SEQUENCE}",
             self._at(DELETED_AT),
             f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
             f"false AS {PROVIDES_DATA}",
         )
-        return marks, [replace(one, type=self._sides.common[one.name]) for one in self._key]
+        return tombstones, [
+            replace(column, type=self._sides.common[column.name]) for column in self._key
+        ]
 
     def _at(self, name: str) -> str:
-        return f"{self.census.at_micros}L AS {name}"
+        return f"{self.reconciliation.at_micros}L AS {name}"
 
     @cached_property
     def _sides(self) -> Sides:
-        return Sides.of(self.census.columns, self._description)
+        return Sides.of(self.reconciliation.columns, self._description)
 
     @cached_property
     def _description(self) -> TableDescription:
@@ -130,11 +136,11 @@ class Compared:
 
     @cached_property
     def _key(self) -> list[Column]:
-        return [column for column in self.census.columns if column.primary_key]
+        return [column for column in self.reconciliation.columns if column.primary_key]
 
     @property
     def _cells(self) -> list[str]:
-        return [quoted(column.name) for column in self.census.columns]
+        return [quoted(column.name) for column in self.reconciliation.columns]
 
     @property
     def _same_key(self) -> list[str]:
@@ -142,15 +148,18 @@ class Compared:
         return [f"{theirs} = {ours}" for theirs, ours in both]
 
     @property
-    def _given(self) -> DataFrame:
+    def _read_versions(self) -> DataFrame:
         """Return the versions that were read, with keys cast for comparison with the table."""
         keys = zip(_numbered(_THEIRS, self._key), self._key, strict=True)
-        return self.census.versions.selectExpr(
+        return self.reconciliation.versions.selectExpr(
             *self._cells,
             MODIFIED,
             SEQUENCE,
-            f"{self._sides.says} AS {_SAYS}",
-            *(f"{widened(one, self._sides.common[one.name])} AS {name}" for name, one in keys),
+            f"{self._sides.new_values} AS {_NEW_VALUES}",
+            *(
+                f"{widened(column, self._sides.common[column.name])} AS {name}"
+                for name, column in keys
+            ),
         )
 
     @property
@@ -158,31 +167,34 @@ class Compared:
         """Return the table's current records."""
         sides = self._sides
         keys = zip(_numbered(_OURS, self._key), self._key, strict=True)
-        stored = {name: sides.by_name[one.name] for name, one in keys}
+        stored = {name: sides.by_name[column.name] for name, column in keys}
         return (
             self.lake.spark.table(f"{CATALOG}.{self.table.name.sql}")
             .where(PRESENT[self._description.mode])
             .selectExpr(
-                f"{sides.said} AS {_SAID}",
+                f"{sides.old_values} AS {_OLD_VALUES}",
                 f"{time_in(VERSION, 0)} AS {_SINCE}",
-                *(f"{widened(one, sides.common[one.name])} AS {n}" for n, one in stored.items()),
+                *(
+                    f"{widened(column, sides.common[column.name])} AS {n}"
+                    for n, column in stored.items()
+                ),
             )
         )
 
     @property
-    def _judged(self) -> DataFrame:
+    def _comparable(self) -> DataFrame:
         """Return the table's current records that the complete read should have found."""
-        census = self.census
-        until = [f"{_SINCE} < {census.at_micros}L"]
-        if census.until_micros is not None:
-            until.append(f"{_SINCE} <= {census.until_micros}L")
-        if census.since_micros is not None:
-            until.append(f"{_SINCE} >= {census.since_micros}L")
+        reconciliation = self.reconciliation
+        until = [f"{_SINCE} < {reconciliation.at_micros}L"]
+        if reconciliation.until_micros is not None:
+            until.append(f"{_SINCE} <= {reconciliation.until_micros}L")
+        if reconciliation.since_micros is not None:
+            until.append(f"{_SINCE} >= {reconciliation.since_micros}L")
         return self._present.where(" AND ".join(until))
 
     def _without(self, known: DataFrame, same: Sequence[str]) -> DataFrame:
         """Return the versions of the complete read without the known ones."""
-        return self._given.join(known, _all(same), "left_anti")
+        return self._read_versions.join(known, _all(same), "left_anti")
 
 
 def _numbered(prefix: str, key: Sequence[Column]) -> list[str]:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from chronolake.source.protocol import Snapshot
 
 
-_NOW: Final = f"{RESERVED}now"
-_SAYS: Final = f"{RESERVED}says"
-_SAID: Final = f"{RESERVED}said"
-_WAS: Final = f"{RESERVED}was"
+_RECORD: Final = f"{RESERVED}record"
+_NEW_VALUES: Final = f"{RESERVED}new_values"
+_OLD_VALUES: Final = f"{RESERVED}old_values"
+_IS_PRESENT: Final = f"{RESERVED}is_present"
 _KEY: Final = f"{RESERVED}key_"
 
 #: Conditions for the current rows of a table.
@@ -93,21 +93,21 @@ class Sides:
         return {column.name: column for column in self.stored}
 
     @property
-    def says(self) -> str:
+    def new_values(self) -> str:
         """Return all values of a record as one SQL value."""
         return _struct(widened(column, self.common[column.name]) for column in self.given)
 
     @property
-    def said(self) -> str:
+    def old_values(self) -> str:
         """Return all values of a row of the table as one SQL value."""
-        return _struct(self._was(column) for column in self.stored)
+        return _struct(self._old_value(column) for column in self.stored)
 
-    def _was(self, column: Column) -> str:
+    def _old_value(self, column: Column) -> str:
         kind = self.common[column.name]
         if column.name not in self.known:
             return f"CAST(NULL AS {kind.sql})"
         found = widened(column, kind)
-        source = next(one.type.kind for one in self.given if one.name == column.name)
+        source = next(given.type.kind for given in self.given if given.name == column.name)
         if kind.kind is Kind.STRING and source in {Kind.FLOAT, Kind.DOUBLE}:
             # Java and Arrow format some numbers differently.
             number = ColumnType(source).sql
@@ -115,7 +115,7 @@ class Sides:
         return found
 
 
-def versions_of(
+def diff_snapshot(
     lake: Lake, snapshot: Snapshot, table: IcebergTable | None
 ) -> tuple[DataFrame | ArrowRows, list[Column]]:
     """Return the difference between a snapshot and a table, as `landing.land` accepts it.
@@ -131,29 +131,29 @@ def versions_of(
         wider than the source's. Columns with a text column (`Snapshot.texts`) keep it.
     """
     if table is None:
-        return _all_of(snapshot), list(snapshot.columns)
+        return _versions_of_all(snapshot), list(snapshot.columns)
 
     at = (
         f"{snapshot.at_micros}L AS {MODIFIED}",
         f"{literal(snapshot.sequence)} AS {SEQUENCE}",
         f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
     )
-    is_there = "true" if snapshot.present is None else quoted(snapshot.present)
+    exists = "true" if snapshot.present is None else quoted(snapshot.present)
     description = describe_loaded(table)
     rows, columns = _as_stored(snapshot, description)
-    hashed = _hashed(columns, table, description)
+    hashed = _comparable_hashes(columns, table, description)
     sides = Sides.of(columns, description)
     common, by_name = sides.common, sides.by_name
     key = [column for column in columns if column.primary_key]
     keys = [f"{_KEY}{number}" for number in range(len(key))]
 
     if hashed is None:
-        says, said = sides.says, sides.said
+        new_values, old_values = sides.new_values, sides.old_values
     else:
-        says, said = hash_of(hashed, quoted), quoted(HASH)
+        new_values, old_values = hash_of(hashed, quoted), quoted(HASH)
     now = rows.selectExpr(
-        f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
-        f"IF({is_there}, {says}, NULL) AS {_SAYS}",
+        f"IF({exists}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_RECORD}",
+        f"IF({exists}, {new_values}, NULL) AS {_NEW_VALUES}",
         *(
             f"{widened(column, common[column.name])} AS {name}"
             for column, name in zip(key, keys, strict=True)
@@ -164,29 +164,33 @@ def versions_of(
         lake.spark.table(f"{CATALOG}.{table.name.sql}")
         .where(PRESENT[description.mode])
         .selectExpr(
-            f"{said} AS {_SAID}",
-            f"true AS {_WAS}",
+            f"{old_values} AS {_OLD_VALUES}",
+            f"true AS {_IS_PRESENT}",
             *(
                 f"{widened(by_name[column.name], common[column.name])} AS {name}"
                 for column, name in zip(key, keys, strict=True)
             ),
         )
     )
-    differs = f"NOT ({_SAYS} <=> {_SAID}) OR ({_NOW} IS NULL) <> ({_WAS} IS NULL)"
+    differs = (
+        f"NOT ({_NEW_VALUES} <=> {_OLD_VALUES}) OR ({_RECORD} IS NULL) <> ({_IS_PRESENT} IS NULL)"
+    )
     # The table lacks values that its type cannot hold.
     differs += "".join(f" OR {name} IS NOT NULL" for name in snapshot.texts.values())
-    cells = [f"{_NOW}.c{number} AS {quoted(column.name)}" for number, column in enumerate(columns)]
-    for one, name in zip(key, keys, strict=True):
-        number = columns.index(one)
-        columns[number] = replace(one, type=common[one.name])
-        cells[number] = f"{name} AS {quoted(one.name)}"
+    cells = [
+        f"{_RECORD}.c{number} AS {quoted(column.name)}" for number, column in enumerate(columns)
+    ]
+    for column, name in zip(key, keys, strict=True):
+        number = columns.index(column)
+        columns[number] = replace(column, type=common[column.name])
+        cells[number] = f"{name} AS {quoted(column.name)}"
     how = "full_outer" if snapshot.present is None else "left_outer"
     found = now.join(before, keys, how).where(differs)
-    gone = (
-        f"IF({_NOW} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
-        f"{_NOW} IS NOT NULL AS {PROVIDES_DATA}",
+    deletion = (
+        f"IF({_RECORD} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
+        f"{_RECORD} IS NOT NULL AS {PROVIDES_DATA}",
     )
-    return found.selectExpr(*cells, *at, *gone, *snapshot.texts.values()), columns
+    return found.selectExpr(*cells, *at, *deletion, *snapshot.texts.values()), columns
 
 
 def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataFrame, list[Column]]:
@@ -207,7 +211,7 @@ def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataF
     return rows.selectExpr(*cells), columns
 
 
-def _hashed(
+def _comparable_hashes(
     columns: Sequence[Column], table: IcebergTable, description: TableDescription
 ) -> tuple[Column, ...] | None:
     """Return the columns whose hashes are comparable with the table's; None to compare values."""
@@ -222,17 +226,17 @@ def _hashed(
     return (*stored, *(column for column in columns if column.name not in known))
 
 
-def _all_of(snapshot: Snapshot) -> ArrowRows:
+def _versions_of_all(snapshot: Snapshot) -> ArrowRows:
     """Return versions of all records of a snapshot, because there is no table to compare with."""
     rows = to_arrow(snapshot.rows)
     begin = partial(
-        _begun, at=snapshot.at_micros, sequence=snapshot.sequence, present=snapshot.present
+        _begin_versions, at=snapshot.at_micros, sequence=snapshot.sequence, present=snapshot.present
     )
     names = f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint"
     return rows.then(begin, f"{rows.schema}, {names}")
 
 
-def _begun(
+def _begin_versions(
     batches: Iterable[pa.RecordBatch], *, at: int, sequence: str, present: str | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records that exist as versions, on an executor."""
@@ -262,7 +266,7 @@ _IS_STORED: Final = f"{RESERVED}is_stored"
 _FACTS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT)
 
 
-def changed(
+def drop_repeats(
     lake: Lake, versions: DataFrame, columns: Sequence[Column], table: IcebergTable | None
 ) -> DataFrame:
     """Return the record versions that differ from the version before them.
@@ -280,7 +284,7 @@ def changed(
     key = [column for column in columns if column.primary_key]
     description = None if table is None else describe_loaded(table)
     sides = None if description is None else Sides.of(columns, description)
-    says = _struct_of(columns) if sides is None else sides.says
+    new_values = _struct_of(columns) if sides is None else sides.new_values
     common = {column.name: column.type for column in columns} if sides is None else sides.common
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     order = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY {MODIFIED}, {SEQUENCE})"
@@ -288,33 +292,37 @@ def changed(
     given = versions.selectExpr(
         *cells,
         *_FACTS,
-        f"{says} AS {_SAYS}",
+        f"{new_values} AS {_NEW_VALUES}",
         *(
             f"{widened(column, common[column.name])} AS {name}"
             for column, name in zip(key, keys, strict=True)
         ),
     ).selectExpr(
-        "*", f"lag({_SAYS}) {order} AS {_BEFORE}", f"row_number() {order} = 1 AS {_IS_FIRST}"
+        "*", f"lag({_NEW_VALUES}) {order} AS {_BEFORE}", f"row_number() {order} = 1 AS {_IS_FIRST}"
     )
     if table is None or description is None or sides is None:
-        return given.where(f"{_IS_FIRST} OR NOT {_SAYS} <=> {_BEFORE}").selectExpr(*cells, *_FACTS)
+        return given.where(f"{_IS_FIRST} OR NOT {_NEW_VALUES} <=> {_BEFORE}").selectExpr(
+            *cells, *_FACTS
+        )
 
     stored = [f"{_STORED_KEY}{number}" for number in range(len(key))]
     present = lake.spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
     for condition in _bounds(versions, key, sides):
         present = present.where(condition)
     present = present.selectExpr(
-        f"{sides.said} AS {_SAID}",
+        f"{sides.old_values} AS {_OLD_VALUES}",
         f"true AS {_IS_STORED}",
         *(
             f"{widened(sides.by_name[column.name], common[column.name])} AS {name}"
             for column, name in zip(key, stored, strict=True)
         ),
     )
-    same = " AND ".join(f"{one} = {other}" for one, other in zip(keys, stored, strict=True))
+    same = " AND ".join(
+        f"{name} = {stored_name}" for name, stored_name in zip(keys, stored, strict=True)
+    )
     is_repeated = (
-        f"IF({_IS_FIRST}, coalesce({_IS_STORED}, false) AND {_SAYS} <=> {_SAID}, "
-        f"{_SAYS} <=> {_BEFORE})"
+        f"IF({_IS_FIRST}, coalesce({_IS_STORED}, false) AND {_NEW_VALUES} <=> {_OLD_VALUES}, "
+        f"{_NEW_VALUES} <=> {_BEFORE})"
     )
     found = given.join(present, expr(same), "left").where(f"NOT {is_repeated}")
     return found.selectExpr(*cells, *_FACTS)
@@ -334,13 +342,13 @@ def _bounds(versions: DataFrame, key: Sequence[Column], sides: Sides) -> list[st
     ]
     if not ordered:
         return []
-    found = [f"{which}({quoted(one.name)})" for one in ordered for which in ("min", "max")]
+    found = [f"{which}({quoted(column.name)})" for column in ordered for which in ("min", "max")]
     (row,) = versions.selectExpr(*found).collect()
     conditions = []
-    for number, one in enumerate(ordered):
+    for number, column in enumerate(ordered):
         least, greatest = row[2 * number], row[2 * number + 1]
         if least is None:
             return ["false"]
-        first, last = bounds_of(one.type.kind, least, greatest)
-        conditions.append(f"{quoted(one.name)} BETWEEN {first} AND {last}")
+        first, last = bounds_of(column.type.kind, least, greatest)
+        conditions.append(f"{quoted(column.name)} BETWEEN {first} AND {last}")
     return conditions

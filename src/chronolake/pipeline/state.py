@@ -18,7 +18,7 @@ from chronolake.pipeline.properties import (
     SIGHT_PROPERTY,
     WATERMARK_PROPERTY,
 )
-from chronolake.pipeline.streams import expect_filled_by, other_key
+from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
     (position,) = positions(config, [stream])
     if position.mode is None or position.owner != stream.identity:
         return
-    now = stream.names.now(names)
+    now = stream.names.lake_names(names)
     called = {name: now.get(name, name) for name in names}
     numbers = described.numbers or {}
     by_number = {number: called[name] for name, number in numbers.items()}
@@ -137,7 +137,7 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
         is_renamed = name not in called.values() and other not in position.columns
         stored.append(other if is_renamed else name)
     if set(stored) != set(key):
-        raise other_key(stream, key, stored)
+        raise key_error(stream, key, stored)
 
 
 def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> None:

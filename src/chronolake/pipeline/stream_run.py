@@ -16,7 +16,7 @@ from chronolake.pipeline.apply import apply
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.runs import Stage, Status, StreamRun, kept
-from chronolake.pipeline.streams import reconfigured
+from chronolake.pipeline.streams import with_current_configuration
 from chronolake.pipeline.table_writer import TableWriter, watermark_of
 from chronolake.source.protocol import ChangeSource
 from chronolake.storage import storage_error
@@ -96,7 +96,7 @@ class StreamSync:
         self._note(stage=stage, seconds=time.monotonic() - self._began)
         self.report.note([self.state])
         if is_first:
-            self.report.tell(EventKind.STREAM_BEGAN, stream=self.state)
+            self.report.emit(EventKind.STREAM_BEGAN, stream=self.state)
 
     def note_read(self, progress: ReadProgress) -> None:
         """Record the number of rows that the source has read."""
@@ -120,7 +120,7 @@ class StreamSync:
         self.report.note_soon(self.state)
         if landed.files:
             reported = {"files": landed.files, "bytes": landed.bytes}
-            self.report.tell(EventKind.LANDED, stream=self.state, **reported)
+            self.report.emit(EventKind.LANDED, stream=self.state, **reported)
 
     def fail(self, failure: Exception) -> None:
         """Record the failure that stopped landing; the first one is kept."""
@@ -154,7 +154,7 @@ class StreamSync:
             )
         self._note(stage=None, seconds=time.monotonic() - self._began)
         self.report.note([self.state])
-        self.report.tell(EventKind.STREAM_ENDED, stream=self.state)
+        self.report.emit(EventKind.STREAM_ENDED, stream=self.state)
         return self.state
 
     def _note(self, **changes: Any) -> None:
@@ -162,7 +162,7 @@ class StreamSync:
 
     def apply(self) -> None:
         """Apply all landed files to the table."""
-        rebuilds = self.steps.full_refresh and not self.stream.offered.is_ours
+        rebuilds = self.steps.full_refresh and not self.stream.descriptor.is_ours
         table = self._lake.catalog.find(self.stream.table) if rebuilds else None
         if table is not None:
             self._note(position_before=AppliedFiles.of(table).watermark)
@@ -181,7 +181,7 @@ class StreamSync:
             self.stream,
             self._lease,
             files,
-            current=lambda known: reconfigured(known, self.steps.project()),
+            current=lambda known: with_current_configuration(known, self.steps.project()),
             step_bytes=self.steps.bytes,
         )
         for step in applied:
@@ -201,12 +201,12 @@ class StreamSync:
         )
 
     def _report_published(self) -> None:
-        if not self.stream.offered.is_ours:
+        if not self.stream.descriptor.is_ours:
             # The source's rows are the files that it contains.
             self._note(rows_read=self.state.rows)
         self.report.note_soon(self.state)
         reported = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
-        self.report.tell(EventKind.PUBLISHED, stream=self.state, **reported)
+        self.report.emit(EventKind.PUBLISHED, stream=self.state, **reported)
 
     def maintain(self) -> None:
         """Run maintenance of the table if it was written and needs it; never fails."""
@@ -214,7 +214,7 @@ class StreamSync:
         try:
             if self.state.files and planned(self._lake, name).is_needed:
                 self._lease.expect_held()
-                self.report.tell(EventKind.MAINTAINING, stream=self.state)
+                self.report.emit(EventKind.MAINTAINING, stream=self.state)
                 maintain(self._lake, name, only_if_needed=True)
         except Exception as failure:  # noqa: BLE001 - the rows are published; the next run retries
             log.warning("not_maintained", table=str(name), reason=words(failure)["error"])
@@ -249,7 +249,7 @@ class StreamSync:
         self._note(**reported)
         self.report.note_soon(self.state)
         if files:
-            self.report.tell(EventKind.APPLYING, stream=self.state, **reported)
+            self.report.emit(EventKind.APPLYING, stream=self.state, **reported)
 
 
 def words(failure: BaseException) -> dict[str, str | None]:

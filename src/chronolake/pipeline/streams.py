@@ -53,7 +53,7 @@ class Stream:
 
     Attributes:
         pipeline: the pipeline's name.
-        offered: the stream in its source.
+        descriptor: the stream as its source declares it.
         table: the table that it writes.
         mode: the configured mode.
         is_auto: whether the configured mode is `auto`.
@@ -63,7 +63,7 @@ class Stream:
     """
 
     pipeline: str
-    offered: StreamDescriptor
+    descriptor: StreamDescriptor
     table: TableName
     mode: Mode
     keep_source_timestamp: bool
@@ -74,14 +74,14 @@ class Stream:
     @property
     def name(self) -> str:
         """Return the stream's name in the source."""
-        return self.offered.capabilities.name
+        return self.descriptor.capabilities.name
 
     @property
     def key(self) -> tuple[str, ...]:
         """Return the columns that identify a record, by their names in the lake."""
         # In another system's files, the identifier's name is fixed.
-        names = self.names.now(self.offered.key) if self.offered.is_ours else {}
-        return tuple(names.get(name, name) for name in self.offered.key)
+        names = self.names.lake_names(self.descriptor.key) if self.descriptor.is_ours else {}
+        return tuple(names.get(name, name) for name in self.descriptor.key)
 
     @property
     def place(self) -> str:
@@ -91,7 +91,7 @@ class Stream:
     @property
     def folder(self) -> ObjectFolder:
         """Return the folder of its record versions."""
-        return self.offered.folder
+        return self.descriptor.folder
 
     @property
     def namings(self) -> Namings:
@@ -102,12 +102,12 @@ class Stream:
         """
         found = namings_of(self.folder)
         # Files that Chronolake landed already have the lake's names.
-        return found if self.offered.is_ours else replace(found, of_others=self.names.pairs)
+        return found if self.descriptor.is_ours else replace(found, of_others=self.names.pairs)
 
     @property
     def erases_files(self) -> bool:
         """Return whether purges also erase data in the files; only in Chronolake's own."""
-        return self.on_purge is OnPurge.ERASE and self.offered.is_ours
+        return self.on_purge is OnPurge.ERASE and self.descriptor.is_ours
 
     @property
     def identity(self) -> str:
@@ -199,9 +199,9 @@ def streams_of(
             the source, does not support its mode, or has the same table as another one.
         SourceError: the source cannot be read.
     """
-    found = listed(project, pipeline, source, any_mode=any_mode)
-    if found.wrong:
-        raise found.wrong[0]
+    found = list_streams(project, pipeline, source, any_mode=any_mode)
+    if found.errors:
+        raise found.errors[0]
     return found.streams
 
 
@@ -211,14 +211,14 @@ class Listing:
 
     Attributes:
         streams: the valid streams.
-        wrong: errors of invalid streams, and of configured streams that do not exist.
+        errors: errors of invalid streams, and of configured streams that do not exist.
     """
 
     streams: list[Stream]
-    wrong: list[ConfigurationError]
+    errors: list[ConfigurationError]
 
 
-def listed(
+def list_streams(
     project: Project, pipeline: str, source: Source | None = None, *, any_mode: bool = False
 ) -> Listing:
     """Return the streams of a pipeline with all errors; arguments as for `streams_of`.
@@ -228,29 +228,30 @@ def listed(
         SourceError: the source cannot be read.
     """
     config = pipeline_of(project, pipeline)
-    offered = {
-        one.capabilities.name: one for one in (source or source_of(project, pipeline)).discover()
+    descriptors = {
+        descriptor.capabilities.name: descriptor
+        for descriptor in (source or source_of(project, pipeline)).discover()
     }
-    wrong = [
+    errors = [
         ConfigurationError(
-            f"{project.file}: pipelines.{pipeline}.{_where(config, name)}: the source has no such "
-            "stream.",
-            hint=did_you_mean(name, offered, f"It has: {', '.join(offered) or 'none'}."),
+            f"{project.file}: pipelines.{pipeline}.{_setting_of(config, name)}: the source has no "
+            "such stream.",
+            hint=did_you_mean(name, descriptors, f"It has: {', '.join(descriptors) or 'none'}."),
         )
         for name in dict.fromkeys([*config.streams, *config.rename.tables])
-        if name not in offered
+        if name not in descriptors
     ]
     streams: list[Stream] = []
     tables: dict[TableName, str] = {}
-    for one in offered.values():
+    for descriptor in descriptors.values():
         try:
-            stream = _stream(project, config, pipeline, one, any_mode=any_mode)
-        except ConfigurationError as refusal:
-            wrong.append(refusal)
+            stream = _build_stream(project, config, pipeline, descriptor, any_mode=any_mode)
+        except ConfigurationError as failure:
+            errors.append(failure)
             continue
         streams.append(stream)
         if (other := tables.setdefault(stream.table, stream.name)) != stream.name:
-            wrong.append(
+            errors.append(
                 ConfigurationError(
                     f"{project.file}: the streams {other} and {stream.name} of {pipeline} have the "
                     f"same table, {stream.table}.",
@@ -258,7 +259,7 @@ def listed(
                     f"pipelines.{pipeline}.rename.tables: {{{other}: …}}",
                 )
             )
-    return Listing(streams, wrong)
+    return Listing(streams, errors)
 
 
 def expect_filled_by(stream: Stream, owner: str | None) -> None:
@@ -273,16 +274,16 @@ def expect_filled_by(stream: Stream, owner: str | None) -> None:
     """
     if owner == stream.identity:
         return
-    whose = f"it is filled by {owner}" if owner else "it was not created by a pipeline"
+    owned = f"it is filled by {owner}" if owner else "it was not created by a pipeline"
     raise TableExistsError(
-        f"The stream {stream.identity} cannot fill the table: {whose}.",
+        f"The stream {stream.identity} cannot fill the table: {owned}.",
         table=str(stream.table),
         hint="Set another table for the stream: "
         f"pipelines.{stream.pipeline}.streams.{stream.name}.table.",
     )
 
 
-def other_key(
+def key_error(
     stream: Stream, key: Sequence[str], stored: Sequence[str], *, file: str | None = None
 ) -> SourceError:
     """Return the error for records with another key than their table.
@@ -303,11 +304,11 @@ def other_key(
         f"The source's key is {', '.join(key)}, but the table's key is {', '.join(stored)}.",
         table=str(stream.table),
         file=file,
-        hint=ours if stream.offered.is_ours else theirs,
+        hint=ours if stream.descriptor.is_ours else theirs,
     )
 
 
-def chosen(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> list[Stream]:
+def select_streams(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> list[Stream]:
     """Return the named streams of a pipeline, or all if no names are given.
 
     Raises:
@@ -323,7 +324,7 @@ def chosen(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> li
     return [by_name[name] for name in dict.fromkeys(names)] or list(streams)
 
 
-def reconfigured(stream: Stream, project: Project) -> Stream:
+def with_current_configuration(stream: Stream, project: Project) -> Stream:
     """Return a stream with a project's current configuration, but the same table and source.
 
     Raises:
@@ -333,45 +334,45 @@ def reconfigured(stream: Stream, project: Project) -> Stream:
     if config is None:
         return stream
     return replace(
-        _stream(project, config, stream.pipeline, stream.offered, any_mode=False),
+        _build_stream(project, config, stream.pipeline, stream.descriptor, any_mode=False),
         table=stream.table,
     )
 
 
-def _stream(
+def _build_stream(
     project: Project,
     config: PipelineConfig,
     pipeline: str,
-    offered: StreamDescriptor,
+    descriptor: StreamDescriptor,
     *,
     any_mode: bool,
 ) -> Stream:
-    name = offered.capabilities.name
+    name = descriptor.capabilities.name
     own = config.streams.get(name, StreamConfig())
     setting = own.mode or config.mode
     is_auto = setting is ModeSetting.AUTO
-    mode = best_mode(offered.capabilities) if is_auto else Mode(setting.value)
+    mode = best_mode(descriptor.capabilities) if is_auto else Mode(setting.value)
     if not any_mode:
-        check_mode(offered.capabilities, mode)
-    kept = own.keep_source_timestamp
-    called = own.table or config.rename.tables.get(name) or offered.default_table or name
-    table = TableName(config.target_schema or pipeline, called)
+        check_mode(descriptor.capabilities, mode)
+    keeps_time = own.keep_source_timestamp
+    table_name = own.table or config.rename.tables.get(name) or descriptor.default_table or name
+    table = TableName(config.target_schema or pipeline, table_name)
     expect_unreserved(table)
     if is_auto and mode is not Mode.HISTORY:
-        _raise_if_it_has_history(project, pipeline, name, table)
+        _raise_if_history_is_lost(project, pipeline, name, table)
     return Stream(
         pipeline=pipeline,
-        offered=offered,
+        descriptor=descriptor,
         table=table,
         mode=mode,
-        keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
+        keep_source_timestamp=config.keep_source_timestamp if keeps_time is None else keeps_time,
         on_purge=own.on_purge or config.on_purge,
         names=ColumnNames(tuple(config.rename.columns.items()), tuple(own.rename.items())),
         is_auto=is_auto,
     )
 
 
-def _raise_if_it_has_history(project: Project, pipeline: str, name: str, table: TableName) -> None:
+def _raise_if_history_is_lost(project: Project, pipeline: str, name: str, table: TableName) -> None:
     """Raise if `auto` would drop a table's history because its source no longer supports it."""
     from chronolake import inspect  # noqa: PLC0415 - only some streams need it, and it loads PyIceberg
 
@@ -390,7 +391,7 @@ def _raise_if_it_has_history(project: Project, pipeline: str, name: str, table: 
         )
 
 
-def _where(config: PipelineConfig, name: str) -> str:
+def _setting_of(config: PipelineConfig, name: str) -> str:
     return f"streams.{name}" if name in config.streams else f"rename.tables.{name}"
 
 

@@ -27,8 +27,8 @@ from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import GOES_ON, Store
 from chronolake.pipeline.stream_run import Steps, StreamSync, words
 from chronolake.pipeline.streams import (
-    chosen,
     raise_if_not_installed,
+    select_streams,
     source_of,
     streams_of,
 )
@@ -147,12 +147,12 @@ def sync(
         run = replace(run, error=failure.statement, hint=failure.hint)
         store.note_failed(replace(run, ended=now(), status=Status.FAILED))
         raise
-    streams = chosen(offered, pipeline, only)
+    streams = select_streams(offered, pipeline, only)
     above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
     with leased(store, pipeline, above=above) as lease:
         store.begin_run(run)
         report = Report(store, run, watch)
-        report.tell(EventKind.RUN_BEGAN, streams=len(streams))
+        report.emit(EventKind.RUN_BEGAN, streams=len(streams))
         steps = Steps(source, reread or (lambda: project), step_bytes, full_refresh)
         syncs = {stream.name: StreamSync(lake, stream, lease, report, steps) for stream in streams}
         status = Status.FAILED
@@ -166,7 +166,7 @@ def sync(
                 for one in syncs.values():
                     one.maintain()
         finally:
-            report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
+            report.emit(EventKind.RUN_ENDED, status=status, streams=len(streams))
     stored = (one.storage_failure for one in syncs.values())
     return RunResult(
         run.id, pipeline, status, tuple(results), next((one for one in stored if one), None)

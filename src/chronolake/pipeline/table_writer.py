@@ -32,7 +32,7 @@ from chronolake.pipeline.properties import (
     RENAMES_PROPERTY,
     SIGHT_PROPERTY,
 )
-from chronolake.pipeline.streams import expect_filled_by, other_key
+from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.source.protocol import CaptureMethod
 from chronolake.types import STREAM_PROPERTY, Mode, now_micros
 
@@ -84,7 +84,7 @@ class TableWriter:
         """Return the table properties about the stream that writes it."""
         return {
             STREAM_PROPERTY: self.stream.identity,
-            SIGHT_PROPERTY: self.stream.offered.capture_method,
+            SIGHT_PROPERTY: self.stream.descriptor.capture_method,
             ON_PURGE_PROPERTY: self.stream.on_purge,
             LAKE_PROPERTY: str(self.stream.folder.path),
             **_renames_of(self.stream),
@@ -93,13 +93,13 @@ class TableWriter:
 
     def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
         """Create a table with the stream's mode and settings."""
-        is_compared = self.stream.offered.capture_method is CaptureMethod.SNAPSHOT_DIFF
+        is_compared = self.stream.descriptor.capture_method is CaptureMethod.SNAPSHOT_DIFF
         create_pulled(
             self.lake,
             name,
             columns,
             mode=self.stream.mode,
-            epsilon_micros=self.stream.offered.epsilon_micros,
+            epsilon_micros=self.stream.descriptor.epsilon_micros,
             hashed=[
                 column for column in columns if is_compared and column.name != SOURCE_TIME.name
             ],
@@ -211,7 +211,7 @@ class StoredTable:
         now = self.current_names
         stored = [now.get(name, name) for name in describe_loaded(self.table).record_key]
         if set(stored) != set(key):
-            raise other_key(self.stream, key, stored, file=file)
+            raise key_error(self.stream, key, stored, file=file)
 
 
 def write(
@@ -319,7 +319,7 @@ def keeps_source_time(stream: Stream) -> bool:
 
 def _renames_of(stream: Stream) -> dict[str, str]:
     """Return the table property of renamed fields in files that another system writes."""
-    if stream.offered.is_ours:
+    if stream.descriptor.is_ours:
         return {}
     return {RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode()}
 
