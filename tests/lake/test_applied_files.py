@@ -17,7 +17,7 @@ from chronolake.errors import LeaseLostError, PipelineBusyError
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.rebuild import differences, rebuild
-from chronolake.pipeline.state import move
+from chronolake.pipeline.state import move_watermark
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind
@@ -45,7 +45,7 @@ def _moved(pipeline: Pipeline, number: int | None) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     mark = None if number is None else stream.folder.files()[number].mark
     with leased(Store.open(pipeline.project.lake), "crm") as lease:
-        move(pipeline.lake, stream, lease, mark)
+        move_watermark(pipeline.lake, stream, lease, mark)
 
 
 @pytest.mark.parametrize("back_to", [None, 0])
@@ -234,7 +234,7 @@ def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: i
     (stream,) = streams_of(pipeline.project, "crm")
     mark = None if number is None else stream.folder.files()[number].mark
     with leased_for(pipeline.lake, [stream]) as lease:
-        move(pipeline.lake, stream, lease, mark)
+        move_watermark(pipeline.lake, stream, lease, mark)
     (again,) = pipeline.sync().streams
     assert (again.status, again.error) == (Status.SUCCEEDED, None)
     assert again.files == (3 if number is None else 2)

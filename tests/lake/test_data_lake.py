@@ -25,7 +25,7 @@ from chronolake.landing.reader import KEY
 from chronolake.pipeline import rebuild as rebuild_module
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences, rebuild
-from chronolake.pipeline.state import move, positions
+from chronolake.pipeline.state import move_watermark, table_offsets
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import Stream, streams_of
 from chronolake.pipeline.sync import Event, EventKind
@@ -685,7 +685,7 @@ def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
     with pytest.raises(LeaseLostError, match="Another process"):
         _write_late(pipeline, stream)
     with pytest.raises(LeaseLostError, match="Another process"):
-        move(pipeline.lake, stream, Lease("crm", 1), None)
+        move_watermark(pipeline.lake, stream, Lease("crm", 1), None)
 
     assert pipeline.rows() == before
 
@@ -700,7 +700,7 @@ def _write_late(pipeline: Pipeline, stream: Stream) -> None:
         with made(*given, **named) as found:
             with leased(Store.open(pipeline.project.lake), "crm") as newer:
                 assert newer.token > lease.token
-                move(pipeline.lake, stream, newer, stream.folder.files()[-1].mark)
+                move_watermark(pipeline.lake, stream, newer, stream.folder.files()[-1].mark)
             yield found
 
     with pytest.MonkeyPatch.context() as patched:
@@ -914,17 +914,19 @@ def test_the_sources_time_stays_where_it_is_wanted(pipeline: Pipeline) -> None:
 def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
     first = streams_of(pipeline.project, "crm")
-    assert [position.watermark for position in positions(pipeline.project.lake, first)] == [None]
+    assert [position.watermark for position in table_offsets(pipeline.project.lake, first)] == [
+        None
+    ]
     pipeline.done()
     (stream,) = streams_of(pipeline.project, "crm")
-    (position,) = positions(pipeline.project.lake, [stream])
+    (position,) = table_offsets(pipeline.project.lake, [stream])
     assert position.watermark == stream.folder.files()[-1].mark
     assert position.capture_method == "observed-changes"
     before = pipeline.versions("Name")
 
     with leased(Store.open(pipeline.project.lake), "crm") as lease:
-        move(pipeline.lake, stream, lease, None)
-    assert positions(pipeline.project.lake, [stream])[0].watermark is None
+        move_watermark(pipeline.lake, stream, lease, None)
+    assert table_offsets(pipeline.project.lake, [stream])[0].watermark is None
     pipeline.done()
 
     assert pipeline.versions("Name") == before

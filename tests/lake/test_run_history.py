@@ -38,7 +38,7 @@ run = runs(load(Path(sys.argv[1]))).runs[0]
 heavy = ("pyspark", "chronolake.lake", "chronolake.core", "chronolake.session")
 print(json.dumps({
     "status": run.run.status, "fraction": run.fraction, "seconds": run.seconds,
-    "streams": {one.told.stream: {**vars(one.told), "fraction": one.fraction}
+    "streams": {one.record.stream: {**vars(one.record), "fraction": one.fraction}
                 for one in run.streams},
     "heavy": [name for name in heavy if name in sys.modules],
 }))
@@ -117,14 +117,14 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     found = run_history.runs(config).runs[0]
     assert found == run_history.run(config, found.run.id)
     account, contact = found.streams
-    assert (account.told.rows_read, account.told.landed_rows, account.told.written) == (
+    assert (account.record.rows_read, account.record.landed_rows, account.record.written) == (
         50,
         None,
         50,
     )
     (change,) = account.changes
-    assert (change.path, change.before) == ("applied", before.streams[0].told.position)
-    assert change.after == account.told.position
+    assert (change.path, change.before) == ("applied", before.streams[0].record.position)
+    assert change.after == account.record.position
     assert contact.changes == ()
     assert (account.fraction, found.fraction) == (1, 1)
     assert found.seconds is not None
@@ -159,21 +159,21 @@ def test_a_stream_that_fails_says_what_to_do(
 
     assert failed.status is Status.PARTIAL
     (contact,) = [
-        stream for stream in run_history.runs(config).runs[0].streams if stream.told.error
+        stream for stream in run_history.runs(config).runs[0].streams if stream.record.error
     ]
-    assert str(broken) in (contact.told.error or "")
-    assert contact.told.hint
-    assert contact.told.hint not in (contact.told.error or "")
+    assert str(broken) in (contact.record.error or "")
+    assert contact.record.hint
+    assert contact.record.hint not in (contact.record.error or "")
     table = _tables(pipeline)["crm.Contact"]
     assert (table.fresh_as_of, table.waiting) == (fresh, Waiting(1, broken.stat().st_size))
     assert table.last is not None
-    assert table.last.hint == contact.told.hint
+    assert table.last.hint == contact.record.hint
     code, reported, _ = ran_words(
         capsys, "runs", "--json", "--limit", "1", "--project", str(pipeline.folder)
     )
     (run,) = json.loads(reported)
     streams = {one["stream"]: one for one in run["streams"]}
-    assert (code, streams["Contact"]["hint"]) == (0, contact.told.hint)
+    assert (code, streams["Contact"]["hint"]) == (0, contact.record.hint)
     assert streams["Account"]["before"] == streams["Account"]["after"]
     broken.unlink()
 
@@ -207,10 +207,10 @@ def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:
 
     found = run_history.runs(pipeline.project.lake).runs[0]
     (account,) = found.streams
-    assert (found.run.status, account.told.status) == (Status.FAILED, Status.FAILED)
-    assert found.run.error == account.told.error == "The run was interrupted."
+    assert (found.run.status, account.record.status) == (Status.FAILED, Status.FAILED)
+    assert found.run.error == account.record.error == "The run was interrupted."
     assert found.run.hint == "The next run continues from the offsets of its tables."
-    assert account.told.rows == 1, "what is published stays"
+    assert account.record.rows == 1, "what is published stays"
 
 
 def test_when_a_table_was_verified_is_known(
@@ -234,11 +234,11 @@ def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> No
     second = run_history.runs(there.project.lake).runs[0]
 
     (one,), (two,) = first.streams, second.streams
-    assert (one.told.rows_read, one.told.landed_rows, one.told.rows) == (100, 100, 100)
+    assert (one.record.rows_read, one.record.landed_rows, one.record.rows) == (100, 100, 100)
     assert [change.path for change in one.changes] == ["source.number", "applied"]
-    assert two.told.landed_rows == two.told.rows_read == 30
-    assert two.told.landed_files
-    assert two.told.landed_bytes
+    assert two.record.landed_rows == two.record.rows_read == 30
+    assert two.record.landed_files
+    assert two.record.landed_bytes
     assert two.states[0]["source"] == {"number": 100}
     moved = two.changes[0]
     assert (moved.path, moved.before, moved.after) == ("source.number", 100, 130)
@@ -250,8 +250,8 @@ def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> No
     there.log.before = fail
     assert there.sync().status is Status.FAILED
     (three,) = run_history.runs(there.project.lake).runs[0].streams
-    assert (three.told.error, three.changes) == ("OSError: the connection was lost", ())
-    assert three.told.stream == STREAM
+    assert (three.record.error, three.changes) == ("OSError: the connection was lost", ())
+    assert three.record.stream == STREAM
 
 
 def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         def slowly(asked: Asked) -> bool:
             time.sleep(0.8)
             (run,) = run_history.runs(shop.project.lake).runs
-            streams = {one.told.stream: one.told for one in run.streams}
+            streams = {one.record.stream: one.record for one in run.streams}
             if asked.path != "/orders":
                 seen.append((streams["notes"].stage or "", streams["notes"].rows_read))
                 others.add(streams["live"].stage or "")
@@ -277,17 +277,17 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         shop.synced()
 
     (run,) = run_history.runs(shop.project.lake).runs
-    streams = {one.told.stream: one for one in run.streams}
+    streams = {one.record.stream: one for one in run.streams}
     stream, live = streams["notes"], streams["live"]
     assert others == {Stage.WAITING}, "its turn comes after that of the other one"
-    assert live.told.rows_read == live.told.written == 1
-    assert stream.told.rows_read == stream.told.landed_rows == 40
+    assert live.record.rows_read == live.record.written == 1
+    assert stream.record.rows_read == stream.record.landed_rows == 40
     assert {stage for stage, _ in seen} == {Stage.LANDING}
     read: Sequence[int] = [rows for _, rows in seen if rows is not None]
     assert any(0 < rows < 40 for rows in read)
     assert read == sorted(read)
-    assert stream.told.state_before is None
-    assert "2026-02" in (stream.told.state_after or "") or stream.changes
+    assert stream.record.state_before is None
+    assert "2026-02" in (stream.record.state_after or "") or stream.changes
 
 
 def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
@@ -301,9 +301,9 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     (dead,) = run_history.runs(found.lake).runs
     assert (dead.run.status, dead.seconds) == (Status.DEAD, None)
     assert dead.run.hint == "The next run continues from the offsets of its tables."
-    assert [stream.told.status for stream in dead.streams] == [Status.DEAD]
+    assert [stream.record.status for stream in dead.streams] == [Status.DEAD]
     assert run_history.last_runs(found.lake)["crm", "Account"].last.status is Status.DEAD
     there.done()
     newest, older = run_history.runs(found.lake).runs
     assert (newest.run.status, older.run.status) == (Status.SUCCEEDED, Status.FAILED)
-    assert older.streams[0].told.hint == "The next run continues from the offsets of its tables."
+    assert older.streams[0].record.hint == "The next run continues from the offsets of its tables."

@@ -19,7 +19,7 @@ from chronolake.pipeline import token_store
 from chronolake.pipeline.lease import leased
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.sync import sync
-from chronolake.pipeline.token_store import StoredMemory
+from chronolake.pipeline.token_store import StoredTokens
 from support.commands import ran_words
 from support.datalakes import iceberg, project
 from support.declarative.apis import Api, Asked, Reply
@@ -216,12 +216,12 @@ def test_processes_use_a_token_one_after_the_other(desk: Desk) -> None:
 
 
 @pytest.fixture
-def stored(desk: Desk) -> StoredMemory:
-    return StoredMemory(desk.project.lake, "desk")
+def stored(desk: Desk) -> StoredTokens:
+    return StoredTokens(desk.project.lake, "desk")
 
 
 def test_of_several_that_change_it_each_is_told_what_the_last_one_made(
-    stored: StoredMemory,
+    stored: StoredTokens,
 ) -> None:
     inside = threading.Semaphore(1)
 
@@ -238,7 +238,7 @@ def test_of_several_that_change_it_each_is_told_what_the_last_one_made(
     assert stored.load_token("b") is None
 
 
-def test_what_fails_changes_nothing(stored: StoredMemory) -> None:
+def test_what_fails_changes_nothing(stored: StoredTokens) -> None:
     stored.renew("a", lambda _: {"number": 1})
 
     def fail(_: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -252,24 +252,24 @@ def test_what_fails_changes_nothing(stored: StoredMemory) -> None:
 
 
 def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
-    stored: StoredMemory,
+    stored: StoredTokens,
 ) -> None:
     store = Store.open(stored.config)
-    store.remember("desk", "a", {"number": 1}, since=None)
-    store.remember("desk", "b", {"number": 7}, since=None)
+    store.store_token("desk", "a", {"number": 1}, since=None)
+    store.store_token("desk", "b", {"number": 7}, since=None)
     # Other processes now hold the lease, and have not stored a newer token.
-    store.remember("desk", "a", {"number": 2}, since={"number": 1})
+    store.store_token("desk", "a", {"number": 2}, since={"number": 1})
     assert stored.load_token("a") == {"number": 2}
     # Now they have.
-    store.remember("desk", "a", {"number": 3}, since={"number": 1})
+    store.store_token("desk", "a", {"number": 3}, since={"number": 1})
     assert stored.load_token("a") == {"number": 2}
     assert stored.load_token("b") == {"number": 7}
 
 
-def test_who_waits_too_long_is_told(stored: StoredMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_too_long_is_told(stored: StoredTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_store, "_PATIENCE", 0.3)
     with (
         leased(Store.open(stored.config), "desk#remembered"),
-        pytest.raises(PipelineBusyError, match="changing what desk remembers"),
+        pytest.raises(PipelineBusyError, match="held the lock on the tokens of desk"),
     ):
         stored.renew("a", lambda _: {})

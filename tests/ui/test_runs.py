@@ -147,7 +147,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
 @pytest.mark.long
 def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
     partial = _run_of(folder, "crm", Status.PARTIAL)
-    (contact,) = [stream.told for stream in partial.streams if stream.told.error]
+    (contact,) = [stream.record for stream in partial.streams if stream.record.error]
     assert contact.hint
     page = visit("/runs?status=partial")
     page.locator("tbody th a").last.click()
@@ -177,7 +177,7 @@ def test_what_a_run_has_moved_is_shown_as_a_difference(visit: Open, folder: Path
     expect(moved).to_have_count(len(STREAMS))
     one = run.streams[0]
     assert one.changes_in_all == len(one.changes) > REGIONS
-    row = moved.filter(has=page.get_by_role("rowheader", name=one.told.stream))
+    row = moved.filter(has=page.get_by_role("rowheader", name=one.record.stream))
     row.locator("summary").click()
     assert row.locator("dt").all_inner_texts() == [
         "applied up to" if change.path == "applied" else change.path for change in one.changes

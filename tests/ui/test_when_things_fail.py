@@ -24,7 +24,7 @@ from chronolake import database
 from chronolake.config import load
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
-from chronolake.pipeline.store import Store, bring_up
+from chronolake.pipeline.store import Store, migrate
 from chronolake.ui.pages.tables import HEADINGS, TablesQuery
 from chronolake.ui.rendering import environment
 from support.ui.uiprocess import start, stop
@@ -176,7 +176,7 @@ def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake
     # `Store.open` refuses a copied lake.
     store = Store(database.writing(load(tmp_path)))
     with store.transaction() as connection:
-        bring_up(connection)
+        migrate(connection)
     store.begin_run(Run("senseless", "shop", "once", None, Status.SUCCEEDED, holder()))
     store.note(StreamRun("senseless", "orders", "s.t", Status.SUCCEEDED))
     with page_over(tmp_path) as asked:

@@ -31,7 +31,7 @@ def test_what_a_table_is_made_of_only_grows(steps: list[tuple[str, int | None]])
     for step, number in steps:
         if step == "move":
             watermark = -1 if number is None else number
-            made = made.moved(None if number is None else FILES[number].mark, FILES)
+            made = made.move_watermark(None if number is None else FILES[number].mark, FILES)
         elif chosen := FILES[watermark + 1 : watermark + 1 + (number or 0)]:
             watermark += len(chosen)
             made = made.with_files(chosen)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronolake.pipeline.runs import CUT, WHOLE_BYTES, differences, kept
+from chronolake.pipeline.runs import CUT, WHOLE_BYTES, diff_states, encode_states
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
@@ -49,22 +49,22 @@ _JSON = st.recursive(
 def test_each_place_that_differs_is_named(before: Any, after: Any, found: list[Any]) -> None:
     reported = [
         (difference.path, difference.kind, difference.before, difference.after)
-        for difference in differences(before, after)
+        for difference in diff_states(before, after)
     ]
     assert reported == found
 
 
 @given(_JSON, _JSON)
 def test_equal_states_and_only_these_have_no_difference(one: Any, other: Any) -> None:
-    assert differences(one, one) == []
+    assert diff_states(one, one) == []
     is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    assert bool(differences(one, other)) is not is_same
+    assert bool(diff_states(one, other)) is not is_same
 
 
 def test_a_small_state_is_kept_as_it_is() -> None:
     state = {"partitions": [{"cursor": "2026-01-01"}]}
-    assert kept(None, None) == (None, None)
-    first, second = kept(None, state)
+    assert encode_states(None, None) == (None, None)
+    first, second = encode_states(None, state)
     assert first is None
     assert json.loads(second or "") == state
 
@@ -73,7 +73,7 @@ def test_of_a_large_state_what_differs_is_kept() -> None:
     before = {"partitions": {f"p{number}": {"cursor": 1} for number in range(10_000)}}
     after = {"partitions": {**before["partitions"], "p7": {"cursor": 2}, "new": "x" * 100_000}}
 
-    texts = kept(before, after)
+    texts = encode_states(before, after)
 
     assert all(text is not None and len(text) <= WHOLE_BYTES for text in texts)
     first, second = (json.loads(text or "") for text in texts)
@@ -88,7 +88,7 @@ def test_of_a_large_state_what_differs_is_kept() -> None:
 def test_of_many_changes_the_first_are_kept_and_their_number_is_told() -> None:
     before = {f"partition {number}": "2026-01-01" for number in range(10_000)}
     after = dict.fromkeys(before, "2026-01-02")
-    texts = kept(before, after)
+    texts = encode_states(before, after)
     assert all(text is not None and len(text) <= 2 * WHOLE_BYTES for text in texts)
     first, second = (json.loads(text or "") for text in texts)
     assert first[CUT] == second[CUT] == 10_000
@@ -106,11 +106,15 @@ def test_no_secret_is_kept_but_that_one_changed_is_seen() -> None:
     after = {**before, "oauth": {"refresh_token": "hunter2 too", "expires": 8}}
     large = {f"partition {number}": "2026-01-01" for number in range(1_000)}
 
-    for first, second in (kept(before, after), kept(before | large, after), kept(None, after)):
+    for first, second in (
+        encode_states(before, after),
+        encode_states(before | large, after),
+        encode_states(None, after),
+    ):
         assert "hunter2" not in f"{first}{second}"
 
-    states = [json.loads(text or "") for text in kept(before, after)]
-    assert [difference.path for difference in differences(*states)] == [
+    states = [json.loads(text or "") for text in encode_states(before, after)]
+    assert [difference.path for difference in diff_states(*states)] == [
         "oauth.refresh_token",
         "oauth.expires",
     ]

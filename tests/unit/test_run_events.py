@@ -66,7 +66,7 @@ def test_a_step_is_seen_within_seconds_although_nothing_follows(tmp_path: Path) 
             assert time.monotonic() < deadline
             time.sleep(0.05)
     ((one,),) = (run.streams for run in run_history.runs(load(tmp_path)).runs)
-    assert one.told.rows == 7
+    assert one.record.rows == 7
 
 
 def test_a_store_that_does_not_answer_stops_no_run_while_it_works(tmp_path: Path) -> None:

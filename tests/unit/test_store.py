@@ -82,7 +82,7 @@ def _run(number: int, **more: object) -> Run:
 def _expect_upgraded(config: LakeConfig) -> None:
     store = Store.open(config)
     assert store.checkpoints("shop") == {"orders": {"lsn": 7}}
-    assert store.remembered("shop") == {"token": {"secret": "hush"}}
+    assert store.load_tokens("shop") == {"token": {"secret": "hush"}}
     assert [run.id for run in store.runs()] == ["r2", "r1"]
     items, orders = store.streams_of("r1")
     assert (items.error, items.hint) == ("It is away. Wake it.", None)
@@ -124,7 +124,7 @@ def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -
     assert newest.run.hint is not None
     assert (oldest.run.status, oldest.seconds) == (Status.PARTIAL, 60.0)
     items, orders = oldest.streams
-    assert (items.told.error, items.changes) == ("It is away. Wake it.", ())
+    assert (items.record.error, items.changes) == ("It is away. Wake it.", ())
     assert orders.changes == (), "how far it was before was not noted"
     assert orders.fraction == 1.0
     assert oldest.sum("written") == 15
@@ -212,7 +212,7 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
         assert [run.run.status for run in run_history.runs(config).runs] == [Status.RUNNING]
         assert run_history.runs(config, status=Status.DEAD).runs == ()
     (left,) = run_history.runs(config, status=Status.DEAD).runs
-    assert left.streams[0].told.status is Status.DEAD
+    assert left.streams[0].record.status is Status.DEAD
     assert run_history.runs(config, status=Status.RUNNING).runs == ()
     with leased(store, "shop"):
         # A run of another holder, on an unreachable machine, under our lease.
@@ -221,7 +221,7 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
         assert newest.run.status is Status.DEAD
         assert (older.run.status, older.run.ended, older.seconds) == (Status.FAILED, None, None)
         assert (
-            older.streams[0].told.hint == "The next run continues from the offsets of its tables."
+            older.streams[0].record.hint == "The next run continues from the offsets of its tables."
         )
 
 

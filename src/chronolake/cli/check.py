@@ -206,7 +206,7 @@ def _pipeline_words(
     Raises:
         ChronolakeError: a check fails.
     """
-    from chronolake.pipeline.state import expect_free, positions
+    from chronolake.pipeline.state import expect_free, table_offsets
 
     for stream in streams:
         other = fillers.setdefault(stream.table, name)
@@ -216,7 +216,7 @@ def _pipeline_words(
                 table=str(stream.table),
                 hint="Give one of them another `schema:`, or its stream another `table:`.",
             )
-    for position in positions(project.lake, streams):
+    for position in table_offsets(project.lake, streams):
         expect_free(position)
     names = ", ".join(
         f"{stream.name} ({stream.mode}, auto)" if stream.is_auto else stream.name
@@ -376,7 +376,7 @@ def read(
     """
     from chronolake.config import DeclarativeSource
     from chronolake.pipeline.streams import pipeline_of
-    from chronolake.pipeline.token_store import StoredMemory
+    from chronolake.pipeline.token_store import StoredTokens
 
     require("api", "The command `read`")
     from chronolake.source.declarative.check import sample
@@ -393,7 +393,7 @@ def read(
         find(source.manifest, beside=wanted.file.parent), allow_components=source.allow_components
     )
     state = None if from_state is None else _state_in(from_state)
-    memory = StoredMemory(wanted.lake, pipeline)
+    memory = StoredTokens(wanted.lake, pipeline)
     found = sample(manifest, source, stream, limit=limit, state=state, memory=memory)
     if json:
         print_json(_as_json(found))

@@ -133,7 +133,7 @@ def status(
 ) -> None:
     """Show every stream: its table, how changes are captured, its offset, and its last run."""
     from chronolake.pipeline.run_history import last_runs
-    from chronolake.pipeline.state import positions
+    from chronolake.pipeline.state import table_offsets
     from chronolake.pipeline.streams import source_of, streams_of
     from chronolake.source.protocol import LaggingSource
 
@@ -145,7 +145,7 @@ def status(
         try:
             lately = last_runs(wanted.lake, name)
             source = source_of(wanted, name)
-            found = positions(wanted.lake, streams_of(wanted, name, source))
+            found = table_offsets(wanted.lake, streams_of(wanted, name, source))
             compared = _comparisons(wanted, name)
             for position in found:
                 stream = position.stream.name
@@ -303,7 +303,7 @@ def runs(
     for run in found:
         named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
         for place, stream in enumerate(run.streams):
-            reported = stream.told
+            reported = stream.record
             grid.add_row(
                 *(named if place == 0 else ("", "")),
                 reported.stream,
@@ -324,11 +324,11 @@ def _run_json(run: ObservedRun) -> dict[str, Any]:
     streams = []
     for stream in run.streams:
         before, after = stream.states
-        left = {"files_left": stream.told.files_left, "bytes_left": stream.told.bytes_left}
+        left = {"files_left": stream.record.files_left, "bytes_left": stream.record.bytes_left}
         streams.append(
             {
-                **stream_json(stream.told),
-                "stage": stream.told.stage,
+                **stream_json(stream.record),
+                "stage": stream.record.stage,
                 **left,
                 "before": before,
                 "after": after,
@@ -352,12 +352,12 @@ def state_show(
     `applied` is the last file that was applied to its table. `landed` is the stream's offset in a
     source whose changes land in Chronolake's own raw lake, in the source's own format.
     """
-    from chronolake.pipeline.state import positions
+    from chronolake.pipeline.state import table_offsets
     from chronolake.pipeline.streams import select_streams, streams_of
 
     wanted = project_of(project, lake, settings)
     streams = select_streams(streams_of(wanted, pipeline), pipeline, stream or [])
-    found = positions(wanted.lake, streams)
+    found = table_offsets(wanted.lake, streams)
     store = store_of(wanted)
     landed = store.checkpoints(pipeline) if store else {}
     print_json(
@@ -405,12 +405,12 @@ def state_reset(
 
 
 def _move(project: Project, pipeline: str, names: list[str], watermark: str | None) -> None:
-    from chronolake.pipeline.state import move
+    from chronolake.pipeline.state import move_watermark
     from chronolake.pipeline.streams import select_streams, streams_of
 
     raise_if_it_cannot_begin(project, pipeline)
     streams = select_streams(streams_of(project, pipeline), pipeline, names)
     with opened(project.lake, json=False) as there, leased_for(there, streams) as lease:
         for stream in streams:
-            move(there, stream, lease, watermark)
+            move_watermark(there, stream, lease, watermark)
             console().print(f"{stream.table} is at {watermark or 'the beginning'}")

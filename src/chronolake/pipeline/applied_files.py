@@ -81,7 +81,7 @@ class AppliedFiles:
             quarantine=None if self.quarantine is None and not found.files else found,
         )
 
-    def moved(self, watermark: str | None, files: Sequence[DataFile]) -> Self:
+    def move_watermark(self, watermark: str | None, files: Sequence[DataFile]) -> Self:
         """Return the applied files after moving the watermark.
 
         Args:

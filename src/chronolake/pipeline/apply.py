@@ -36,7 +36,7 @@ from chronolake.pipeline.table_writer import (
     StoredTable,
     TableWriter,
     columns_for,
-    kept_as,
+    table_settings,
     write,
 )
 from chronolake.types import Kind
@@ -109,14 +109,14 @@ def apply(
         CommitError: a step could not be published; the steps before it were.
     """
     writer = TableWriter(lake, stream, lease)
-    again = applied_of(files, _settle(writer))
+    again = applied_of(files, _rebuild_if_outdated(writer))
     done = 0
     for step in _steps(files, step_bytes, again=len(again)):
         wanted = current(stream)
         if wanted != writer.stream:
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
             writer = replace(writer, stream=wanted)
-            _settle(writer)
+            _rebuild_if_outdated(writer)
         applied = _apply_step(writer, _Step(tuple(step)))
         if applied is None:
             left = files[done:]
@@ -173,7 +173,7 @@ def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
     if not step.good:
         if stored is None:
             raise refuse(step.files, step.bad)
-        return _leave_out(stored, step)
+        return _record_unreadable_files(stored, step)
     landed = _landing(writer, step.good)
     reach("sync.surveyed")
     last = step.files[-1].mark
@@ -181,25 +181,27 @@ def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
         mark = None if stored is None else stored.applied.watermark
         return _applied(mark, step.files, rows=landed.rows)
     if stored is None:
-        return _applied(last, step.files, rows=landed.rows, written=_begin(writer, landed, step))
+        return _applied(
+            last, step.files, rows=landed.rows, written=_create_table(writer, landed, step)
+        )
     columns = _columns(stored, landed)
     if not columns.are_in_place:
         return None
-    written = _go_on(stored, landed, columns, step)
+    written = _write_step(stored, landed, columns, step)
     return _applied(last, step.files, rows=landed.rows, written=written)
 
 
-def _leave_out(stored: StoredTable, step: _Step) -> Applied:
+def _record_unreadable_files(stored: StoredTable, step: _Step) -> Applied:
     """Record files in a table of which none can be read."""
     writer = stored.writer
 
-    def left_out(current: IcebergTable) -> object:
+    def record_files(current: IcebergTable) -> object:
         writer.lease.guard(current)
         applied = AppliedFiles.of(current).with_files(step.files, step.bad)
         return current.builder().setProperties(current.catalog.map(applied.properties))
 
     with writer.lake.writing(writer.stream.table):
-        publish(stored.table, left_out, {LEASE_PROPERTY: str(writer.lease.token)})
+        publish(stored.table, record_files, {LEASE_PROPERTY: str(writer.lease.token)})
     return _applied(step.files[-1].mark, step.files, rows=0)
 
 
@@ -261,7 +263,7 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     return _Columns(seen, every, are_in_place)
 
 
-def _begin(writer: TableWriter, landed: Landing, step: _Step) -> int:
+def _create_table(writer: TableWriter, landed: Landing, step: _Step) -> int:
     """Create the table from its first files; return the number of rows written."""
     stream = writer.stream
     columns = columns_for(stream, landed.seen, landed.key)
@@ -274,7 +276,7 @@ def _begin(writer: TableWriter, landed: Landing, step: _Step) -> int:
     return write(writer, stream.table, landed, landed.seen, applied=applied)
 
 
-def _go_on(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step) -> int:
+def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step) -> int:
     """Apply files to a table whose columns can hold them; return the number of rows written."""
     writer, stream = stored.writer, stored.stream
     erase_purged(writer, stored.table, landed)
@@ -286,7 +288,7 @@ def _go_on(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step)
     return write(writer, stream.table, landed, columns.seen, applied=applied)
 
 
-def _settle(writer: TableWriter) -> str | None:
+def _rebuild_if_outdated(writer: TableWriter) -> str | None:
     """Rebuild a table that does not match its configuration or source, before any new data.
 
     Returns:
@@ -298,8 +300,8 @@ def _settle(writer: TableWriter) -> str | None:
         stored.expect_own()
         writer.lease.guard(stored.table)
     if stream.descriptor.is_ours:
-        kept = Control(ControlKind.KEPT, kept_as(stream))
-        land_control(stream.folder, kept, guard=writer.lease.expect_held)
+        control = Control(ControlKind.KEPT, table_settings(stream))
+        land_control(stream.folder, control, guard=writer.lease.expect_held)
     furthest = None if stored is None else stored.applied.furthest
     if stored is None or furthest is None:
         return None

@@ -89,11 +89,11 @@ class Lease:
 
 def holder() -> str:
     """Return this process's identity for others: host name, process id, and PID namespace."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_numbering()}"
+    return f"{socket.gethostname()}:{os.getpid()}:{_process_namespace()}"
 
 
 @cache
-def _numbering() -> str:
+def _process_namespace() -> str:
     """Return a hash of boot and PID namespace, because containers may share a host name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
@@ -122,7 +122,7 @@ def leased(
     """
     key = store.address, pipeline
     with _taking:
-        lease = _taken(store, pipeline, seconds, above, is_held_here=key in _held)
+        lease = _take(store, pipeline, seconds, above, is_held_here=key in _held)
         _held.add(key)
     done = threading.Event()
     renewing = threading.Thread(
@@ -145,7 +145,7 @@ def greatest_token(tables: Iterable[IcebergTable | None]) -> int:
     return max((int(token) for token in stored if token is not None), default=0)
 
 
-def _taken(store: Store, pipeline: str, seconds: float, above: int, *, is_held_here: bool) -> Lease:
+def _take(store: Store, pipeline: str, seconds: float, above: int, *, is_held_here: bool) -> Lease:
     with store.transaction() as connection:
         row = connection.execute(
             LEASES.select().where(LEASES.c.pipeline == pipeline).with_for_update()
@@ -192,7 +192,7 @@ def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:
 
 def is_dead(who: str) -> bool:
     """Return whether a process of this machine has ended; False for other machines."""
-    here, numbering = f"{socket.gethostname()}:", f":{_numbering()}"
+    here, numbering = f"{socket.gethostname()}:", f":{_process_namespace()}"
     if not (who.startswith(here) and who.endswith(numbering)):
         return False
     try:

@@ -27,15 +27,15 @@ from chronolake import database
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.pipeline.lease import is_dead
-from chronolake.pipeline.runs import CUT, Run, Stage, Status, StreamRun, Verified, differences, now
+from chronolake.pipeline.runs import CUT, Run, Stage, Status, StreamRun, Verified, diff_states, now
 from chronolake.pipeline.store import (
-    GOES_ON,
+    CONTINUES_HINT,
     LEASES,
     RUNS,
     STREAM_RUNS,
     VERIFIED,
     Store,
-    known_of,
+    available_columns,
     run_from,
     stream_from,
 )
@@ -151,7 +151,7 @@ class StoreReader:
         if status not in {Status.RUNNING, Status.DEAD}:
             query = query.limit(limit)
         found = self._runs(self.connection.execute(query).mappings().all())
-        return [one for one in found if status is None or one.status is status][:limit]
+        return [run for run in found if status is None or run.status is status][:limit]
 
     def run(self, identity: str) -> Run | None:
         """Return the run with an identity, or None."""
@@ -210,11 +210,11 @@ class StoreReader:
         for row in self.connection.execute(sums).mappings():
             known = {name: value for name, value in row.items() if name != "run"}
             found[row["run"]] = StreamSums(**{**known, "parts": float(row["parts"])})
-        for run, one in found.items():
-            if one.failed_stream is not None:
-                is_it = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.stream == one.failed_stream)
+        for run, totals in found.items():
+            if totals.failed_stream is not None:
+                is_it = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.stream == totals.failed_stream)
                 error = self.connection.execute(sql.select(STREAM_RUNS.c.error).where(is_it))
-                found[run] = replace(one, error=error.scalar_one())
+                found[run] = replace(totals, error=error.scalar_one())
         return found
 
     def last_of_streams(self, pipeline: str | None) -> list[tuple[Run, StreamRun]]:
@@ -264,7 +264,7 @@ class StoreReader:
 
     def verified(self) -> dict[str, Verified]:
         """Return the last verification of each table, by the table's name as text."""
-        columns = known_of(self.connection, VERIFIED)
+        columns = available_columns(self.connection, VERIFIED)
         if columns is None:
             return {}
         rows = self.connection.execute(sql.select(*columns)).mappings()
@@ -272,7 +272,7 @@ class StoreReader:
 
     def _runs(self, rows: Iterable[RowMapping]) -> list[Run]:
         leases = {row.pipeline: row for row in self.connection.execute(sql.select(LEASES))}
-        return [_told(run_from(row), leases.get(row["pipeline"])) for row in rows]
+        return [_with_actual_status(run_from(row), leases.get(row["pipeline"])) for row in rows]
 
 
 @contextmanager
@@ -288,7 +288,9 @@ def read(config: LakeConfig) -> Iterator[StoreReader | None]:
         return
     try:
         with engine.begin() as connection:
-            columns = [known_of(connection, table) for table in (RUNS, STREAM_RUNS, LEASES)]
+            columns = [
+                available_columns(connection, table) for table in (RUNS, STREAM_RUNS, LEASES)
+            ]
             runs, streams, leases = columns
             if runs is None or streams is None or leases is None:
                 # A lake that only a destination has written to has a catalog but no store.
@@ -303,7 +305,7 @@ def read(config: LakeConfig) -> Iterator[StoreReader | None]:
         ) from failure
 
 
-def _told(run: Run, lease: sql.Row[Any] | None) -> Run:
+def _with_actual_status(run: Run, lease: sql.Row[Any] | None) -> Run:
     """Return a run with its actual status: a running one is dead if its process has ended."""
     if run.status is not Status.RUNNING:
         return run
@@ -313,7 +315,7 @@ def _told(run: Run, lease: sql.Row[Any] | None) -> Run:
         and lease.expires > time.time()
         and not is_dead(run.holder)
     )
-    return run if is_held else replace(run, status=Status.DEAD, error=_DIED, hint=GOES_ON)
+    return run if is_held else replace(run, status=Status.DEAD, error=_DIED, hint=CONTINUES_HINT)
 
 
 @dataclass(frozen=True)
@@ -321,20 +323,20 @@ class ObservedStream:
     """A stream in a run.
 
     Attributes:
-        told: the stream's record; a running stream of a crashed process is dead.
+        record: the stream's record; a running stream of a crashed process is dead.
         fraction: the part of the files to apply that were applied, from 0 to 1; None if unknown.
         changes: changes of the stream's source state and table offset by the run; empty if there
             are none or they are unknown.
     """
 
-    told: StreamRun
+    record: StreamRun
     fraction: float | None
     changes: tuple[Change, ...]
 
     @property
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the stream's offsets before and after the run, as JSON types."""
-        return _states(self.told)
+        return _offsets_of(self.record)
 
     @property
     def changes_in_all(self) -> int:
@@ -345,7 +347,7 @@ class ObservedStream:
     @property
     def is_state_known(self) -> bool:
         """Return whether the stream's offset in its source or its table was recorded."""
-        return bool(self.states[1]) or self.told.files_left is not None
+        return bool(self.states[1]) or self.record.files_left is not None
 
 
 @dataclass(frozen=True)
@@ -366,8 +368,8 @@ class ObservedRun:
 
     def sum(self, name: str) -> int | None:
         """Return a counter's sum over the streams, such as of `written`; None if unknown."""
-        reported = [getattr(stream.told, name) for stream in self.streams]
-        known = [one for one in reported if one is not None]
+        reported = [getattr(stream.record, name) for stream in self.streams]
+        known = [value for value in reported if value is not None]
         return sum(known) if known else None
 
 
@@ -468,7 +470,7 @@ def runs(
             return ObservedRuns((), None)
         found = store.runs(pipeline, status, limit + 1, after)
         streams = store.streams_of([run.id for run in found[:limit]])
-    seen = tuple(_observed(run, streams[run.id]) for run in found[:limit])
+    seen = tuple(_observe_run(run, streams[run.id]) for run in found[:limit])
     return ObservedRuns(seen, seen[-1].run.id if len(found) > limit else None)
 
 
@@ -490,7 +492,7 @@ def summaries(
             return RunSummaries((), None)
         found = store.runs(pipeline, status, limit + 1, after)
         sums = store.sums_of([run.id for run in found[:limit]])
-    seen = tuple(_summary(run, sums[run.id]) for run in found[:limit])
+    seen = tuple(_summarize(run, sums[run.id]) for run in found[:limit])
     return RunSummaries(seen, seen[-1].run.id if len(found) > limit else None)
 
 
@@ -504,7 +506,9 @@ def run(config: LakeConfig, identity: str) -> ObservedRun | None:
         if store is None:
             return None
         found = store.run(identity)
-        return None if found is None else _observed(found, store.streams_of([identity])[identity])
+        return (
+            None if found is None else _observe_run(found, store.streams_of([identity])[identity])
+        )
 
 
 def pipelines(
@@ -524,7 +528,7 @@ def pipelines(
     with read(config) as store:
         newest = {} if store is None else {run.pipeline: run for run in store.newest(1)}
         sums = {} if store is None else store.sums_of([run.id for run in newest.values()])
-    seen = {name: _summary(run, sums[run.id]) for name, run in newest.items()}
+    seen = {name: _summarize(run, sums[run.id]) for name, run in newest.items()}
     names = [*sources, *sorted(set(seen) - set(sources))]
     return [ObservedPipeline(name, sources.get(name), seen.get(name)) for name in names]
 
@@ -544,10 +548,11 @@ def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str
             return {}
         found, fresh = store.last_of_streams(pipeline), store.fresh(pipeline)
     return {
-        (each.pipeline, one.stream): LastRuns(
-            replace(one, status=_status(each, one.status)), fresh.get((each.pipeline, one.stream))
+        (run.pipeline, stream.stream): LastRuns(
+            replace(stream, status=_status(run, stream.status)),
+            fresh.get((run.pipeline, stream.stream)),
         )
-        for each, one in found
+        for run, stream in found
     }
 
 
@@ -580,61 +585,61 @@ def _seconds(run: Run) -> float | None:
     return max(0.0, (ended - datetime.fromisoformat(run.began)).total_seconds())
 
 
-def _summary(run: Run, sums: StreamSums) -> RunSummary:
+def _summarize(run: Run, sums: StreamSums) -> RunSummary:
     # A stream whose fraction is unknown has not begun to apply files.
     fraction = sums.parts / sums.streams if sums.parts else None
     return RunSummary(run, _seconds(run), fraction, sums)
 
 
-def _observed(run: Run, streams: Sequence[StreamRun]) -> ObservedRun:
-    seen = tuple(_observed_stream(run, stream) for stream in streams)
-    parts = sum(one.fraction or 0.0 for one in seen)
+def _observe_run(run: Run, streams: Sequence[StreamRun]) -> ObservedRun:
+    seen = tuple(_observe_stream(run, stream) for stream in streams)
+    parts = sum(stream.fraction or 0.0 for stream in seen)
     return ObservedRun(run, _seconds(run), seen, parts / len(seen) if parts else None)
 
 
-def _observed_stream(run: Run, told: StreamRun) -> ObservedStream:
-    told = replace(told, status=_status(run, told.status))
-    changes = tuple(differences(*_states(told))) if told.stage is None else ()
-    return ObservedStream(told, _fraction(told), changes)
+def _observe_stream(run: Run, record: StreamRun) -> ObservedStream:
+    record = replace(record, status=_status(run, record.status))
+    changes = tuple(diff_states(*_offsets_of(record))) if record.stage is None else ()
+    return ObservedStream(record, _fraction(record), changes)
 
 
-def _fraction(told: StreamRun) -> float | None:
-    if told.status is Status.SUCCEEDED:
+def _fraction(record: StreamRun) -> float | None:
+    if record.status is Status.SUCCEEDED:
         return 1.0
-    if told.stage is Stage.WAITING:
+    if record.stage is Stage.WAITING:
         return 0.0
-    if told.bytes_left is None or told.stage is Stage.LANDING:
+    if record.bytes_left is None or record.stage is Stage.LANDING:
         return None
-    whole = told.bytes + told.bytes_left
-    return told.bytes / whole if whole else 1.0
+    whole = record.bytes + record.bytes_left
+    return record.bytes / whole if whole else 1.0
 
 
-def _states(told: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
+def _offsets_of(record: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a stream's offsets before and after: in its source, if recorded, and in its table.
 
     An offset that is unknown afterwards is in neither result.
     """
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
-    if told.state_after is not None:
+    if record.state_after is not None:
         # States are never deleted: without one, it was not recorded.
-        if (state := _object(told.state_after)) is None:
+        if (state := _parse_object(record.state_after)) is None:
             return {}, {}
         after["source"] = state
-        if told.state_before is not None:
-            earlier = _object(told.state_before)
+        if record.state_before is not None:
+            earlier = _parse_object(record.state_before)
             # Compared with nothing, the whole state would count as new.
             before["source"] = state if earlier is None else earlier
-    if told.files_left is not None:
+    if record.files_left is not None:
         # Earlier versions did not record the table's offset.
-        sides = ((before, told.position_before), (after, told.position))
+        sides = ((before, record.position_before), (after, record.position))
         for side, position in sides:
             if position is not None:
                 side["applied"] = position
     return before, after
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _parse_object(text: str) -> dict[str, Any] | None:
     """Parse a stored state; return None if the text is not a JSON object."""
     try:
         found = orjson.loads(text)

@@ -94,7 +94,7 @@ class StreamRun:
         files_left: files that are still to be applied; None if they have not been listed yet.
         bytes_left: their size, or None.
         position_before: the table's watermark before the run, or None.
-        state_before: the stream's state in its source before the run, as JSON (see `kept`), or
+        state_before: the stream's state in its source before the run, as JSON (`encode_states`), or
             None.
         state_after: the same after the run, or None.
     """
@@ -183,11 +183,11 @@ class Change:
     after: Any
 
 
-def differences(before: Any, after: Any) -> list[Change]:
+def diff_states(before: Any, after: Any) -> list[Change]:
     """Return the differences between two JSON values, in the order of their paths."""
     return [
         Change(
-            _spelled(path),
+            _format_path(path),
             ChangeKind.ADDED
             if old is _MISSING
             else ChangeKind.REMOVED
@@ -196,11 +196,11 @@ def differences(before: Any, after: Any) -> list[Change]:
             None if old is _MISSING else old,
             None if new is _MISSING else new,
         )
-        for path, old, new in _differing((), before, after)
+        for path, old, new in _walk_differences((), before, after)
     ]
 
 
-def kept(
+def encode_states(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> tuple[str | None, str | None]:
     """Return two states in the form in which they are stored.
@@ -210,36 +210,36 @@ def kept(
         after: its state after the run, or None.
 
     Returns:
-        Both as JSON, with masked secrets. If one is large, both contain only the differences, by
+        Both as JSON, with masked secrets. If one is large, both contain only the diff_states, by
         path (see `CUT`).
     """
     if after is not None:
         after = masked(dict(after), dict(before or {}))
     before = None if before is None else masked(dict(before))
-    texts = tuple(None if one is None else orjson.dumps(one) for one in (before, after))
+    texts = tuple(None if state is None else orjson.dumps(state) for state in (before, after))
     if all(text is None or len(text) <= WHOLE_BYTES for text in texts):
         reported = (None if text is None else text.decode() for text in texts)
         return next(reported), next(reported)
-    found = list(_differing((), dict(before or {}), dict(after or {})))
+    found = list(_walk_differences((), dict(before or {}), dict(after or {})))
     shown = found[:_MOST_CHANGES]
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for path, *both in shown:
         for side, value in zip(sides, both, strict=True):
             if value is not _MISSING:
-                side[_spelled(path)] = _short(value)
+                side[_format_path(path)] = _shorten(value)
     for side in sides:
         side[CUT] = len(found)
     first, second = (orjson.dumps(side).decode() for side in sides)
     return None if before is None else first, None if after is None else second
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     text = orjson.dumps(value)
     limit = WHOLE_BYTES // _MOST_CHANGES
     return value if len(text) <= limit else f"({len(text):,} bytes)"
 
 
-def _differing(
+def _walk_differences(
     path: tuple[str | int, ...], old: Any, new: Any
 ) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
     # Objects and lists that were added or removed are reported value by value, too.
@@ -249,17 +249,19 @@ def _differing(
         new = type(old)()
     if isinstance(old, dict) and isinstance(new, dict):
         for name in [*old, *(name for name in new if name not in old)]:
-            yield from _differing((*path, name), old.get(name, _MISSING), new.get(name, _MISSING))
+            yield from _walk_differences(
+                (*path, name), old.get(name, _MISSING), new.get(name, _MISSING)
+            )
     elif isinstance(old, list) and isinstance(new, list):
         for place in range(max(len(old), len(new))):
             first = old[place] if place < len(old) else _MISSING
             second = new[place] if place < len(new) else _MISSING
-            yield from _differing((*path, place), first, second)
+            yield from _walk_differences((*path, place), first, second)
     elif type(old) is not type(new) or old != new:
         yield path, old, new
 
 
-def _spelled(path: tuple[str | int, ...]) -> str:
+def _format_path(path: tuple[str | int, ...]) -> str:
     text = ""
     for part in path:
         if isinstance(part, int):

@@ -60,25 +60,25 @@ class StreamOffset:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffset]:
+def table_offsets(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffset]:
     """Return the offsets of streams' tables, without Spark.
 
     Raises:
         LakeError: the catalog is not reachable.
     """
-    there = set(inspect.names(config)) if _is_there(config) else set()
+    there = set(inspect.names(config)) if _lake_exists(config) else set()
     return [
-        _position(config, stream) if stream.table in there else StreamOffset(stream)
+        _read_offset(config, stream) if stream.table in there else StreamOffset(stream)
         for stream in streams
     ]
 
 
-def _is_there(config: LakeConfig) -> bool:
+def _lake_exists(config: LakeConfig) -> bool:
     # A project whose pipelines have never run does not have a lake yet.
     return config.catalog.uri is not None or config.catalog_file.is_file()
 
 
-def _position(config: LakeConfig, stream: Stream) -> StreamOffset:
+def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
     found = look_up(config, stream.table)
     reported = found.table.properties
     return StreamOffset(
@@ -122,25 +122,25 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
     names = [column.name for column in described.columns]
     stream.names.expect_known(names, place=stream.place)
     stream.names.expect_fit(names, place=stream.place)
-    (position,) = positions(config, [stream])
+    (position,) = table_offsets(config, [stream])
     if position.mode is None or position.owner != stream.identity:
         return
     now = stream.names.lake_names(names)
-    called = {name: now.get(name, name) for name in names}
+    lake_names = {name: now.get(name, name) for name in names}
     numbers = described.numbers or {}
-    by_number = {number: called[name] for name, number in numbers.items()}
-    key = [called[column.name] for column in described.columns if column.primary_key]
+    by_number = {number: lake_names[name] for name, number in numbers.items()}
+    key = [lake_names[column.name] for column in described.columns if column.primary_key]
     stored = []
     for name in position.key:
         other = by_number.get(position.numbers.get(name, 0), name)
         # The source has renamed the column; the next run renames it in the table.
-        is_renamed = name not in called.values() and other not in position.columns
+        is_renamed = name not in lake_names.values() and other not in position.columns
         stored.append(other if is_renamed else name)
     if set(stored) != set(key):
         raise key_error(stream, key, stored)
 
 
-def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> None:
+def move_watermark(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> None:
     """Move the watermark of a stream's table to another file of its lake.
 
     Moving it back is harmless: applying files again changes nothing. Skipped files are missing in
@@ -174,12 +174,12 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
             )
         expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
 
-        def moved(current: IcebergTable) -> object:
+        def set_watermark(current: IcebergTable) -> object:
             lease.guard(current)
-            made = AppliedFiles.of(current).moved(watermark, files)
+            made = AppliedFiles.of(current).move_watermark(watermark, files)
             builder = current.builder()
             if watermark is None:
                 builder.removeProperties(current.catalog.set([WATERMARK_PROPERTY]))
             return builder.setProperties(current.catalog.map(made.properties))
 
-        publish(table, moved, {LEASE_PROPERTY: str(lease.token)})
+        publish(table, set_watermark, {LEASE_PROPERTY: str(lease.token)})

@@ -86,7 +86,7 @@ CHECKPOINTS: Final = sql.Table(
     sql.Column("stored", sql.String, nullable=False),
 )
 #: Tokens of sources that change with each use. They are never shown.
-REMEMBERED: Final = sql.Table(
+TOKENS: Final = sql.Table(
     "chronolake_remembered",
     _metadata,
     sql.Column("pipeline", sql.String, primary_key=True),
@@ -108,7 +108,7 @@ VERIFIED: Final = sql.Table(
 _OPENING: Final = 0x6368726F6E6F
 
 
-def bring_up(connection: sql.Connection) -> None:
+def migrate(connection: sql.Connection) -> None:
     """Create missing tables and columns, in a transaction that can write.
 
     Several processes may do so at the same time: SQLite's transaction excludes the others, and with
@@ -137,7 +137,9 @@ def bring_up(connection: sql.Connection) -> None:
         connection.exec_driver_sql(f"ALTER TABLE {prepared.quote(table.name)} ADD COLUMN {added}")
 
 
-def known_of(connection: sql.Connection, table: sql.Table) -> list[sql.ColumnElement[Any]] | None:
+def available_columns(
+    connection: sql.Connection, table: sql.Table
+) -> list[sql.ColumnElement[Any]] | None:
     """Return a table's columns for a query; an earlier version may have written the store.
 
     Missing columns are null. Returns None if the table is missing.
@@ -160,16 +162,16 @@ def _columns_of(connection: sql.Connection) -> dict[str, set[str]]:
     }
 
 
-_KEPT_RUNS: Final = 1_000
+_RETAINED_RUNS: Final = 1_000
 #: Number of runs for which the streams' states before and after are stored.
-_KEPT_STATES: Final = 100
+_RETAINED_STATES: Final = 100
 #: Hint after a run that did not end properly.
-GOES_ON: Final = "The next run continues from the offsets of its tables."
+CONTINUES_HINT: Final = "The next run continues from the offsets of its tables."
 _DIED: Final = {
     "status": Status.FAILED,
     "stage": None,
     "error": "The process ended before the stream was finished.",
-    "hint": GOES_ON,
+    "hint": CONTINUES_HINT,
 }
 _DIED_RUN: Final = "The process ended before the run was finished."
 
@@ -192,7 +194,7 @@ class Store:
         identity.claim(config)
         store = cls(database.writing(config))
         with store.transaction() as connection:
-            bring_up(connection)
+            migrate(connection)
         return store
 
     @property
@@ -220,14 +222,14 @@ class Store:
         The newest 1,000 older runs are kept, and the streams' states of the newest 100.
         """
         of_pipeline = sql.select(RUNS.c.id).where(RUNS.c.pipeline == run.pipeline)
-        newest = of_pipeline.order_by(RUNS.c.began.desc()).limit(_KEPT_RUNS)
+        newest = of_pipeline.order_by(RUNS.c.began.desc()).limit(_RETAINED_RUNS)
         with self.transaction() as connection:
             kept = list(connection.execute(newest).scalars())
             outdated = set(connection.execute(of_pipeline).scalars()) - set(kept)
             connection.execute(STREAM_RUNS.delete().where(STREAM_RUNS.c.run.in_(outdated)))
             connection.execute(RUNS.delete().where(RUNS.c.id.in_(outdated)))
             # The states of older ones have been removed before.
-            aged = kept[_KEPT_STATES - 1 : _KEPT_STATES + 49]
+            aged = kept[_RETAINED_STATES - 1 : _RETAINED_STATES + 49]
             connection.execute(
                 STREAM_RUNS.update()
                 .where(STREAM_RUNS.c.run.in_(aged))
@@ -322,18 +324,18 @@ class Store:
                 CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
             )
 
-    def remembered(self, pipeline: str) -> dict[str, Any]:
+    def load_tokens(self, pipeline: str) -> dict[str, Any]:
         """Return the tokens of a pipeline's source by name; empty if there are none."""
-        query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
+        query = sql.select(TOKENS.c.told).where(TOKENS.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query).scalar_one_or_none()
         return {} if found is None else dict(orjson.loads(found))
 
-    def remember(
+    def store_token(
         self,
         pipeline: str,
         name: str,
-        told: Mapping[str, Any],
+        token: Mapping[str, Any],
         *,
         since: Mapping[str, Any] | None,
     ) -> None:
@@ -342,18 +344,18 @@ class Store:
         Args:
             pipeline: the pipeline.
             name: the source's name of the token.
-            told: the token, a JSON object; it may be secret.
-            since: the stored token from which `told` was derived, or None.
+            token: the token, a JSON object; it may be secret.
+            since: the stored token from which `token` was derived, or None.
         """
-        query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
+        query = sql.select(TOKENS.c.told).where(TOKENS.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query.with_for_update()).scalar_one_or_none()
             known = {} if found is None else dict(orjson.loads(found))
             if known.get(name) != since:
                 return
-            text = orjson.dumps({**known, name: dict(told)}).decode()
-            connection.execute(REMEMBERED.delete().where(REMEMBERED.c.pipeline == pipeline))
-            connection.execute(REMEMBERED.insert().values(pipeline=pipeline, told=text))
+            text = orjson.dumps({**known, name: dict(token)}).decode()
+            connection.execute(TOKENS.delete().where(TOKENS.c.pipeline == pipeline))
+            connection.execute(TOKENS.insert().values(pipeline=pipeline, told=text))
 
     def expect_holder(self, pipeline: str, token: int) -> None:
         """Raise if another process has taken the lease.
@@ -378,8 +380,8 @@ def stream_from(row: RowMapping) -> StreamRun:
     return StreamRun(**{**row, **kinds})
 
 
-def _status(told: str) -> Status:
-    return Status(told) if told in set(Status) else Status.UNKNOWN
+def _status(stored: str) -> Status:
+    return Status(stored) if stored in set(Status) else Status.UNKNOWN
 
 
 def _is_of(pipeline: str, stream: str) -> sql.ColumnElement[bool]:

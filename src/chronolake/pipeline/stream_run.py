@@ -15,7 +15,7 @@ from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.rebuild import rebuild
-from chronolake.pipeline.runs import Stage, Status, StreamRun, kept
+from chronolake.pipeline.runs import Stage, Status, StreamRun, encode_states
 from chronolake.pipeline.streams import with_current_configuration
 from chronolake.pipeline.table_writer import TableWriter, watermark_of
 from chronolake.source.protocol import ChangeSource
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Steps:
+class RunSettings:
     """The settings of a run: source, current configuration, bytes per step, full refresh."""
 
     source: Source
@@ -54,16 +54,16 @@ class StreamSync:
     Attributes:
         stream: the stream.
         report: the reporter of the run's events.
-        steps: the settings of the run.
+        settings: the settings of the run.
         state: the stream's progress.
     """
 
     def __init__(
-        self, lake: Lake, stream: Stream, lease: Lease, report: Report, steps: Steps
+        self, lake: Lake, stream: Stream, lease: Lease, report: Report, settings: RunSettings
     ) -> None:
         self.stream = stream
         self.report = report
-        self.steps = steps
+        self.settings = settings
         self.state = StreamRun(
             report.run.id, stream.name, str(stream.table), Status.RUNNING, stage=Stage.WAITING
         )
@@ -73,18 +73,18 @@ class StreamSync:
         self._is_applied = False
         self._has_read_progress = False
         self._failure: Exception | None = None
-        #: The full disk or unwritable folder that made the stream fail, or None.
+        #: The full disk or unwritable folder that rebuilt the stream fail, or None.
         self.storage_failure: StorageError | None = None
 
-    def expect(self, before: Offset | None) -> None:
+    def note_state_before(self, before: Offset | None) -> None:
         """Record the stream's source offset before anything is read."""
-        self._note(state_before=kept(before, before)[0])
-        if isinstance(self.steps.source, ChangeSource):
+        self._note(state_before=encode_states(before, before)[0])
+        if isinstance(self.settings.source, ChangeSource):
             self._note(rows_read=0, landed_files=0, landed_bytes=0, landed_rows=0)
 
     def note_states(self, before: Offset | None, after: Offset | None) -> None:
         """Record the stream's source offsets before and after landing."""
-        first, second = kept(before, after)
+        first, second = encode_states(before, after)
         self._note(state_before=first, state_after=second, stage=Stage.WAITING)
 
     def begin(self, stage: Stage) -> None:
@@ -143,7 +143,7 @@ class StreamSync:
             raise
         except Exception as failure:  # noqa: BLE001 - must not affect the next stream
             self.storage_failure = storage_error(failure)
-            self._note(status=Status.FAILED, **words(failure))
+            self._note(status=Status.FAILED, **describe_failure(failure))
             log.warning(
                 "stream_failed",
                 pipeline=self.stream.pipeline,
@@ -162,7 +162,7 @@ class StreamSync:
 
     def apply(self) -> None:
         """Apply all landed files to the table."""
-        rebuilds = self.steps.full_refresh and not self.stream.descriptor.is_ours
+        rebuilds = self.settings.full_refresh and not self.stream.descriptor.is_ours
         table = self._lake.catalog.find(self.stream.table) if rebuilds else None
         if table is not None:
             self._note(position_before=AppliedFiles.of(table).watermark)
@@ -175,14 +175,14 @@ class StreamSync:
             self._is_applied = True
             self._note(position_before=self.state.position)
         files = self.stream.folder.files(after=self.state.position)
-        self._report_left(files)
+        self._report_pending(files)
         applied = apply(
             self._lake,
             self.stream,
             self._lease,
             files,
-            current=lambda known: with_current_configuration(known, self.steps.project()),
-            step_bytes=self.steps.bytes,
+            current=lambda known: with_current_configuration(known, self.settings.project()),
+            step_bytes=self.settings.bytes,
         )
         for step in applied:
             self._note_applied(step, left=self.state)
@@ -217,7 +217,9 @@ class StreamSync:
                 self.report.emit(EventKind.MAINTAINING, stream=self.state)
                 maintain(self._lake, name, only_if_needed=True)
         except Exception as failure:  # noqa: BLE001 - the rows are published; the next run retries
-            log.warning("not_maintained", table=str(name), reason=words(failure)["error"])
+            log.warning(
+                "not_maintained", table=str(name), reason=describe_failure(failure)["error"]
+            )
 
     def _rebuild_table(self) -> None:
         """Rebuild the table from the current files of a lake that another system writes."""
@@ -229,21 +231,21 @@ class StreamSync:
                 file=str(self.stream.folder.path),
                 hint="Check `path` and `org` of the source in chronolake.yml.",
             )
-        self._report_left(files)
-        made = rebuild(self._lake, self.stream, self._lease, upto=files[-1], may_be_other=True)
+        self._report_pending(files)
+        rebuilt = rebuild(self._lake, self.stream, self._lease, upto=files[-1], may_be_other=True)
         self._note(
-            files=len(made.files),
-            bytes=sum(file.size for file in made.files),
-            rows=made.read,
-            written=made.written,
+            files=len(rebuilt.files),
+            bytes=sum(file.size for file in rebuilt.files),
+            rows=rebuilt.read,
+            written=rebuilt.written,
             seconds=time.monotonic() - self._began,
-            position=made.files[-1].mark,
+            position=rebuilt.files[-1].mark,
             files_left=0,
             bytes_left=0,
         )
         self._report_published()
 
-    def _report_left(self, files: Sequence[DataFile]) -> None:
+    def _report_pending(self, files: Sequence[DataFile]) -> None:
         """Report the files to apply, before any of them is applied."""
         reported = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
         self._note(**reported)
@@ -252,7 +254,7 @@ class StreamSync:
             self.report.emit(EventKind.APPLYING, stream=self.state, **reported)
 
 
-def words(failure: BaseException) -> dict[str, str | None]:
+def describe_failure(failure: BaseException) -> dict[str, str | None]:
     """Return the error message of a failure, and its hint."""
     failure = storage_error(failure) or failure
     if isinstance(failure, ChronolakeError):

@@ -139,9 +139,9 @@ def source_of(project: Project, pipeline: str) -> Source:
     """
     source = _source_of(project, pipeline)
     if isinstance(source, TokenHoldingSource):
-        from chronolake.pipeline.token_store import StoredMemory  # noqa: PLC0415 - it loads SQLAlchemy
+        from chronolake.pipeline.token_store import StoredTokens  # noqa: PLC0415 - it loads SQLAlchemy
 
-        source.use_token_store(StoredMemory(project.lake, pipeline))
+        source.use_token_store(StoredTokens(project.lake, pipeline))
     return source
 
 

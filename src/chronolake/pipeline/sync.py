@@ -24,8 +24,8 @@ from chronolake.pipeline.events import Event, EventKind, Report
 from chronolake.pipeline.landing import LandResult, StreamLanding, TableDue
 from chronolake.pipeline.lease import greatest_token, holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
-from chronolake.pipeline.store import GOES_ON, Store
-from chronolake.pipeline.stream_run import Steps, StreamSync, words
+from chronolake.pipeline.store import CONTINUES_HINT, Store
+from chronolake.pipeline.stream_run import RunSettings, StreamSync, describe_failure
 from chronolake.pipeline.streams import (
     raise_if_not_installed,
     select_streams,
@@ -153,36 +153,42 @@ def sync(
         store.begin_run(run)
         report = Report(store, run, watch)
         report.emit(EventKind.RUN_BEGAN, streams=len(streams))
-        steps = Steps(source, reread or (lambda: project), step_bytes, full_refresh)
-        syncs = {stream.name: StreamSync(lake, stream, lease, report, steps) for stream in streams}
+        settings = RunSettings(source, reread or (lambda: project), step_bytes, full_refresh)
+        syncs = {
+            stream.name: StreamSync(lake, stream, lease, report, settings) for stream in streams
+        }
         status = Status.FAILED
         try:
-            with _ending(store, run.id):
+            with _record_failure(store, run.id):
                 with report:
                     results = _run(lake, lease, source, syncs, report)
                 status = _status_of(results)
                 store.end_run(run.id, status)
             if lake.config.maintenance.automatic:
-                for one in syncs.values():
-                    one.maintain()
+                for stream in syncs.values():
+                    stream.maintain()
         finally:
             report.emit(EventKind.RUN_ENDED, status=status, streams=len(streams))
-    stored = (one.storage_failure for one in syncs.values())
+    stored = (stream.storage_failure for stream in syncs.values())
     return RunResult(
-        run.id, pipeline, status, tuple(results), next((one for one in stored if one), None)
+        run.id,
+        pipeline,
+        status,
+        tuple(results),
+        next((failure for failure in stored if failure), None),
     )
 
 
 @contextmanager
-def _ending(store: Store, run: str) -> Iterator[None]:
+def _record_failure(store: Store, run: str) -> Iterator[None]:
     """Record that a run has failed as a whole, and why, if the block fails."""
     try:
         yield
     except Exception as failure:
-        store.end_run(run, Status.FAILED, **words(failure))
+        store.end_run(run, Status.FAILED, **describe_failure(failure))
         raise
     except BaseException:
-        store.end_run(run, Status.FAILED, error="The run was interrupted.", hint=GOES_ON)
+        store.end_run(run, Status.FAILED, error="The run was interrupted.", hint=CONTINUES_HINT)
         raise
 
 
@@ -197,16 +203,16 @@ def _run(
     """
     store = report.store
     before = store.checkpoints(lease.pipeline) if isinstance(source, ChangeSource) else {}
-    for name, one in syncs.items():
-        one.expect(before.get(name))
-    report.note(one.state for one in syncs.values())
+    for name, stream in syncs.items():
+        stream.note_state_before(before.get(name))
+    report.note(stream.state for stream in syncs.values())
     if isinstance(source, ChangeSource):
         _land(lake, source, lease, syncs, store)
         after = store.checkpoints(lease.pipeline)
-        for name, one in syncs.items():
-            one.note_states(before.get(name), after.get(name))
-        report.note(one.state for one in syncs.values())
-    return [one.finish() for one in syncs.values()]
+        for name, stream in syncs.items():
+            stream.note_states(before.get(name), after.get(name))
+        report.note(stream.state for stream in syncs.values())
+    return [stream.finish() for stream in syncs.values()]
 
 
 def _status_of(streams: Sequence[StreamRun]) -> Status:
@@ -262,7 +268,7 @@ def _land_batches(
     if offsets:
         # The last run may have crashed before it acknowledged them.
         source.acknowledge(offsets)
-    full_refresh = next(iter(syncs.values())).steps.full_refresh
+    full_refresh = next(iter(syncs.values())).settings.full_refresh
     landings = {
         name: StreamLanding(lake, stream.stream, lease, full_refresh)
         for name, stream in syncs.items()

@@ -260,7 +260,7 @@ def write(
             counts=counts,
             has_each_once=landed.has_each_once,
             not_hashed=(SOURCE_TIME.name,),
-            erased=_erased(stream, layout),
+            erased=_columns_to_erase(stream, layout),
         )
     log.info(
         "files_applied",
@@ -275,7 +275,7 @@ def write(
     return result.written
 
 
-def _erased(stream: Stream, layout: Layout) -> list[str]:
+def _columns_to_erase(stream: Stream, layout: Layout) -> list[str]:
     """Return the columns that a purge empties: the record's data, but not its key and time."""
     if stream.on_purge is OnPurge.CLOSE:
         return []
@@ -324,7 +324,7 @@ def _renames_of(stream: Stream) -> dict[str, str]:
     return {RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode()}
 
 
-def kept_as(stream: Stream) -> dict[str, object]:
+def table_settings(stream: Stream) -> dict[str, object]:
     """Return a table's settings for the control record of its raw lake."""
     return {
         "mode": stream.mode,

@@ -30,7 +30,7 @@ _PAUSE: Final = 0.1
 
 
 @dataclass(frozen=True)
-class StoredMemory:
+class StoredTokens:
     """A token store in the operational store, which is opened, and created, when it is needed.
 
     Attributes:
@@ -47,7 +47,7 @@ class StoredMemory:
         Raises:
             LakeError: the store is not reachable, or the lake cannot have one.
         """
-        return self._known(Store.open(self.config), name)
+        return self._load(Store.open(self.config), name)
 
     def renew(
         self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
@@ -60,17 +60,17 @@ class StoredMemory:
         """
         store = Store.open(self.config)
         with ExitStack() as turn:
-            self._take(turn, store)
-            known = self._known(store, name)
+            self._lock(turn, store)
+            known = self._load(store, name)
             reported = change(known)
             if reported != known:
-                store.remember(self.pipeline, name, reported, since=known)
+                store.store_token(self.pipeline, name, reported, since=known)
 
-    def _known(self, store: Store, name: str) -> Mapping[str, Any] | None:
-        known: Mapping[str, Any] | None = store.remembered(self.pipeline).get(name)
+    def _load(self, store: Store, name: str) -> Mapping[str, Any] | None:
+        known: Mapping[str, Any] | None = store.load_tokens(self.pipeline).get(name)
         return known
 
-    def _take(self, turn: ExitStack, store: Store) -> None:
+    def _lock(self, turn: ExitStack, store: Store) -> None:
         """Wait until no other process refreshes tokens, and lock them until the block ends."""
         deadline = time.monotonic() + _PATIENCE
         while True:

@@ -133,7 +133,7 @@ def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
     order = {status: place for place, status in enumerate(_SHOWN_FIRST)}
     streams = sorted(
         found.streams,
-        key=lambda stream: (order.get(stream.told.status, len(order)), stream.told.stream),
+        key=lambda stream: (order.get(stream.record.status, len(order)), stream.record.stream),
     )
     first = links.number_of(request, "first", default=0, minimum=0)
     first = first // STREAMS_PER_PAGE * STREAMS_PER_PAGE
@@ -148,7 +148,7 @@ def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
         "tables": {str(name): name for name in metadata_locations(site.config)},
         "badges": BADGES,
         "is_live": found.run.status is Status.RUNNING,
-        "is_pulled": any(stream.told.landed_files is not None for stream in found.streams),
+        "is_pulled": any(stream.record.landed_files is not None for stream in found.streams),
     }
 
 
