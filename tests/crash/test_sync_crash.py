@@ -74,7 +74,7 @@ class Synced:
 def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     rows = [row for part in parts for row in part]
     return sorted(
-        (version.key, version.start, version.end, version.active, version.fields["Name"])
+        (version.key, version.start, version.end, version.active, version.fields.get("Name"))
         for version in landed.versions(rows, 1_000)
     )
 
