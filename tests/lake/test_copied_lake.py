@@ -168,9 +168,9 @@ def test_a_copy_is_read_with_a_note(
     code, found, reported = ran(copy, capsys, "tables", "--json")
     assert (code, '"sales.customers"' in found) == (0, True)
     note = json.loads(reported)["note"]
-    assert f"lie outside {copy}, for example {NAME} in {original.config.path}" in note
+    assert f"are stored outside {copy}, for example {NAME} in {original.config.path}" in note
     _, _, reported = ran(copy, capsys, "history", str(NAME), "--key", "id=1")
-    assert reported.startswith("Note: 1 of 1 tables lie outside")
+    assert reported.startswith("Note: 1 of 1 tables are stored outside")
     _, _, reported = ran(original.config.path, capsys, "tables")
     assert not reported
     with pytest.warns(LakeLocationWarning, match="lies outside the opened lake"):

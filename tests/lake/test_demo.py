@@ -21,7 +21,7 @@ def test_the_demo_runs_to_its_end_and_leaves_no_process() -> None:
     assert done.stderr == ""
     for words in ("every check holds", "shop.orders", "placed → paid", "versions do not overlap"):
         assert words in done.stdout
-    assert "broken" not in done.stdout
+    assert "violated" not in done.stdout
     running = subprocess.run(["ps", "ax"], capture_output=True, text=True, check=True).stdout
     assert "serve --port 0 --files-root demo-lake" not in running
     shutil.rmtree(ROOT / "demo-lake")

@@ -240,7 +240,7 @@ def test_maintain_and_verify_go_on_after_a_table_that_fails(
 
     code, out, err = ran(folder, capsys, "maintain")
     assert code == 1
-    assert "3 data files became 1" in out
+    assert "3 data files compacted into 1" in out
     assert "s.b" in out
     assert "table s.a" in err
     assert "s.b" not in err

@@ -169,7 +169,7 @@ def test_check_names_what_two_pipelines_fill_and_what_is_not_there(
     code, reported, _ = _ran(folder, capsys, "check", "--json")
     found = {load["what"]: load for load in json.loads(reported)}
     assert code == 0
-    assert "the lake has nothing of Kontakt yet" in found["pipelines.other"]["message"]
+    assert "the source lake has no files of Kontakt yet" in found["pipelines.other"]["message"]
 
 
 def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
@@ -225,7 +225,7 @@ def test_what_fails_within_spark_is_an_error_like_others(
     assert code == 1
     failure = json.loads(reported.splitlines()[-1])
     assert failure["error"] == "LakeError"
-    assert failure["message"].startswith("Spark could not do it: ")
+    assert failure["message"].startswith("Spark failed: ")
     assert "--debug" in failure["hint"]
 
 
@@ -269,7 +269,7 @@ def test_a_source_that_is_away_does_not_hide_the_others(
         (("sync", "crm", "--stream", "Acount"), "Did you mean 'Account'?"),
         (("sync", "crm", "--every", "soon"), "write a time such as 30s"),
         (("rebuild", "crm.Other"), "No pipeline of"),
-        (("state", "set", "crm", "Account", "x"), "Agree with --yes"),
+        (("state", "set", "crm", "Account", "x"), "Confirm with --yes"),
     ],
 )
 def test_what_is_asked_wrongly_is_explained(

@@ -118,7 +118,7 @@ def test_a_comparison_that_is_not_complete_deletes_nothing(
     gone = [row[0] for row in shop.rows("orders", "id", ACTIVE) if not row[1]]
     assert gone == [2, 4]
     _, reported, _ = ran_words(capsys, "status", "--project", str(shop.folder))
-    assert "compared with all of its source" in reported
+    assert "reconciled with its source" in reported
     assert "2 deleted" in reported
     assert not list(shop.folder.rglob("*.arrow"))
 

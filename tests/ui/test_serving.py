@@ -306,7 +306,7 @@ def test_in_a_project_s_folder_its_lake_is_shown_without_its_pipelines_secrets(
     )
     assert process.stdout is not None
     line = process.stdout.readline()
-    answer = httpx.get(line.removeprefix("The page is at ").strip())
+    answer = httpx.get(line.removeprefix("The web UI is at ").strip())
     process.terminate()
     process.wait(timeout=10)
     process.stdout.close()

@@ -83,7 +83,7 @@ def test_a_column_given_twice_is_named(
 ) -> None:
     assert ended("history", "a.b", "--key", "b=1", *given, *again, "--lake", "x") == 2
 
-    assert "a is given twice" in capsys.readouterr().err
+    assert "duplicate key a" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_column_given_twice_is_named(
         (("mode", "a.b", "dead", "--lake", "x"), "'dead'", "`chronolake mode --help`"),
         (("query", "--lake", "x"), "Missing argument 'SQL'", "`chronolake query --help`"),
         (("query", "SELECT 1", "--limit", "x", "--lake", "x"), "--limit", "query --help`"),
-        (("history", "a.b", "--key", "id", "--lake", "x"), "write NAME=VALUE", "history --help`"),
+        (("history", "a.b", "--key", "id", "--lake", "x"), "write KEY=VALUE", "history --help`"),
         (("state", "mvoe"), "No such command 'mvoe'", "`chronolake state --help`"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
     )
 
     assert done.returncode == 2
-    assert "CHRONOLAKE_LAEK is not read: did you mean CHRONOLAKE_LAKE?" in done.stderr
+    assert "CHRONOLAKE_LAEK is unknown. Did you mean CHRONOLAKE_LAKE?" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_name_that_looks_like_markup_is_printed_as_it_is(
 
     assert ended("init", "[red]a:bug:") == 0
 
-    assert "Made [red]a:bug:/chronolake.yml" in capsys.readouterr().out
+    assert "Created [red]a:bug:/chronolake.yml" in capsys.readouterr().out
 
 
 def test_looking_imports_no_spark() -> None:

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _DEBUG: Final = "--debug"
 _LAKE: Final = "--lake"
 #: Whether the running command has `--json`: then programs read standard error, too.
-_json: ContextVar[bool] = ContextVar("json", default=False)
+_json_output: ContextVar[bool] = ContextVar("json", default=False)
 #: The base class of all usage errors; Typer exports only one of its subclasses.
-_WrongUsage: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+_UsageError: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 #: The commands as `--help` shows them: by purpose, in the order of first use.
 PANELS: Final[dict[str, tuple[str, ...]]] = {
@@ -127,14 +127,14 @@ DebugOption: TypeAlias = Annotated[
     bool, typer.Option(_DEBUG, help="Print the complete traceback of an error.")
 ]
 _TABLE_HELP: Final = (
-    "The table's name as it is printed: schema.table. Put a part that contains a dot in "
-    "backticks, and then the name in single quotes for the shell."
+    "The table, as schema.table. Put a part that contains a dot in backticks, and the whole "
+    "name in single quotes for the shell."
 )
 TableArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="TABLE", help=_TABLE_HELP, show_default=False)
 ]
 OptionalTableArgument: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="[TABLE]", help=_TABLE_HELP, show_default=False)
+    str | None, typer.Argument(metavar="TABLE", help=_TABLE_HELP, show_default=False)
 ]
 
 
@@ -189,20 +189,20 @@ def configuration(
     # `--help` and `version` do not need them.
     from chronolake.config import find_project, lake_of_project, load  # noqa: PLC0415
 
-    overrides = dict(pairs(settings or (), "--set"))
+    overrides = dict(parse_pairs(settings or (), "--set"))
     if lake is not None:
-        return _noted(load(lake, file=config, overrides=overrides))
+        return _print_stray_note(load(lake, file=config, overrides=overrides))
     file = config or find_project(project)
     if file is None:
         raise typer.BadParameter(
-            f"there is no chronolake.yml in {Path.cwd()} or a folder above it. Name a lake's "
-            "folder with --lake, or a project's with --project",
+            f"there is no chronolake.yml in {Path.cwd()} or a folder above it. Set the folder of a "
+            "lake with --lake, or of a project with --project",
             param_hint=_LAKE,
         )
-    return _noted(lake_of_project(file, overrides=overrides))
+    return _print_stray_note(lake_of_project(file, overrides=overrides))
 
 
-def _noted(config: LakeConfig) -> LakeConfig:
+def _print_stray_note(config: LakeConfig) -> LakeConfig:
     """Print a note on standard error if tables are outside the lake; return its configuration."""
     from chronolake import permissions  # noqa: PLC0415 - not for `--help` and `version`
 
@@ -219,18 +219,18 @@ def _noted(config: LakeConfig) -> LakeConfig:
     if found is None:
         return config
     note = (
-        f"{found.count} of {found.tables} tables lie outside {config.path}, for example "
-        f"{found.name} in {found.folder}: this lake was copied or moved. They are read from there, "
-        "as of the time of the copy, and cannot be written here."
+        f"{found.count} of {found.tables} tables are stored outside {config.path}, for example "
+        f"{found.name} in {found.folder}: this lake was copied or moved. They are read at that "
+        "location, as of the time of the copy, and cannot be written through this lake."
     )
-    if _json.get():
+    if _json_output.get():
         sys.stderr.write(orjson.dumps({"note": note}, option=orjson.OPT_APPEND_NEWLINE).decode())
     else:
         console(stderr=True).print(f"Note: {note}", style="yellow", soft_wrap=True)
     return config
 
 
-def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
+def open_existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
     """Open a lake with Spark if it exists and has the tables of a command.
 
     Args:
@@ -249,10 +249,10 @@ def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
     for table in tables:
         if table not in known:
             raise inspect.missing(config, table)
-    return opened(config, json=json)
+    return open_lake(config, json=json)
 
 
-def opened(config: LakeConfig, *, json: bool) -> Lake:
+def open_lake(config: LakeConfig, *, json: bool) -> Lake:
     """Open a lake with Spark, and create it if it does not exist.
 
     Args:
@@ -336,7 +336,7 @@ def quiet_logs() -> None:
     )
 
 
-def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
     """Split KEY=VALUE texts at the first equals sign.
 
     Raises:
@@ -346,14 +346,14 @@ def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise typer.BadParameter("write NAME=VALUE", param_hint=option)
+            raise typer.BadParameter("write KEY=VALUE", param_hint=option)
         if key in found:
-            raise typer.BadParameter(f"{key} is given twice", param_hint=option)
+            raise typer.BadParameter(f"duplicate key {key}", param_hint=option)
         found[key] = value
     return list(found.items())
 
 
-def table_name(text: str) -> TableName:
+def parse_table_name(text: str) -> TableName:
     """Parse a table name in an argument.
 
     Raises:
@@ -447,17 +447,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # An option of the program is also accepted after the command.
     words = [*([_DEBUG] if debug else []), *(word for word in words if word != _DEBUG)]
     json = "--json" in words
-    _json.set(json)
+    _json_output.set(json)
     umask = os.umask(0)
     os.umask(umask)
     try:
         code = app(args=words, prog_name="chronolake", standalone_mode=False)
-    except _WrongUsage as failure:
+    except _UsageError as failure:
         if failure.format_message():  # The message is empty if the help was shown instead.
-            show_error(_of_usage(failure, [word for word in words if word != _DEBUG]), json=json)
+            show_error(_usage_error(failure, [word for word in words if word != _DEBUG]), json=json)
         sys.exit(failure.exit_code)
     except typer.Abort:
-        console(stderr=True).print("Nothing was done.")
+        console(stderr=True).print("Aborted. Nothing was changed.")
         sys.exit(1)
     except ChronolakeError as failure:
         if debug:
@@ -469,7 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as failure:
-        reported = storage_error(failure) or _of_spark(failure)
+        reported = storage_error(failure) or _spark_error(failure)
         if debug or reported is None:
             raise
         show_error(reported, json=json)
@@ -480,27 +480,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code or 0)
 
 
-def _of_usage(failure: typer.BadParameter, words: Sequence[str]) -> ConfigurationError:
+def _usage_error(failure: typer.BadParameter, words: Sequence[str]) -> ConfigurationError:
     """Return a usage error in the form of all other errors."""
     command = failure.ctx.command_path if failure.ctx else f"chronolake {words[0]}"
-    hint = f"`{command} --help` tells what it takes."
-    if getattr(failure, "param_hint", None) == _LAKE and (unread := _unread(env.LAKE)):
-        hint = f"The environment variable {unread} is not read: did you mean {env.LAKE}? {hint}"
+    hint = f"`{command} --help` lists its arguments and options."
+    if getattr(failure, "param_hint", None) == _LAKE and (similar := _similar_variable(env.LAKE)):
+        hint = f"The environment variable {similar} is unknown. Did you mean {env.LAKE}? {hint}"
     return ConfigurationError(" ".join(failure.format_message().split()), hint=hint)
 
 
-def _unread(meant: str) -> str | None:
+def _similar_variable(meant: str) -> str | None:
     """Return a variable whose unknown name is similar to that of a missing value."""
-    beyond = len(env.PREFIX)
-    set_ones = [one for one in os.environ if one.startswith(env.PREFIX)]
-    unknown = [one[beyond:] for one in set_ones if one not in env.KNOWN]
-    near = difflib.get_close_matches(meant[beyond:], unknown, n=1)
+    prefix = len(env.PREFIX)
+    variables = [name for name in os.environ if name.startswith(env.PREFIX)]
+    unknown = [name[prefix:] for name in variables if name not in env.KNOWN]
+    near = difflib.get_close_matches(meant[prefix:], unknown, n=1)
     return env.PREFIX + near[0] if near else None
 
 
-def failure_of(failure: Exception, table: TableName) -> ChronolakeError:
+def as_chronolake_error(failure: Exception, table: TableName) -> ChronolakeError:
     """Return a failure as a ChronolakeError that names the table."""
-    ours = failure if isinstance(failure, ChronolakeError) else _of_spark(failure)
+    ours = failure if isinstance(failure, ChronolakeError) else _spark_error(failure)
     error: ChronolakeError = (
         storage_error(failure) or ours or LakeError(f"{type(failure).__name__}: {failure}")
     )
@@ -508,7 +508,7 @@ def failure_of(failure: Exception, table: TableName) -> ChronolakeError:
     return error
 
 
-def _of_spark(failure: Exception) -> ChronolakeError | None:
+def _spark_error(failure: Exception) -> ChronolakeError | None:
     """Return an error of Spark as a one-line error; None if Spark did not raise it."""
     if "pyspark" not in sys.modules:
         # A command without Spark must not wait for its import to report a failure.
@@ -519,7 +519,7 @@ def _of_spark(failure: Exception) -> ChronolakeError | None:
     if words is None:
         return None
     return LakeError(
-        f"Spark could not do it: {words}",
-        hint="Check that the lake's files are there and can be read; --debug shows all that Spark "
-        "says.",
+        f"Spark failed: {words}",
+        hint="Check that the lake's files exist and are readable. --debug prints the complete "
+        "error of Spark.",
     )

@@ -71,30 +71,30 @@ def check(
     wanted = project_of(project, lake, settings)
     storage: StorageError | None = None
     try:
-        found = [_checked("lake", lambda: _lake_words(wanted))]
+        results = [_run_check("lake", lambda: _check_lake(wanted))]
     except StorageError as failure:
         storage = failure
-        found = [_told("lake", "failed", failure.statement, failure.hint, ok=False)]
-    fillers: dict[TableName, str] = {}
+        results = [_result("lake", "failed", failure.statement, failure.hint, ok=False)]
+    writers: dict[TableName, str] = {}
     for name in wanted.pipelines:
-        found += _checked_pipeline(wanted, name, fillers, create=create)
+        results += _check_pipeline(wanted, name, writers, create=create)
     if json:
-        print_json(found)
+        print_json(results)
     else:
-        for one in found:
-            word = Text(one["level"].ljust(_WIDTH), style=_STYLES[one["level"]])
-            reported = Text.assemble(word, (one["what"], "bold"), f"  {one['message']}")
+        for result in results:
+            level = Text(result["level"].ljust(_WIDTH), style=_STYLES[result["level"]])
+            reported = Text.assemble(level, (result["what"], "bold"), f"  {result['message']}")
             console().print(reported, soft_wrap=True)
-            if one["hint"]:
+            if result["hint"]:
                 # Statements are copied from here, so lines are not wrapped.
-                console().print(Text(f"{' ' * _WIDTH}{one['hint']}"), soft_wrap=True)
+                console().print(Text(f"{' ' * _WIDTH}{result['hint']}"), soft_wrap=True)
     if storage is not None and not json:
         show_error(storage, json=json)
-    if not all(one["ok"] for one in found):
+    if not all(result["ok"] for result in results):
         fail()
 
 
-def _lake_words(project: Project) -> str:
+def _check_lake(project: Project) -> str:
     """Check that a lake can be used, and return a message that it can.
 
     Raises:
@@ -111,11 +111,11 @@ def _lake_words(project: Project) -> str:
     if raw.is_dir():
         raise_unless_writable(raw)
     Store.open(project.lake)
-    return "its folders can be written, and its database answers"
+    return "its folders are writable, and its database responds"
 
 
-def _checked_pipeline(
-    project: Project, name: str, fillers: dict[TableName, str], *, create: bool
+def _check_pipeline(
+    project: Project, name: str, writers: dict[TableName, str], *, create: bool
 ) -> Iterator[dict[str, Any]]:
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import source_of
@@ -125,25 +125,31 @@ def _checked_pipeline(
         source = source_of(project, name)
         if isinstance(source, CheckedSource):
             positions = _or_none(lambda: Store.open(project.lake).checkpoints(name))
-            for one in source.check(create=create, positions=positions):
-                what = f"pipelines.{name}: {one.what}"
-                yield _told(what, one.level, one.message, one.fix, ok=one.level is not Level.FAILED)
+            for result in source.check(create=create, positions=positions):
+                what = f"pipelines.{name}: {result.what}"
+                yield _result(
+                    what,
+                    result.level,
+                    result.message,
+                    result.fix,
+                    ok=result.level is not Level.FAILED,
+                )
     except ChronolakeError as failure:
-        yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
+        yield _result(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
         return
-    yield from _listed(project, name, source, fillers)
+    yield from _check_streams(project, name, source, writers)
 
 
-def _or_none(look: Callable[[], _Found]) -> _Found | None:
+def _or_none(check: Callable[[], _Found]) -> _Found | None:
     """Return a function's result; None if it fails, because another check reports the failure."""
     try:
-        return look()
+        return check()
     except ChronolakeError:
         return None
 
 
-def _listed(
-    project: Project, name: str, source: Source, fillers: dict[TableName, str]
+def _check_streams(
+    project: Project, name: str, source: Source, writers: dict[TableName, str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the errors of a pipeline's streams, and the state of the valid ones."""
     from chronolake.pipeline.streams import list_streams
@@ -152,16 +158,16 @@ def _listed(
     try:
         found = list_streams(project, name, source)
     except ChronolakeError as failure:
-        yield _told(what, "failed", failure.message, failure.hint, ok=False)
+        yield _result(what, "failed", failure.message, failure.hint, ok=False)
         return
-    for one in found.errors:
-        yield _told(what, "failed", one.message, one.hint, ok=False)
-    yield from _columns(project, name, source, found.streams)
+    for error in found.errors:
+        yield _result(what, "failed", error.message, error.hint, ok=False)
+    yield from _check_columns(project, name, source, found.streams)
     if found.streams or not found.errors:
-        yield _checked(what, lambda: _pipeline_words(project, name, found.streams, fillers))
+        yield _run_check(what, lambda: _check_tables(project, name, found.streams, writers))
 
 
-def _columns(
+def _check_columns(
     project: Project, name: str, source: Source, streams: list[Stream]
 ) -> Iterator[dict[str, Any]]:
     """Yield the errors of a database's columns that are known from its catalog."""
@@ -174,34 +180,34 @@ def _columns(
     if not isinstance(source, DescribedSource):
         return
     by_name = {stream.name: stream for stream in streams}
-    for one in source.describe_streams(list(by_name)):
-        what = f"pipelines.{name}: {one.stream}"
+    for described in source.describe_streams(list(by_name)):
+        what = f"pipelines.{name}: {described.stream}"
         try:
-            if not isinstance(one, DescribedStream):
-                raise one.error
-            expect_described(project.lake, by_name[one.stream], one)
+            if not isinstance(described, DescribedStream):
+                raise described.error
+            expect_described(project.lake, by_name[described.stream], described)
         except ChronolakeError as failure:
-            yield _told(what, "failed", failure.message, failure.hint, ok=False)
+            yield _result(what, "failed", failure.message, failure.hint, ok=False)
 
 
-def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
+def _run_check(what: str, check: Callable[[], str]) -> dict[str, Any]:
     try:
-        message = look()
+        message = check()
     except StorageError:
         raise
     except ChronolakeError as failure:
-        return _told(what, "failed", failure.message, failure.hint, ok=False)
-    return _told(what, "ok", message, None, ok=True)
+        return _result(what, "failed", failure.message, failure.hint, ok=False)
+    return _result(what, "ok", message, None, ok=True)
 
 
-def _told(what: str, level: str, message: str, hint: str | None, *, ok: bool) -> dict[str, Any]:
+def _result(what: str, level: str, message: str, hint: str | None, *, ok: bool) -> dict[str, Any]:
     return {"what": what, "ok": ok, "level": level, "message": message, "hint": hint}
 
 
-def _pipeline_words(
-    project: Project, name: str, streams: list[Stream], fillers: dict[TableName, str]
+def _check_tables(
+    project: Project, name: str, streams: list[Stream], writers: dict[TableName, str]
 ) -> str:
-    """Return the state of a pipeline; add its tables to `fillers`.
+    """Return the state of a pipeline; add its tables to `writers`.
 
     Raises:
         ChronolakeError: a check fails.
@@ -209,12 +215,12 @@ def _pipeline_words(
     from chronolake.pipeline.state import expect_free, table_offsets
 
     for stream in streams:
-        other = fillers.setdefault(stream.table, name)
+        other = writers.setdefault(stream.table, name)
         if other != name:
             raise ConfigurationError(
                 f"The pipelines {other} and {name} both fill the table.",
                 table=str(stream.table),
-                hint="Give one of them another `schema:`, or its stream another `table:`.",
+                hint="Set another `schema:` for one of them, or another `table:` for its stream.",
             )
     for position in table_offsets(project.lake, streams):
         expect_free(position)
@@ -228,7 +234,7 @@ def _pipeline_words(
         for stream in streams
         if not stream.descriptor.is_ours and not stream.folder.path.is_dir()
     ]
-    return f"{words}; the lake has nothing of {', '.join(empty)} yet" if empty else words
+    return f"{words}; the source lake has no files of {', '.join(empty)} yet" if empty else words
 
 
 @app.command(epilog="Example: chronolake discover crm --schema")
@@ -239,8 +245,7 @@ def discover(
         bool,
         typer.Option(
             "--schema",
-            help="Show the columns that the source declares. If only the source knows them, it is "
-            "queried.",
+            help="Show the columns that the source declares. The source is queried if needed.",
         ),
     ] = False,
     project: ProjectOption = None,
@@ -276,15 +281,15 @@ def discover(
             }
         )
     if schema:
-        _add_columns(rows, source, pipeline, {one.name: one for one in found.streams})
+        _add_columns(rows, source, pipeline, {stream.name: stream for stream in found.streams})
     if json:
         print_json(rows)
     elif schema:
-        _show_columns(rows)
+        _print_columns(rows)
     else:
-        _show_streams(rows)
-    for one in found.errors:
-        show_error(one, json=json)
+        _print_streams(rows)
+    for error in found.errors:
+        show_error(error, json=json)
     if found.errors or any("error" in row for row in rows):
         fail()
 
@@ -301,8 +306,8 @@ def _add_columns(
 
     if not isinstance(source, DescribedSource):
         raise ConfigurationError(
-            f"The source of {pipeline} tells its columns only when it is read.",
-            hint="Sync it: its tables have them then.",
+            f"The source of {pipeline} does not declare its columns.",
+            hint="Run `chronolake sync` first: then the tables have the columns.",
         )
     by_name = {row["stream"]: row for row in rows}
     for found in source.describe_streams(list(by_name)):
@@ -317,8 +322,8 @@ def _add_columns(
             row["columns"], row["error"] = [], str(found.error)
 
 
-def _show_streams(rows: list[dict[str, Any]]) -> None:
-    grid = grid_of("stream", "table", "key", "cursor", "mode", "can be", "sees")
+def _print_streams(rows: list[dict[str, Any]]) -> None:
+    grid = grid_of("stream", "table", "key", "cursor", "mode", "possible modes", "captures")
     for row in rows:
         grid.add_row(
             row["stream"],
@@ -332,22 +337,22 @@ def _show_streams(rows: list[dict[str, Any]]) -> None:
     console().print(grid)
 
 
-def _show_columns(rows: list[dict[str, Any]]) -> None:
+def _print_columns(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         console().print(Text(row["stream"], style="bold"))
         if "error" in row:
             console().print(Text(f"  {row['error']}", style="bold red"), soft_wrap=True)
             continue
-        grid = grid_of("column", "type", "is")
-        for one in row["columns"]:
-            roles = {"key": one["name"] in row["key"], "cursor": one["name"] == row["cursor"]}
+        grid = grid_of("column", "type", "role")
+        for column in row["columns"]:
+            roles = {"key": column["name"] in row["key"], "cursor": column["name"] == row["cursor"]}
             words = ", ".join(role for role, is_so in roles.items() if is_so)
-            grid.add_row(one["name"], one["type"], words)
+            grid.add_row(column["name"], column["type"], words)
         console().print(grid)
 
 
 #: Maximum length of a value in the terminal.
-_WIDEST = 200
+_MAX_WIDTH = 200
 
 
 @app.command(epilog="Example: chronolake read shop orders --limit 5")
@@ -369,7 +374,7 @@ def read(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Read records of an API's stream, and show them with the HTTP requests.
+    """Read some records of an API's stream, and show them with the HTTP requests.
 
     Nothing is stored except tokens that change with each use, and no pipeline's state changes. Exit
     code 1 if no record could be read.
@@ -387,31 +392,32 @@ def read(
     if not isinstance(source, DeclarativeSource):
         raise ConfigurationError(
             f"{wanted.file}: pipelines.{pipeline} has no manifest.",
-            hint="`chronolake read` is for sources of the type declarative.",
+            hint="`chronolake read` only supports sources of the type declarative.",
         )
     manifest = load(
         find(source.manifest, beside=wanted.file.parent), allow_components=source.allow_components
     )
-    state = None if from_state is None else _state_in(from_state)
-    memory = StoredTokens(wanted.lake, pipeline)
-    found = sample(manifest, source, stream, limit=limit, state=state, memory=memory)
+    state = None if from_state is None else _read_state(from_state)
+    tokens = StoredTokens(wanted.lake, pipeline)
+    found = sample(manifest, source, stream, limit=limit, state=state, memory=tokens)
     if json:
         print_json(_as_json(found))
     else:
-        _show(found)
+        _print_sample(found)
     if found.failure is not None:
         show_error(found.failure, json=json)
         if not found.records:
             fail()
 
 
-def _state_in(file: Path) -> Mapping[str, Any]:
+def _read_state(file: Path) -> Mapping[str, Any]:
     try:
         state: Mapping[str, Any] = orjson.loads(file.read_bytes())
     except (OSError, ValueError) as failure:
         raise ConfigurationError(
-            f"{file} holds no state that can be read.",
-            hint="It is JSON: what `chronolake state show` calls `state`, or another reader wrote.",
+            f"{file} does not contain a valid state.",
+            hint="The file must contain JSON: the value of `state` from `chronolake state show`, "
+            "or a state that another connector wrote.",
         ) from failure
     return state
 
@@ -425,13 +431,13 @@ def _as_json(found: Sample) -> dict[str, Any]:
     }
 
 
-def _show(found: Sample) -> None:
+def _print_sample(found: Sample) -> None:
     for number, record in enumerate(found.records, 1):
         console().print(Text(f"record {number}", style="bold"))
         width = max(map(len, record), default=0)
         for name, value in record.items():
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
-            cut = f"{text[:_WIDEST]}…" if len(text) > _WIDEST else text
+            cut = f"{text[:_MAX_WIDTH]}…" if len(text) > _MAX_WIDTH else text
             console().print(Text(f"  {name.ljust(width)}  {cut}"), soft_wrap=True)
     if not found.records:
         console().print("no records")

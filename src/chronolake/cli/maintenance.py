@@ -21,14 +21,14 @@ from chronolake.cli.app import (
     SettingOption,
     TableArgument,
     app,
+    as_chronolake_error,
     configuration,
     console,
-    existing,
     fail,
-    failure_of,
+    open_existing,
+    parse_table_name,
     print_json,
     show_error,
-    table_name,
 )
 from chronolake.errors import ChronolakeError
 
@@ -65,7 +65,7 @@ def query(
     from chronolake.inspect import render
     from chronolake.query import ask
 
-    with existing(configuration(project, lake, config, settings), json=json) as opened:
+    with open_existing(configuration(project, lake, config, settings), json=json) as opened:
         answer = ask(opened, question)
         if json:
             nested = answer.nested
@@ -86,7 +86,7 @@ def query(
         shown = itertools.islice(found, limit or None)
         screen.print(render.rows(answer.columns, shown, width=screen.width))
         if limit and len(found) > limit:
-            screen.print(f"The first {limit:,} rows; --limit 0 shows all.", style="dim")
+            screen.print(f"Only the first {limit:,} rows; --limit 0 shows all.", style="dim")
 
 
 @app.command(epilog="Example: chronolake verify sales.customers")
@@ -100,8 +100,8 @@ def verify(
         bool,
         typer.Option(
             "--against-lake",
-            help="Also compare a table that a pipeline fills with its landing files. For that, "
-            "the table is built a second time, invisible to readers.",
+            help="Also compare a pipeline's table with its raw lake. For this, the table is built "
+            "a second time, hidden from readers.",
         ),
     ] = False,
     json: JsonOption = False,
@@ -112,22 +112,22 @@ def verify(
 
     A table that cannot be read does not stop the others; failures are listed at the end.
     """
-    from chronolake.cli.pipelines import compare_with_lake, project_filling, stream_filling
+    from chronolake.cli.pipelines import compare_with_lake, project_of_lake, stream_of_table
     from chronolake.core import verify as checked
     from chronolake.pipeline.applied_files import quarantine_of
     from chronolake.pipeline.run_history import note_verified
 
     if (table is None) is not every:
-        raise typer.BadParameter("name one table, or give --all", param_hint="TABLE")
+        raise typer.BadParameter("name a table, or use --all", param_hint="TABLE")
     if against_lake and table is None:
         raise typer.BadParameter("name the table to compare", param_hint="--against-lake")
-    named = [] if table is None else [table_name(table)]
+    named = [] if table is None else [parse_table_name(table)]
     stored = configuration(project, lake, config, settings)
     stream = None
     if against_lake:
-        filling = project_filling(stored, project, lake, config)
-        stream = stream_filling(filling, named[0], json=json)
-    with existing(stored, *named, json=json) as opened:
+        filling = project_of_lake(stored, project, lake, config)
+        stream = stream_of_table(filling, named[0], json=json)
+    with open_existing(stored, *named, json=json) as opened:
         failures: list[ChronolakeError] = []
         reports: list[VerifyReport] = []
         for name in named or opened.tables():
@@ -138,10 +138,10 @@ def verify(
         note_verified(opened.config, reports, against_lake=against_lake)
         left_out = [quarantine_of(opened, report.table) for report in reports]
     if json:
-        print_json(list(map(output.verified_json, reports, left_out)))
+        print_json(list(map(output.verify_report_json, reports, left_out)))
     else:
         for report, quarantine in zip(reports, left_out, strict=True):
-            console().print(output.verified(report, quarantine))
+            console().print(output.format_verify_report(report, quarantine))
     for failed in failures:
         show_error(failed, json=json)
     if failures or not all(report.holds for report in reports):
@@ -159,7 +159,7 @@ def _collected(failures: list[ChronolakeError], table: TableName) -> Iterator[No
     except BrokenPipeError:
         raise
     except (ChronolakeError, Py4JError, PySparkException, OSError) as failure:
-        failures.append(failure_of(failure, table))
+        failures.append(as_chronolake_error(failure, table))
 
 
 @app.command(epilog="Example: chronolake maintain sales.customers")
@@ -186,15 +186,15 @@ def maintain(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Compact and sort files, expire old snapshots, and remove orphan files; of one or all tables.
+    """Compact and sort files, expire old snapshots and remove orphan files of one or all tables.
 
     A table that fails does not stop the others; failures are listed at the end, with exit code 1.
     """
     from chronolake import core
 
     failures: list[ChronolakeError] = []
-    named = [] if table is None else [table_name(table)]
-    with existing(configuration(project, lake, config, settings), *named, json=json) as opened:
+    named = [] if table is None else [parse_table_name(table)]
+    with open_existing(configuration(project, lake, config, settings), *named, json=json) as opened:
         screen = console()
         for name in named or opened.tables():
             if dry_run:
@@ -202,14 +202,14 @@ def maintain(
                 if json:
                     print_json(output.plan_json(plan), pretty=False)
                 else:
-                    screen.print(output.plan(plan))
+                    screen.print(output.format_plan(plan))
                 continue
             with _collected(failures, name):
                 result = core.maintain(opened, name, only_if_needed=only_if_needed)
                 if json:
-                    print_json(output.maintained_json(result), pretty=False)
+                    print_json(output.maintenance_result_json(result), pretty=False)
                 else:
-                    screen.print(output.maintained(result))
+                    screen.print(output.format_maintenance_result(result))
     for failed in failures:
         show_error(failed, json=json)
     if failures:
@@ -227,26 +227,30 @@ def view(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Create the view TABLE_current of a history table, with its active versions.
+    """Create the view TABLE_current with the active versions of a history table.
 
     Create it again after a change of the table's columns. It is dropped when the table is dropped
     or renamed, or leaves history mode.
     """
     from chronolake.core import views
 
-    name = table_name(table)
-    made = views.current_view_of(name)
+    name = parse_table_name(table)
+    view_name = views.current_view_of(name)
     found = True
     # The view may outlive its table, and can still be dropped then.
     expected = [] if drop else [name]
-    with existing(configuration(project, lake, config, settings), *expected, json=json) as opened:
+    with open_existing(
+        configuration(project, lake, config, settings), *expected, json=json
+    ) as opened:
         if drop:
             found = views.drop_current_view(opened, name)
         else:
             views.create_current_view(opened, name)
     if json:
-        print_json({"view": str(made), "table": str(name), "exists": not drop})
+        print_json({"view": str(view_name), "table": str(name), "exists": not drop})
     elif drop:
-        console().print(f"{made} is gone" if found else f"There is no {made}")
+        console().print(
+            f"Dropped the view {view_name}" if found else f"The view {view_name} does not exist"
+        )
     else:
-        console().print(f"{made} shows the active versions of {name}")
+        console().print(f"Created the view {view_name} with the active versions of {name}")

@@ -23,9 +23,9 @@ from chronolake.cli.app import (
     app,
     configuration,
     console,
-    existing,
+    open_existing,
+    parse_table_name,
     print_json,
-    table_name,
 )
 from chronolake.errors import ChronolakeError, ConfigurationError, TableExistsError
 from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
@@ -71,7 +71,7 @@ def mode(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Switch a table's mode atomically, and keep its data.
+    """Switch a table to another mode atomically, and keep its data.
 
     To history: all records are active from the table's last sync on; rows that are marked as
     deleted become versions that ended at the earliest time. From history: only the newest versions
@@ -80,11 +80,11 @@ def mode(
     from chronolake import inspect
     from chronolake.core import migration
 
-    name = table_name(table)
-    copy = None if keep_history_as is None else table_name(keep_history_as)
+    name = parse_table_name(table)
+    copy = None if keep_history_as is None else parse_table_name(keep_history_as)
     stored = configuration(project, lake, config, settings)
     _raise_if_a_pipeline_fills(inspect.look_up(stored, name), wanted, project)
-    with existing(stored, json=json) as opened:
+    with open_existing(stored, json=json) as opened:
         plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
         if copy is not None and plan.before is not Mode.HISTORY:
             raise typer.BadParameter(
@@ -93,15 +93,15 @@ def mode(
             )
         if copy is not None and opened.describe(copy) is not None:
             raise TableExistsError(
-                "The table to keep the history in exists already.",
+                "The table for the copy of the history already exists.",
                 table=str(copy),
-                hint="Choose another name. Perhaps an earlier try made it.",
+                hint="Choose another name, or drop the table if an earlier attempt created it.",
             )
         if plan.before is plan.after or dry_run:
-            _show(plan, json=json, done=False)
+            _print_plan(plan, json=json, done=False)
             return
         if plan.forgets and not yes:
-            _agree(plan, json=json)
+            _confirm(plan, json=json)
         with _progress(f"Switching {name} to {wanted} mode", json=json):
             snapshot = None
             if copy is not None:
@@ -111,7 +111,7 @@ def mode(
             migration.switch_mode(
                 opened, name, wanted, marker=stored_name(marker), unless_moved_from=snapshot
             )
-    _show(plan, json=json, done=True)
+    _print_plan(plan, json=json, done=True)
 
 
 def _raise_if_a_pipeline_fills(table: CatalogTable, wanted: Mode, project: Path | None) -> None:
@@ -122,10 +122,10 @@ def _raise_if_a_pipeline_fills(table: CatalogTable, wanted: Mode, project: Path 
     pipeline, _, stream = filled_by.partition("/")
     _raise_if_impossible(project, pipeline, stream, wanted)
     raise ConfigurationError(
-        f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
+        f"The pipeline {pipeline} fills the table, so chronolake.yml determines its mode.",
         table=str(table.name),
-        hint=f"Set `mode: {wanted}` below pipelines, {pipeline}, streams, {stream}, as in "
-        f"`{_line(pipeline, stream, wanted)}`; the next sync switches the table, before its data.",
+        hint=f"Set `{_yaml_setting(pipeline, stream, wanted)}` in chronolake.yml. The next sync "
+        "switches the table before it applies data.",
     )
 
 
@@ -139,16 +139,16 @@ def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wante
     if file is None:
         return
     try:
-        offered = source_of(load_project(file), pipeline).discover()
+        descriptors = source_of(load_project(file), pipeline).discover()
     except ChronolakeError:
         # `check` reports errors of the file or the source; here they only prevent a better hint.
         return
-    for one in offered:
-        if one.capabilities.name == stream:
-            check_mode(one.capabilities, wanted)
+    for descriptor in descriptors:
+        if descriptor.capabilities.name == stream:
+            check_mode(descriptor.capabilities, wanted)
 
 
-def _line(pipeline: str, stream: str, wanted: Mode) -> str:
+def _yaml_setting(pipeline: str, stream: str, wanted: Mode) -> str:
     """Return the setting for chronolake.yml."""
     import yaml
 
@@ -158,22 +158,22 @@ def _line(pipeline: str, stream: str, wanted: Mode) -> str:
     return str(written).strip()[1:-1]
 
 
-def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:
+def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:
     if json:
-        print_json(output.switch_json(plan, done=done))
+        print_json(output.switch_plan_json(plan, done=done))
     else:
-        console().print(output.switch(plan, done=done))
+        console().print(output.format_switch_plan(plan, done=done))
 
 
-def _agree(plan: SwitchPlan, *, json: bool) -> None:
+def _confirm(plan: SwitchPlan, *, json: bool) -> None:
     """Ask the user for confirmation; a script needs `--yes`."""
     lost = (
         f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
     )
     if json or not sys.stdin.isatty():
-        copied = ", perhaps with a copy (--keep-history-as)"
+        copied = "; --keep-history-as TABLE keeps a copy"
         raise typer.BadParameter(
-            f"{lost}. Agree with --yes{copied if plan.before is Mode.HISTORY else ''}",
+            f"{lost}. Confirm with --yes{copied if plan.before is Mode.HISTORY else ''}",
             param_hint="--yes",
         )
     console(stderr=True).print(f"{lost}.")

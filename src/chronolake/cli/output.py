@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chronolake.table_diff import Difference
 
 
-def verified_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
+def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
     """Return a table's invariants and the files that it was built without, as JSON types."""
     return {
         "table": str(report.table),
@@ -39,26 +39,26 @@ def verified_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any
     }
 
 
-def verified(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
+def format_verify_report(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
     """Format a table's invariants and the files that it was built without, one per line."""
     title = Text.assemble(
         (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
     )
     grid = Table.grid(padding=(0, 2))
     if not report.promises:
-        grid.add_row(Text("  no key: nothing is promised", style="dim"))
+        grid.add_row(Text("  no key, and so no invariants", style="dim"))
     for promise in report.promises:
         if promise.holds:
             grid.add_row(Text("  ok", style="green"), Text(promise.text))
             continue
         grid.add_row(
-            Text("  broken", style="bold red"),
+            Text("  violated", style="bold red"),
             Text.assemble(
                 promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
             ),
         )
     for file in quarantine.files:
-        grid.add_row(Text("  without", style="yellow"), Text(f"{file.mark}: {file.reason}"))
+        grid.add_row(Text("  left out", style="yellow"), Text(f"{file.mark}: {file.reason}"))
     return Group(title, grid)
 
 
@@ -79,7 +79,7 @@ def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
     }
 
 
-def plan(needed: MaintenancePlan) -> RenderableType:
+def format_plan(needed: MaintenancePlan) -> RenderableType:
     """Format a table's need of maintenance on one line."""
     return Text.assemble(
         (name_of(needed.table), "bold"),
@@ -89,7 +89,7 @@ def plan(needed: MaintenancePlan) -> RenderableType:
     )
 
 
-def maintained_json(result: MaintenanceResult) -> dict[str, Any]:
+def maintenance_result_json(result: MaintenanceResult) -> dict[str, Any]:
     """Return the result of maintenance, as JSON types."""
     return {
         **plan_json(result.plan),
@@ -102,13 +102,15 @@ def maintained_json(result: MaintenanceResult) -> dict[str, Any]:
     }
 
 
-def maintained(result: MaintenanceResult) -> RenderableType:
+def format_maintenance_result(result: MaintenanceResult) -> RenderableType:
     """Format the result of maintenance on one line."""
     words = [
-        f"{result.rewritten:,} data files became {result.written:,}" if result.rewritten else "",
+        f"{result.rewritten:,} data files compacted into {result.written:,}"
+        if result.rewritten
+        else "",
         f"{result.expired:,} snapshots expired" if result.expired else "",
         f"{result.orphans:,} orphans removed" if result.orphans else "",
-        "compaction postponed: batches came in between" if result.postponed else "",
+        "compaction postponed, because batches were written meanwhile" if result.postponed else "",
     ]
     done = ", ".join(word for word in words if word) or "nothing to do"
     return Text.assemble(
@@ -116,7 +118,7 @@ def maintained(result: MaintenanceResult) -> RenderableType:
     )
 
 
-def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
+def switch_plan_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
     """Return the planned or completed changes of a mode switch, as JSON types."""
     return {
         "table": str(plan.table),
@@ -131,7 +133,7 @@ def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
     }
 
 
-def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
+def format_switch_plan(plan: SwitchPlan, *, done: bool) -> RenderableType:
     """Format the planned or completed changes of a mode switch."""
     name = (name_of(plan.table), "bold")
     if plan.before is plan.after:
@@ -143,7 +145,7 @@ def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
     if plan.added:
         grid.add_row("  new columns", ", ".join(plan.added))
     if plan.dropped:
-        grid.add_row("  columns that go", ", ".join(plan.dropped))
+        grid.add_row("  dropped columns", ", ".join(plan.dropped))
     if plan.forgets:
         grid.add_row("  lost", Text(plan.forgets, style="yellow"))
     return Group(title, grid)
@@ -152,14 +154,14 @@ def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
 _CHANGES = {"inserted": "green", "changed": "yellow", "deleted": "red"}
 
 
-def differences(records: Sequence[Difference]) -> RenderableType:
+def format_differences(records: Sequence[Difference]) -> RenderableType:
     """Format the records that differ between two times, column by column."""
     if not records:
         return Text("No record differs.", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
     table.add_column("record", overflow="fold")
     table.add_column("change", no_wrap=True)
-    table.add_column("what", ratio=1)
+    table.add_column("values", ratio=1)
     for record in records:
         named = [
             Text.assemble((f"{name}=", "dim"), cell(value)) for name, value in record.key.items()
@@ -167,12 +169,12 @@ def differences(records: Sequence[Difference]) -> RenderableType:
         table.add_row(
             Text(", ").join(named),
             Text(record.change, style=_CHANGES[record.change]),
-            _what(record),
+            _values(record),
         )
     return table
 
 
-def _what(record: Difference) -> Table:
+def _values(record: Difference) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", overflow="fold")
     grid.add_column(overflow="fold")

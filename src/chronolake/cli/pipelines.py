@@ -22,11 +22,11 @@ from chronolake.cli.app import (
     app,
     console,
     fail,
-    opened,
-    pairs,
+    open_lake,
+    parse_pairs,
+    parse_table_name,
     print_json,
     show_error,
-    table_name,
 )
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.storage import storage_error
@@ -117,12 +117,12 @@ def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] 
     from chronolake import permissions
     from chronolake.config import project_at
 
-    found = project_at(project, lake=lake, overrides=dict(pairs(settings or (), "--set")))
+    found = project_at(project, lake=lake, overrides=dict(parse_pairs(settings or (), "--set")))
     permissions.restrict(found.lake)
     return found
 
 
-def project_filling(
+def project_of_lake(
     config: LakeConfig, project: Path | None, lake: Path | None, file: Path | None
 ) -> Project:
     """Return the project whose pipelines write a lake.
@@ -151,7 +151,7 @@ def sync(
     pipeline: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PIPELINE]",
+            metavar="PIPELINE",
             help="The pipeline's name in chronolake.yml. Default: all pipelines.",
         ),
     ] = None,
@@ -173,11 +173,11 @@ def sync(
     from chronolake.config import WatchedProject
     from chronolake.pipeline.streams import pipeline_of
 
-    pause = None if every is None else _interval(every)
+    pause = None if every is None else _parse_interval(every)
     wanted = project_of(project, lake, settings)
     if pipeline is None and not wanted.pipelines:
         raise ConfigurationError(
-            f"{wanted.file} has no pipelines.", hint="Name a source below `pipelines`."
+            f"{wanted.file} has no pipelines.", hint="Add a pipeline below `pipelines`."
         )
     watched = WatchedProject(
         wanted, lambda: project_of(project, lake, settings), partial(show_error, json=json)
@@ -185,22 +185,22 @@ def sync(
     if pipeline is not None:
         pipeline_of(wanted, pipeline)
     if pause is None:
-        _leave_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
+        _exit_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
     schedule = Schedule(pause or 0.0)
-    with opened(wanted.lake, json=json) as there:
+    with open_lake(wanted.lake, json=json) as opened:
         while True:
             began = time.monotonic()
-            with Progress(there.spark, json=json) as progress:
+            with Progress(opened.spark, json=json) as progress:
                 # Pipelines may be added or removed while it runs.
                 names = [pipeline] if pipeline is not None else list(watched.current().pipelines)
                 due = schedule.due(names, began)
-                ended = [_sync(there, watched, name, stream or (), progress) for name in due]
+                ended = [_sync(opened, watched, name, stream or (), progress) for name in due]
             if pause is None:
                 break
             for name, status in zip(due, ended, strict=True):
                 _note(schedule, name, status, began)
             time.sleep(schedule.pause(names, time.monotonic()))
-    _leave(ended)
+    _exit_with_status(ended)
 
 
 def _note(schedule: Schedule, name: str, status: Status | None, began: float) -> None:
@@ -220,7 +220,7 @@ def _note(schedule: Schedule, name: str, status: Status | None, began: float) ->
         )
 
 
-def _leave_unless_any_can_begin(
+def _exit_unless_any_can_begin(
     project: Project, names: Sequence[str] | None, only: Sequence[str] | None, *, json: bool
 ) -> None:
     """End the command before Spark starts, if no pipeline could begin to run.
@@ -315,7 +315,7 @@ def _sync(
     return result.status
 
 
-def _leave(ended: Sequence[Status | None]) -> None:
+def _exit_with_status(ended: Sequence[Status | None]) -> None:
     from chronolake.pipeline.runs import Status
 
     if all(status is Status.SUCCEEDED for status in ended):
@@ -323,7 +323,7 @@ def _leave(ended: Sequence[Status | None]) -> None:
     fail(PARTIAL if any(status in {Status.SUCCEEDED, Status.PARTIAL} for status in ended) else 1)
 
 
-def _interval(text: str) -> float:
+def _parse_interval(text: str) -> float:
     """Return the value of `--every` in seconds.
 
     Raises:
@@ -354,16 +354,16 @@ def rebuild(
     """
     from chronolake.pipeline.rebuild import rebuild as run
 
-    name = table_name(table)
+    name = parse_table_name(table)
     wanted = project_of(project, lake, settings)
-    stream = stream_filling(wanted, name, json=json)
+    stream = stream_of_table(wanted, name, json=json)
     raise_if_it_cannot_begin(wanted, stream.pipeline)
-    with opened(wanted.lake, json=json) as there, leased_for(there, [stream]) as lease:
-        rows = run(there, stream, lease).written
+    with open_lake(wanted.lake, json=json) as opened, leased_for(opened, [stream]) as lease:
+        rows = run(opened, stream, lease).written
     if json:
         print_json({"table": str(name), "rows": rows})
     else:
-        console().print(f"{name} is made anew: {rows:,} rows")
+        console().print(f"Rebuilt {name}: {rows:,} rows")
 
 
 @app.command(epilog="Example: chronolake resync crm --stream Account")
@@ -378,9 +378,9 @@ def resync(
 ) -> None:
     """Read all data of the source again; the history of the tables is kept.
 
-    A Data Lake v2 keeps every version: each table is rebuilt from all current files. Of a database,
-    all rows are read: those that differ from the table get a new version, and missing ones are
-    deleted. Exit codes are those of `sync`.
+    A Data Lake v2 keeps every version: each table is rebuilt from all current files. For other
+    sources, all rows are read: those that differ from the table get a new version, and missing ones
+    are deleted. Exit codes are those of `sync`.
     """
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
@@ -388,9 +388,9 @@ def resync(
     wanted = project_of(project, lake, settings)
     raise_if_it_cannot_begin(wanted, pipeline, stream or ())
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
-    with opened(wanted.lake, json=json) as there, Progress(there.spark, json=json) as progress:
-        ended = _sync(there, same, pipeline, stream or (), progress, full_refresh=True)
-    _leave([ended])
+    with open_lake(wanted.lake, json=json) as opened, Progress(opened.spark, json=json) as progress:
+        ended = _sync(opened, same, pipeline, stream or (), progress, full_refresh=True)
+    _exit_with_status([ended])
 
 
 def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
@@ -416,7 +416,7 @@ def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> Verif
     return replace(report, promises=(*report.promises, found.invariant))
 
 
-def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:
+def stream_of_table(project: Project, table: TableName, *, json: bool) -> Stream:
     """Return the stream that writes a table.
 
     Args:

@@ -46,8 +46,8 @@ class SparkTasks(ProgressColumn):
 
     def __init__(self, spark: SparkSession) -> None:
         self._tracker = spark.sparkContext.statusTracker()
-        self._asked = float("-inf")
-        self._told = Text()
+        self._asked_at = float("-inf")
+        self._text = Text()
         self._stages: set[int] = set()
         self._began = 0.0
         self._done_before = 0
@@ -55,12 +55,12 @@ class SparkTasks(ProgressColumn):
 
     def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich calls it for each bar, and often
         """Return the number of finished tasks and the remaining time; empty while Spark is idle."""
-        if time.monotonic() - self._asked >= _ASKED_EVERY_SECONDS:
-            self._asked = time.monotonic()
-            self._told = self._ask()
-        return self._told
+        if time.monotonic() - self._asked_at >= _ASKED_EVERY_SECONDS:
+            self._asked_at = time.monotonic()
+            self._text = self._describe_tasks()
+        return self._text
 
-    def _ask(self) -> Text:
+    def _describe_tasks(self) -> Text:
         try:
             stages = [
                 stage
@@ -92,7 +92,7 @@ class Progress:
         self._screen = console()
         self._tasks: dict[str, TaskID] = {}
         self._landed: dict[str, int] = {}
-        self._upkeep: TaskID | None = None
+        self._maintenance_task: TaskID | None = None
         self._bars = Bars(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -144,21 +144,21 @@ class Progress:
         elif stream is not None and event.kind is EventKind.STREAM_ENDED:
             self._bars.remove_task(self._tasks.pop(stream.stream))
             self._landed.pop(stream.stream, None)
-            self._screen.print(_line(stream))
+            self._screen.print(_format_outcome(stream))
         elif stream is not None and event.kind is EventKind.MAINTAINING:
-            reported = f"{stream.table_name}, its files are put in order"
-            if self._upkeep is None:
-                self._upkeep = self._bars.add_task(reported, total=None, rows=stream.rows)
-            self._bars.update(self._upkeep, description=reported, rows=stream.rows)
+            reported = f"{stream.table_name}, compacting files"
+            if self._maintenance_task is None:
+                self._maintenance_task = self._bars.add_task(reported, total=None, rows=stream.rows)
+            self._bars.update(self._maintenance_task, description=reported, rows=stream.rows)
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:
-            if self._upkeep is not None:
-                self._bars.remove_task(self._upkeep)
-                self._upkeep = None
+            if self._maintenance_task is not None:
+                self._bars.remove_task(self._maintenance_task)
+                self._maintenance_task = None
             words = Text(event.status, style=_STYLES[event.status])
             self._screen.print(Text.assemble((event.pipeline, "bold"), "  ", words))
 
 
-def _line(stream: StreamRun) -> Text:
+def _format_outcome(stream: StreamRun) -> Text:
     """Format the outcome of a stream on one line."""
     if stream.error is not None:
         words = f"  {stream.error} {stream.hint}" if stream.hint else f"  {stream.error}"
@@ -168,7 +168,7 @@ def _line(stream: StreamRun) -> Text:
     return Text.assemble(
         (stream.table_name, "bold"),
         f"  {stream.files:,} files, {size(stream.bytes)}, {stream.rows:,} rows; "
-        f"{stream.written:,} written",
+        f"{stream.written:,} rows written",
         (f"  {stream.seconds:.1f} s", "dim"),
     )
 

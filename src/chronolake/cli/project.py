@@ -22,7 +22,7 @@ from chronolake.cli.app import (
     console,
     fail,
     grid_of,
-    opened,
+    open_lake,
     print_json,
     print_json_lines,
     show_error,
@@ -51,10 +51,10 @@ _SCHEMA_FILE: Final = "chronolake.schema.json"
 _TEMPLATE: Final = """\
 # yaml-language-server: $schema=./chronolake.schema.json
 #
-# ${NAME} stands for the environment variable NAME: keep secrets there and not here.
+# ${NAME} is replaced by the environment variable NAME. Keep secrets there, not in this file.
 
 lake:
-  path: lake                # the lake's folder; a relative one is taken from this file's
+  path: lake                # the lake's folder, relative to the folder of this file
   # catalog:                # default: a SQLite file in the lake's folder
   #   uri: postgresql://lake:${LAKE_PASSWORD}@db.internal/lake
   # spark:
@@ -62,15 +62,15 @@ lake:
   #   conf: {spark.driver.memory: 4g}
 
 pipelines:
-  # crm:                    # your name for it, and for the schema of its tables
+  # crm:                    # the pipeline's name, and the schema of its tables
   #   source:
   #     type: data_lake_v2
-  #     path: ./crm-lake    # the folder that holds parquet/v2
-  #     org: X              # X in org=X
-  #     objects: [Account]  # every object when left out
-  #   mode: auto            # history where the source supports it, otherwise soft-delete;
-  #                         # or live, soft-delete, history
-  #   streams:              # what is different for single streams
+  #     path: ./crm-lake    # the folder that contains parquet/v2
+  #     org: X              # X of org=X
+  #     objects: [Account]  # default: all objects
+  #   mode: auto            # auto (history if the source supports it, otherwise
+  #                         # soft-delete), live, soft-delete or history
+  #   streams:              # settings of single streams
   #     Account: {table: accounts, mode: soft-delete}
   # shop:
   #   source:
@@ -89,7 +89,7 @@ app.add_typer(state, name="state")
 
 @app.command(epilog="Example: chronolake init ./shop")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The project's folder.")] = Path(),
 ) -> None:
     """Create a project: a commented chronolake.yml, and its JSON schema for editors."""
     from chronolake.config import FILE_NAME
@@ -97,7 +97,7 @@ def init(
     file = folder / FILE_NAME
     if file.exists():
         raise ConfigurationError(
-            f"{file} exists already.", hint="Edit it, or choose another folder."
+            f"{file} already exists.", hint="Edit it, or choose another folder."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def init(
     except OSError as failure:
         raise error_of(failure, folder) from failure
     console().print(
-        f"Made {file} and {_SCHEMA_FILE}. Describe a source in it, then `chronolake check`."
+        f"Created {file} and {_SCHEMA_FILE}. Add a pipeline to it, then run `chronolake check`."
     )
 
 
@@ -140,43 +140,43 @@ def status(
     wanted = project_of(project, lake, settings)
     rows = []
     lags: dict[str, Lag] = {}
-    is_whole = True
+    is_complete = True
     for name in wanted.pipelines:
         try:
-            lately = last_runs(wanted.lake, name)
+            recent = last_runs(wanted.lake, name)
             source = source_of(wanted, name)
             found = table_offsets(wanted.lake, streams_of(wanted, name, source))
-            compared = _comparisons(wanted, name)
+            compared = _reconciliations(wanted, name)
             for position in found:
                 stream = position.stream.name
-                reported = _status_of(position, lately.get((name, stream)))
+                reported = _stream_status(position, recent.get((name, stream)))
                 rows.append({**reported, "compared": compared.get(stream)})
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
         except ChronolakeError as failure:
             # The sources of other pipelines may be reachable.
             show_error(failure, json=json)
-            is_whole = False
+            is_complete = False
     if json:
         print_json([{**row, "lag": _lag_json(lags.get(row["pipeline"]))} for row in rows])
     else:
         _print_status(rows, lags)
-    if not is_whole:
+    if not is_complete:
         fail()
 
 
 def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
     from chronolake.formatting import size
 
-    grid = grid_of("table", "mode", "sees", "waiting", "last run", "fresh as of")
+    grid = grid_of("table", "mode", "captures", "waiting", "last run", "fresh as of")
     for row in rows:
         grid.add_row(
             row["table"],
-            _mode_of(row),
+            _format_mode(row),
             row["sees"],
             f"{row['files_waiting']:,}" if row["files_waiting"] else Text("-", style="dim"),
             row["last_status"] or Text("none", style="dim"),
-            _age(row["behind_seconds"]) or Text("-", style="dim"),
+            _format_age(row["behind_seconds"]) or Text("-", style="dim"),
         )
     console().print(grid)
     for row in rows:
@@ -185,29 +185,29 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
             hint = f"  {row['hint'] or ''}"
             console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
         for file in row["quarantined"]:
-            reported = f"  without {file['mark']}: {file['reason']}"
+            reported = f"  left out {file['mark']}: {file['reason']}"
             console().print(Text.assemble((row["table"], "bold"), (reported, "yellow")))
         if compared := row["compared"]:
-            age = _age((datetime.now(UTC) - compared["at"]).total_seconds())
-            reported = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
+            age = _format_age((datetime.now(UTC) - compared["at"]).total_seconds())
+            reported = f"  reconciled with its source {age}: {compared['deleted']:,} deleted"
             console().print(Text.assemble((row["table"], "bold"), reported))
     for name, lag in lags.items():
         reported = (
-            f"  {size(lag.behind_bytes)} of log behind; the source keeps {size(lag.kept_bytes)}"
+            f"  {size(lag.behind_bytes)} of log to read; the source retains {size(lag.kept_bytes)}"
         )
         console().print(Text.assemble((name, "bold"), reported))
         if lag.warning is not None:
             console().print(Text(f"  {lag.warning}", style="yellow"))
 
 
-def _mode_of(row: dict[str, Any]) -> Text:
+def _format_mode(row: dict[str, Any]) -> Text:
     chosen = (" (auto)" if row["auto"] else "", "dim")
     if row["mode"]:
         return Text.assemble(row["mode"], chosen)
-    return Text.assemble((row["wanted_mode"], "dim"), chosen, (", not there yet", "dim"))
+    return Text.assemble((row["wanted_mode"], "dim"), chosen, (", not created yet", "dim"))
 
 
-def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
+def _reconciliations(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
     """Return the last complete comparison of each stream that was compared with its source."""
     from chronolake.source.protocol import COMPARED
 
@@ -219,14 +219,14 @@ def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
         if COMPARED in checkpoint
     }
     return {
-        name: {**one, "at": _EPOCH + timedelta(microseconds=one["at"])}
-        for name, one in reported.items()
+        name: {**last, "at": _EPOCH + timedelta(microseconds=last["at"])}
+        for name, last in reported.items()
         # The first read of a stream is not compared with a table.
-        if "deleted" in one
+        if "deleted" in last
     }
 
 
-def _age(seconds: float | None) -> str | None:
+def _format_age(seconds: float | None) -> str | None:
     """Format an age in seconds for people."""
     if seconds is None:
         return None
@@ -240,19 +240,19 @@ def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
     return None if lag is None else vars(lag)
 
 
-def _status_of(position: StreamOffset, lately: LastRuns | None) -> dict[str, Any]:
+def _stream_status(position: StreamOffset, recent: LastRuns | None) -> dict[str, Any]:
     """Return the status of a stream.
 
     Args:
         position: the offset of its table.
-        lately: its recent runs; None if it never ran.
+        recent: its recent runs; None if it never ran.
     """
     from chronolake.pipeline.freshness import waiting_in
     from chronolake.pipeline.run_history import behind_seconds
 
     stream = position.stream
     waiting = waiting_in(stream.folder, position.watermark)
-    fresh = lately.fresh_as_of if lately else None
+    fresh = recent.fresh_as_of if recent else None
     return {
         "pipeline": stream.pipeline,
         "stream": stream.name,
@@ -267,16 +267,16 @@ def _status_of(position: StreamOffset, lately: LastRuns | None) -> dict[str, Any
         "bytes_waiting": waiting.bytes,
         "fresh_as_of": fresh,
         "behind_seconds": behind_seconds(fresh),
-        "last_status": lately.last.status if lately else None,
-        "error": lately.last.error if lately else None,
-        "hint": lately.last.hint if lately else None,
+        "last_status": recent.last.status if recent else None,
+        "error": recent.last.error if recent else None,
+        "hint": recent.last.hint if recent else None,
     }
 
 
 @app.command(epilog="Example: chronolake runs crm --limit 5")
 def runs(
     pipeline: Annotated[
-        str | None, typer.Argument(metavar="[PIPELINE]", help="Show only runs of this pipeline.")
+        str | None, typer.Argument(metavar="PIPELINE", help="Show only runs of this pipeline.")
     ] = None,
     *,
     limit: Annotated[
@@ -362,8 +362,11 @@ def state_show(
     landed = store.checkpoints(pipeline) if store else {}
     print_json(
         {
-            one.stream.name: {"applied": one.watermark, "landed": landed.get(one.stream.name)}
-            for one in found
+            offset.stream.name: {
+                "applied": offset.watermark,
+                "landed": landed.get(offset.stream.name),
+            }
+            for offset in found
         }
     )
 
@@ -371,7 +374,9 @@ def state_show(
 @state.command("set", epilog="Example: chronolake state set crm Account batch=05/data-16.parquet")
 def state_set(
     pipeline: PipelineArgument,
-    stream: Annotated[str, typer.Argument(metavar="STREAM")],
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="The stream's name in the source.")
+    ],
     position: Annotated[
         str, typer.Argument(metavar="FILE", help="The last file to treat as applied.")
     ],
@@ -383,12 +388,12 @@ def state_set(
     lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Move a stream's table to another file; skipped files are missing until a rebuild."""
+    """Set the offset of a stream's table; skipped files are missing until a rebuild."""
     if not yes:
         raise typer.BadParameter(
-            "what lies between would not be applied. Agree with --yes", param_hint="--yes"
+            "the files in between would not be applied. Confirm with --yes", param_hint="--yes"
         )
-    _move(project_of(project, lake, settings), pipeline, [stream], position)
+    _move_watermarks(project_of(project, lake, settings), pipeline, [stream], position)
 
 
 @state.command("reset", epilog="Example: chronolake state reset crm --stream Account")
@@ -400,17 +405,19 @@ def state_reset(
     lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Reset tables' offsets: the next sync applies every file again, which changes nothing."""
-    _move(project_of(project, lake, settings), pipeline, stream or [], None)
+    """Reset offsets: the next sync applies every file again, which does not change any row."""
+    _move_watermarks(project_of(project, lake, settings), pipeline, stream or [], None)
 
 
-def _move(project: Project, pipeline: str, names: list[str], watermark: str | None) -> None:
+def _move_watermarks(
+    project: Project, pipeline: str, names: list[str], watermark: str | None
+) -> None:
     from chronolake.pipeline.state import move_watermark
     from chronolake.pipeline.streams import select_streams, streams_of
 
     raise_if_it_cannot_begin(project, pipeline)
     streams = select_streams(streams_of(project, pipeline), pipeline, names)
-    with opened(project.lake, json=False) as there, leased_for(there, streams) as lease:
+    with open_lake(project.lake, json=False) as opened, leased_for(opened, streams) as lease:
         for stream in streams:
-            move_watermark(there, stream, lease, watermark)
-            console().print(f"{stream.table} is at {watermark or 'the beginning'}")
+            move_watermark(opened, stream, lease, watermark)
+            console().print(f"The offset of {stream.table} is now {watermark or 'the beginning'}")

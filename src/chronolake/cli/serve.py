@@ -61,7 +61,7 @@ def serve(
     files_root: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Refuse batch files outside this folder.", show_default="none"
+            metavar="DIR", help="Reject batch files outside this folder.", show_default="none"
         ),
     ] = None,
     batch_format: Annotated[
@@ -160,29 +160,31 @@ def ui(
     if lake is None and file is None:
         raise ConfigurationError(
             f"There is no chronolake.yml in {Path.cwd()} or a folder above it.",
-            hint="Name a lake's folder with --lake, or a project's with --project.",
+            hint="Set the folder of a lake with --lake, or of a project with --project.",
         )
     wanted = configuration(project, lake, file, settings)
-    is_seen = sys.stdout.isatty() and not json
-    options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
-    served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
-    _leave()
+    is_terminal = sys.stdout.isatty() and not json
+    options = served.UiOptions(host, port, browser=is_terminal if browser is None else browser)
+    served.serve(wanted, options, lambda address: _print_address(address, json=json), project=file)
+    _exit_soon()
 
 
-def _leave() -> None:
+def _exit_soon() -> None:
     """End the process soon: this command writes nothing, so readers need not be waited for."""
     watch = threading.Timer(_PATIENCE_SECONDS, os._exit, [0])
     watch.daemon = True
     watch.start()
 
 
-def _tell(address: Address, *, json: bool) -> None:
+def _print_address(address: Address, *, json: bool) -> None:
     if json:
         reported = {"url": address.url, "host": address.host, "port": address.port}
         print_json(reported | {"token": address.token}, pretty=False)
     else:
-        console().print(Text(f"The page is at {address.url}"), soft_wrap=True)
+        console().print(Text(f"The web UI is at {address.url}"), soft_wrap=True)
         if address.token:
-            console().print("The link is shown only once: who has it can read the whole lake.")
-        console().print("Ctrl-C ends it.", style="dim")
+            console().print(
+                "The link is printed only once. Anyone who has it can read the whole lake."
+            )
+        console().print("Press Ctrl-C to stop.", style="dim")
     sys.stdout.flush()

@@ -22,11 +22,11 @@ from chronolake.cli.app import (
     app,
     configuration,
     console,
-    existing,
     fail,
-    pairs,
+    open_existing,
+    parse_pairs,
+    parse_table_name,
     print_json,
-    table_name,
 )
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def history(
     from chronolake.inspect import render
 
     if not key and not null:
-        raise typer.BadParameter("give the record's key", param_hint="--key")
-    wanted = _key_of(key or (), null or ())
+        raise typer.BadParameter("name the record's key", param_hint="--key")
+    wanted = _parse_key(key or (), null or ())
     timeline = inspect.history(
-        configuration(project, lake, config, settings), table_name(table), wanted
+        configuration(project, lake, config, settings), parse_table_name(table), wanted
     )
     if json:
         print_json(timeline.as_json())
@@ -102,16 +102,16 @@ def history(
         fail()
 
 
-def _key_of(given: Sequence[str], null: Sequence[str]) -> dict[str, str | None]:
+def _parse_key(given: Sequence[str], null: Sequence[str]) -> dict[str, str | None]:
     """Return the record's key: text by column, None for null.
 
     Raises:
         BadParameter: a column is given twice.
     """
-    key: dict[str, str | None] = dict(pairs(given, "--key"))
+    key: dict[str, str | None] = dict(parse_pairs(given, "--key"))
     for column in null:
         if column in key:
-            raise typer.BadParameter(f"{column} is given twice", param_hint="--null")
+            raise typer.BadParameter(f"duplicate key {column}", param_hint="--null")
         key[column] = None
     return key
 
@@ -134,7 +134,7 @@ def usage(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Show monthly active rows: distinct rows (of history tables: versions) that were written.
+    """Show monthly active rows: the distinct rows (in history tables: versions) that were written.
 
     Deleting a row, closing a version, or sending an unchanged version again does not count.
     """
@@ -142,23 +142,23 @@ def usage(
     from chronolake.inspect import render
 
     if month is not None and not re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", month):
-        raise typer.BadParameter("write it like 2026-11", param_hint="--month")
+        raise typer.BadParameter("write a month such as 2026-11", param_hint="--month")
     wanted = month or datetime.now(UTC).strftime("%Y-%m")
     found = inspect.usage(configuration(project, lake, config, settings), wanted)
     if json:
         print_json(
             {
                 "month": wanted,
-                "rows": sum(each.rows for each in found),
-                "exact": all(each.is_exact for each in found),
-                "tables": [each.as_json() for each in found],
+                "rows": sum(table_usage.rows for table_usage in found),
+                "exact": all(table_usage.is_exact for table_usage in found),
+                "tables": [table_usage.as_json() for table_usage in found],
             }
         )
     else:
         console().print(render.usage(wanted, found))
 
 
-_SHOWN: Final = 100
+_DEFAULT_LIMIT: Final = 100
 
 
 @app.command(
@@ -198,8 +198,8 @@ def diff(
     from chronolake.errors import HistoryWarning
     from chronolake.table_diff import compared
 
-    name = table_name(table)
-    with existing(configuration(project, lake, config, settings), name, json=json) as opened:
+    name = parse_table_name(table)
+    with open_existing(configuration(project, lake, config, settings), name, json=json) as opened:
         with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always", HistoryWarning)
             found = compared(opened.table(name), before, after)
@@ -209,9 +209,9 @@ def diff(
             for record in found.records(limit or None):
                 print_json(record.as_json(), pretty=False)
             return
-        limit = _SHOWN if limit is None else limit
+        limit = _DEFAULT_LIMIT if limit is None else limit
         records = list(found.records(limit + 1 if limit else None))
         screen = console()
-        screen.print(output.differences(list(itertools.islice(records, limit or None))))
+        screen.print(output.format_differences(list(itertools.islice(records, limit or None))))
         if limit and len(records) > limit:
-            screen.print(f"The first {limit:,} records; --limit 0 shows all.", style="dim")
+            screen.print(f"Only the first {limit:,} records; --limit 0 shows all.", style="dim")

@@ -67,7 +67,7 @@ def run_tester(
     scenarios: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SCENARIO.json|DIR...",
+            metavar="SCENARIO.json|DIR",
             help="Scenarios in the format of the Partner SDK's tester. A folder means all its "
             ".json files.",
             show_default=False,
