@@ -469,10 +469,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as failure:
-        reported = storage_error(failure) or _spark_error(failure)
-        if debug or reported is None:
+        known = storage_error(failure) or _spark_error(failure)
+        if debug or known is None:
             raise
-        show_error(reported, json=json)
+        show_error(known, json=json)
         sys.exit(1)
     finally:
         # Commands restrict it, and a caller in the same process goes on with its own.

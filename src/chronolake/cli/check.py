@@ -83,8 +83,8 @@ def check(
     else:
         for result in results:
             level = Text(result["level"].ljust(_WIDTH), style=_STYLES[result["level"]])
-            reported = Text.assemble(level, (result["what"], "bold"), f"  {result['message']}")
-            console().print(reported, soft_wrap=True)
+            line = Text.assemble(level, (result["what"], "bold"), f"  {result['message']}")
+            console().print(line, soft_wrap=True)
             if result["hint"]:
                 # Statements are copied from here, so lines are not wrapped.
                 console().print(Text(f"{' ' * _WIDTH}{result['hint']}"), soft_wrap=True)

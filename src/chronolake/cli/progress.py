@@ -76,12 +76,12 @@ class SparkTasks(ProgressColumn):
         done = sum(stage.numCompletedTasks for stage in stages)
         if numbers != self._stages:
             self._stages, self._began, self._done_before = numbers, time.monotonic(), done
-        every = sum(stage.numTasks for stage in stages)
-        reported = f"{done:,} of {every:,} tasks"
+        total = sum(stage.numTasks for stage in stages)
+        text = f"{done:,} of {total:,} tasks"
         if newly := done - self._done_before:
-            left = (time.monotonic() - self._began) * (every - done) / newly
-            reported += f", about {timedelta(seconds=round(left))} left"
-        return Text(reported, style="dim")
+            left = (time.monotonic() - self._began) * (total - done) / newly
+            text += f", about {timedelta(seconds=round(left))} left"
+        return Text(text, style="dim")
 
 
 class Progress:
@@ -131,8 +131,8 @@ class Progress:
         elif stream is not None and event.kind is EventKind.LANDED:
             landed = self._landed.get(stream.stream, 0) + event.bytes
             self._landed[stream.stream] = landed
-            reported = f"{stream.table_name}, {size(landed)} landed"
-            self._bars.update(self._tasks[stream.stream], description=reported)
+            description = f"{stream.table_name}, {size(landed)} landed"
+            self._bars.update(self._tasks[stream.stream], description=description)
         elif stream is not None and event.kind in {EventKind.APPLYING, EventKind.PUBLISHED}:
             self._bars.update(
                 self._tasks[stream.stream],
@@ -146,10 +146,12 @@ class Progress:
             self._landed.pop(stream.stream, None)
             self._screen.print(_format_outcome(stream))
         elif stream is not None and event.kind is EventKind.MAINTAINING:
-            reported = f"{stream.table_name}, compacting files"
+            description = f"{stream.table_name}, compacting files"
             if self._maintenance_task is None:
-                self._maintenance_task = self._bars.add_task(reported, total=None, rows=stream.rows)
-            self._bars.update(self._maintenance_task, description=reported, rows=stream.rows)
+                self._maintenance_task = self._bars.add_task(
+                    description, total=None, rows=stream.rows
+                )
+            self._bars.update(self._maintenance_task, description=description, rows=stream.rows)
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:
             if self._maintenance_task is not None:
                 self._bars.remove_task(self._maintenance_task)
@@ -174,20 +176,20 @@ def _format_outcome(stream: StreamRun) -> Text:
 
 
 def _as_json(event: Event) -> dict[str, Any]:
-    reported: dict[str, Any] = {
+    content: dict[str, Any] = {
         "event": event.kind,
         "pipeline": event.pipeline,
         "run": event.run,
     }
     if event.status is not None:
-        reported["status"] = event.status
+        content["status"] = event.status
     if event.stream is not None:
-        reported |= stream_json(event.stream)
+        content |= stream_json(event.stream)
     if event.kind is EventKind.LANDED:
-        reported |= {"files_landed": event.files, "bytes_landed": event.bytes}
+        content |= {"files_landed": event.files, "bytes_landed": event.bytes}
     if event.kind in {EventKind.APPLYING, EventKind.PUBLISHED}:
-        reported |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
-    return reported
+        content |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
+    return content
 
 
 def stream_json(stream: StreamRun) -> dict[str, Any]:

@@ -149,8 +149,8 @@ def status(
             compared = _reconciliations(wanted, name)
             for position in found:
                 stream = position.stream.name
-                reported = _stream_status(position, recent.get((name, stream)))
-                rows.append({**reported, "compared": compared.get(stream)})
+                status = _stream_status(position, recent.get((name, stream)))
+                rows.append({**status, "compared": compared.get(stream)})
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
         except ChronolakeError as failure:
@@ -185,17 +185,17 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
             hint = f"  {row['hint'] or ''}"
             console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
         for file in row["quarantined"]:
-            reported = f"  left out {file['mark']}: {file['reason']}"
-            console().print(Text.assemble((row["table"], "bold"), (reported, "yellow")))
+            text = f"  left out {file['mark']}: {file['reason']}"
+            console().print(Text.assemble((row["table"], "bold"), (text, "yellow")))
         if compared := row["compared"]:
             age = _format_age((datetime.now(UTC) - compared["at"]).total_seconds())
-            reported = f"  reconciled with its source {age}: {compared['deleted']:,} deleted"
-            console().print(Text.assemble((row["table"], "bold"), reported))
+            text = f"  reconciled with its source {age}: {compared['deleted']:,} deleted"
+            console().print(Text.assemble((row["table"], "bold"), text))
     for name, lag in lags.items():
-        reported = (
+        text = (
             f"  {size(lag.behind_bytes)} of log to read; the source retains {size(lag.kept_bytes)}"
         )
-        console().print(Text.assemble((name, "bold"), reported))
+        console().print(Text.assemble((name, "bold"), text))
         if lag.warning is not None:
             console().print(Text(f"  {lag.warning}", style="yellow"))
 
@@ -213,14 +213,14 @@ def _reconciliations(project: Project, pipeline: str) -> dict[str, dict[str, Any
 
     store = store_of(project)
     checkpoints = store.checkpoints(pipeline) if store else {}
-    reported = {
+    offsets = {
         name: checkpoint[COMPARED]
         for name, checkpoint in checkpoints.items()
         if COMPARED in checkpoint
     }
     return {
         name: {**last, "at": _EPOCH + timedelta(microseconds=last["at"])}
-        for name, last in reported.items()
+        for name, last in offsets.items()
         # The first read of a stream is not compared with a table.
         if "deleted" in last
     }
@@ -303,13 +303,13 @@ def runs(
     for run in found:
         named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
         for place, stream in enumerate(run.streams):
-            reported = stream.record
+            record = stream.record
             grid.add_row(
                 *(named if place == 0 else ("", "")),
-                reported.stream,
-                reported.status,
-                *(f"{number:,}" for number in (reported.rows, reported.written)),
-                f"{reported.seconds:.1f}",
+                record.stream,
+                record.status,
+                *(f"{number:,}" for number in (record.rows, record.written)),
+                f"{record.seconds:.1f}",
             )
     console().print(grid)
     for run in found:
@@ -382,7 +382,10 @@ def state_set(
     ],
     *,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Change the offset even if files are skipped.")
+        bool,
+        typer.Option(
+            "--yes", help="Confirm the change: the table lacks skipped files until a rebuild."
+        ),
     ] = False,
     project: ProjectOption = None,
     lake: LakeOption = None,

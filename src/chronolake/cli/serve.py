@@ -178,8 +178,8 @@ def _exit_soon() -> None:
 
 def _print_address(address: Address, *, json: bool) -> None:
     if json:
-        reported = {"url": address.url, "host": address.host, "port": address.port}
-        print_json(reported | {"token": address.token}, pretty=False)
+        content = {"url": address.url, "host": address.host, "port": address.port}
+        print_json(content | {"token": address.token}, pretty=False)
     else:
         console().print(Text(f"The web UI is at {address.url}"), soft_wrap=True)
         if address.token:

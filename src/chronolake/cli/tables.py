@@ -200,10 +200,10 @@ def diff(
 
     name = parse_table_name(table)
     with open_existing(configuration(project, lake, config, settings), name, json=json) as opened:
-        with warnings.catch_warnings(record=True) as reported:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HistoryWarning)
             found = compared(opened.table(name), before, after)
-        for warning in reported:
+        for warning in caught:
             console(stderr=True).print(f"Note: {warning.message}", style="yellow")
         if json:
             for record in found.records(limit or None):

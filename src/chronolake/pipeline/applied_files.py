@@ -46,15 +46,15 @@ class AppliedFiles:
         """Return the applied files from a table's properties."""
         watermark = table.property_of(WATERMARK_PROPERTY)
         furthest = table.property_of(FURTHEST_PROPERTY) or watermark
-        reported = table.property_of(QUARANTINED_PROPERTY)
-        quarantine = None if reported is None else Quarantine.from_json(reported)
+        stored = table.property_of(QUARANTINED_PROPERTY)
+        quarantine = None if stored is None else Quarantine.from_json(stored)
         return cls(watermark, furthest, int(table.property_of(FILES_PROPERTY) or 0), quarantine)
 
     @property
     def properties(self) -> dict[str, str]:
         """Return the table properties; callers must remove that of a missing watermark."""
-        reported = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
-        known = {name: mark for name, mark in reported.items() if mark is not None}
+        marks = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
+        known = {name: mark for name, mark in marks.items() if mark is not None}
         if self.quarantine is not None:
             known[QUARANTINED_PROPERTY] = self.quarantine.to_json()
         return {**known, FILES_PROPERTY: str(self.files)}

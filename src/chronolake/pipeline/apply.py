@@ -257,10 +257,10 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     stored.writer.lease.guard(stored.table)
     stored.expect_same_key(landed.key, file=landed.watermark)
     seen = united(stored.seen, landed.seen)
-    every = columns_for(stored.stream, seen, landed.key)
+    columns = columns_for(stored.stream, seen, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
-    are_in_place = stored.matches_configuration and not _needs_rebuild(stored, every)
-    return _Columns(seen, every, are_in_place)
+    are_in_place = stored.matches_configuration and not _needs_rebuild(stored, columns)
+    return _Columns(seen, columns, are_in_place)
 
 
 def _create_table(writer: TableWriter, landed: Landing, step: _Step) -> int:

@@ -55,9 +55,9 @@ class Filled:
     @classmethod
     def of(cls, table: CatalogTable) -> Self:
         """Return the stream properties of a table."""
-        reported = table.table.properties
+        properties = table.table.properties
         names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
-        return cls(table.name, *(reported.get(name) for name in names))
+        return cls(table.name, *(properties.get(name) for name in names))
 
 
 @dataclass(frozen=True)

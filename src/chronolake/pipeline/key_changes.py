@@ -78,8 +78,8 @@ def fill_omitted_values(
     given = _cast_columns(columns, both)
     links = _links(rows, [given[name] for name in key]).localCheckpoint()
     values = links.join(_values_in_batch(rows, links, omitted, both, given), _ROW, "left")
-    whole = lake.spark.table(f"{CATALOG}.{table.name.sql}")
-    values = values.join(_values_in_table(whole, links, omitted, stored, both), _ROW, "left")
+    current = lake.spark.table(f"{CATALOG}.{table.name.sql}")
+    values = values.join(_values_in_table(current, links, omitted, stored, both), _ROW, "left")
     values = values.selectExpr(
         _ROW,
         *(
@@ -96,11 +96,11 @@ def fill_omitted_values(
             is_open = f"{FOLLOWS} IS NOT NULL AND array_contains({OMITTED}, {literal(column.name)})"
             cell = f"IF({is_open}, {_CELL}{omitted.index(column.name)}, {cell})"
         cells.append(f"{cell} AS {quoted(column.name)}")
-    reported = f"IF({FOLLOWS} IS NULL, {OMITTED}, NULL) AS {OMITTED}"
+    left_out = f"IF({FOLLOWS} IS NULL, {OMITTED}, NULL) AS {OMITTED}"
     data = {column.name for column in columns}
     others = [name for name in rows.columns if name not in {*data, OMITTED, FOLLOWS}]
-    whole = rows.join(values, rows[SEQUENCE] == values[_ROW], "left")
-    return whole.selectExpr(*cells, reported, *map(quoted, others)), both
+    joined = rows.join(values, rows[SEQUENCE] == values[_ROW], "left")
+    return joined.selectExpr(*cells, left_out, *map(quoted, others)), both
 
 
 def _cast_columns(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
@@ -189,8 +189,8 @@ def _values_in_table(
         )
         for n, name in enumerate(omitted)
     )
-    whole = table.where(_bounds(links, key, wide))
-    versions = whole.selectExpr(
+    bounded = table.where(_bounds(links, key, wide))
+    versions = bounded.selectExpr(
         f"{_key(widened(column, wide[column.name].type) for column in key)} AS {_KEY}",
         f"{time_in(VERSION, 0)} AS {_PLACE}",
         f"named_struct({cells}) AS {_CELL}",

@@ -257,8 +257,8 @@ def _built_from_lake(
             other bad ones if the stream quarantines them; by default, use the files of the table.
     """
     stream = stored.stream
-    every = stream.folder.files()
-    place = next((number for number, file in enumerate(every) if file.mark == last), None)
+    lake_files = stream.folder.files()
+    place = next((number for number, file in enumerate(lake_files) if file.mark == last), None)
     if place is None:
         raise SourceError(
             "The last file that was applied to the table is missing from the raw lake."
@@ -268,8 +268,8 @@ def _built_from_lake(
             file=last,
             hint="Restore the files of the raw lake: the table can only be built from them.",
         )
-    files = every[: place + 1]
-    _expect_all_there(stored, every)
+    files = lake_files[: place + 1]
+    _expect_all_there(stored, lake_files)
     bad = () if tries_all else (stored.applied.quarantine or Quarantine()).files
     hidden: list[TableName] = []
     try:
@@ -326,11 +326,11 @@ def _expect_all_there(stored: StoredTable, files: Sequence[DataFile]) -> None:
     if not stored.is_of_lake:
         return
     applied = stored.applied
-    there = (applied.quarantine or Quarantine()).readable(applied_of(files, applied.furthest))
-    gone = applied.files - len(there)
-    if gone > 0:
+    existing = (applied.quarantine or Quarantine()).readable(applied_of(files, applied.furthest))
+    missing = applied.files - len(existing)
+    if missing > 0:
         raise SourceError(
-            f"{gone:,} of the {applied.files:,} files that the table was built from are missing "
+            f"{missing:,} of the {applied.files:,} files that the table was built from are missing "
             "from the raw lake. A rebuild would lose their rows.",
             table=str(stored.stream.table),
             hint="Restore the files. To start over with the remaining files, drop the table.",

@@ -188,24 +188,24 @@ class StoreReader:
     def sums_of(self, identities: Sequence[str]) -> dict[str, StreamSums]:
         """Return the totals of runs' streams; zeros for a run without streams."""
         query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
-        reported = query.subquery().c
-        whole = reported.bytes + reported.bytes_left
+        records = query.subquery().c
+        total = records.bytes + records.bytes_left
         part = sql.case(
-            (reported.status == Status.SUCCEEDED, 1.0),
-            (reported.stage.in_((Stage.WAITING, Stage.LANDING)), 0.0),
-            (whole > 0, reported.bytes * 1.0 / whole),
+            (records.status == Status.SUCCEEDED, 1.0),
+            (records.stage.in_((Stage.WAITING, Stage.LANDING)), 0.0),
+            (total > 0, records.bytes * 1.0 / total),
             else_=0.0,
         )
-        failed = sql.case((reported.error.is_not(None), reported.stream))
+        failed = sql.case((records.error.is_not(None), records.stream))
         names = ("rows_read", "landed_rows", "rows", "written")
         sums = sql.select(
-            reported.run,
+            records.run,
             sql.func.count().label("streams"),
             sql.func.count(failed).label("failed"),
             sql.func.sum(part).label("parts"),
-            *(sql.cast(sql.func.sum(reported[name]), sql.BigInteger).label(name) for name in names),
+            *(sql.cast(sql.func.sum(records[name]), sql.BigInteger).label(name) for name in names),
             sql.func.min(failed).label("failed_stream"),
-        ).group_by(reported.run)
+        ).group_by(records.run)
         found: dict[str, StreamSums] = defaultdict(StreamSums)
         for row in self.connection.execute(sums).mappings():
             known = {name: value for name, value in row.items() if name != "run"}
@@ -241,19 +241,21 @@ class StoreReader:
         Older runs are searched only for streams that have not succeeded in the recent ones.
         """
         recent = [run.id for run in self.newest(_RECENT_RUNS, pipeline)]
-        there = sql.select(RUNS.c.pipeline, STREAM_RUNS.c.stream).join(
+        runs = sql.select(RUNS.c.pipeline, STREAM_RUNS.c.stream).join(
             STREAM_RUNS, STREAM_RUNS.c.run == RUNS.c.id
         )
         of_recent = STREAM_RUNS.c.run.in_(recent)
-        every = {(row.pipeline, row.stream) for row in self._all(there.where(of_recent).distinct())}
+        streams = {
+            (row.pipeline, row.stream) for row in self._all(runs.where(of_recent).distinct())
+        }
         succeeded = (
-            there.add_columns(sql.func.max(RUNS.c.began).label("began"))
+            runs.add_columns(sql.func.max(RUNS.c.began).label("began"))
             .where(STREAM_RUNS.c.status == Status.SUCCEEDED)
             .group_by(RUNS.c.pipeline, STREAM_RUNS.c.stream)
         )
         lately = self._all(succeeded.where(of_recent))
         found = {(row.pipeline, row.stream): str(row.began) for row in lately}
-        if missing := {stream for _, stream in every - found.keys()}:
+        if missing := {stream for _, stream in streams - found.keys()}:
             earlier = succeeded.where(STREAM_RUNS.c.stream.in_(missing))
             for row in self._all(earlier):
                 found.setdefault((row.pipeline, row.stream), row.began)
@@ -368,9 +370,9 @@ class ObservedRun:
 
     def sum(self, name: str) -> int | None:
         """Return a counter's sum over the streams, such as of `written`; None if unknown."""
-        reported = [getattr(stream.record, name) for stream in self.streams]
-        known = [value for value in reported if value is not None]
-        return sum(known) if known else None
+        values = [getattr(stream.record, name) for stream in self.streams]
+        known_values = [value for value in values if value is not None]
+        return sum(known_values) if known_values else None
 
 
 @dataclass(frozen=True)
@@ -610,8 +612,8 @@ def _fraction(record: StreamRun) -> float | None:
         return 0.0
     if record.bytes_left is None or record.stage is Stage.LANDING:
         return None
-    whole = record.bytes + record.bytes_left
-    return record.bytes / whole if whole else 1.0
+    total = record.bytes + record.bytes_left
+    return record.bytes / total if total else 1.0
 
 
 def _offsets_of(record: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -218,8 +218,8 @@ def encode_states(
     before = None if before is None else masked(dict(before))
     texts = tuple(None if state is None else orjson.dumps(state) for state in (before, after))
     if all(text is None or len(text) <= WHOLE_BYTES for text in texts):
-        reported = (None if text is None else text.decode() for text in texts)
-        return next(reported), next(reported)
+        decoded = (None if text is None else text.decode() for text in texts)
+        return next(decoded), next(decoded)
     found = list(_walk_differences((), dict(before or {}), dict(after or {})))
     shown = found[:_MOST_CHANGES]
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})

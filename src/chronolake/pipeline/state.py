@@ -66,9 +66,9 @@ def table_offsets(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamO
     Raises:
         LakeError: the catalog is not reachable.
     """
-    there = set(inspect.names(config)) if _lake_exists(config) else set()
+    existing = set(inspect.names(config)) if _lake_exists(config) else set()
     return [
-        _read_offset(config, stream) if stream.table in there else StreamOffset(stream)
+        _read_offset(config, stream) if stream.table in existing else StreamOffset(stream)
         for stream in streams
     ]
 
@@ -80,19 +80,19 @@ def _lake_exists(config: LakeConfig) -> bool:
 
 def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
     found = look_up(config, stream.table)
-    reported = found.table.properties
+    properties = found.table.properties
     return StreamOffset(
         stream,
-        reported.get(WATERMARK_PROPERTY),
+        properties.get(WATERMARK_PROPERTY),
         found.mode,
-        reported.get(SIGHT_PROPERTY),
-        reported.get(STREAM_PROPERTY),
-        Quarantine.from_json(reported.get(QUARANTINED_PROPERTY)),
+        properties.get(SIGHT_PROPERTY),
+        properties.get(STREAM_PROPERTY),
+        Quarantine.from_json(properties.get(QUARANTINED_PROPERTY)),
         found.key,
         tuple(column.name for column in found.columns),
         {
             name: int(number)
-            for number, name in orjson.loads(reported.get(NAMES_PROPERTY) or "{}").items()
+            for number, name in orjson.loads(properties.get(NAMES_PROPERTY) or "{}").items()
         },
     )
 

@@ -114,23 +114,23 @@ def migrate(connection: sql.Connection) -> None:
     Several processes may do so at the same time: SQLite's transaction excludes the others, and with
     PostgreSQL an advisory lock does.
     """
-    there = _columns_of(connection)
+    existing = _columns_of(connection)
     missing = [
         (table, column)
         for table in _metadata.sorted_tables
         for column in table.columns
-        if column.name not in there.get(table.name, set())
+        if column.name not in existing.get(table.name, set())
     ]
     if not missing:
         return
     is_postgresql = connection.dialect.name == "postgresql"
     if is_postgresql:
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_OPENING)))
-        there = _columns_of(connection)
+        existing = _columns_of(connection)
     _metadata.create_all(connection)
     prepared = connection.dialect.identifier_preparer
     for table, column in missing:
-        if table.name not in there or column.name in there[table.name]:
+        if table.name not in existing or column.name in existing[table.name]:
             continue
         kind = column.type.compile(connection.dialect)
         added = f"{prepared.quote(column.name)} {kind}"
@@ -144,11 +144,11 @@ def available_columns(
 
     Missing columns are null. Returns None if the table is missing.
     """
-    there = _columns_of(connection).get(table.name)
-    if there is None:
+    existing = _columns_of(connection).get(table.name)
+    if existing is None:
         return None
     return [
-        column if column.name in there else sql.cast(sql.null(), column.type).label(column.name)
+        column if column.name in existing else sql.cast(sql.null(), column.type).label(column.name)
         for column in table.columns
     ]
 
@@ -248,11 +248,11 @@ class Store:
         self, run: str, status: Status, *, error: str | None = None, hint: str | None = None
     ) -> None:
         """Record the outcome of a run; its open streams are recorded as failed."""
-        reported = {"status": status, "ended": now(), "error": error, "hint": hint}
+        values = {"status": status, "ended": now(), "error": error, "hint": hint}
         is_open = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.status == Status.RUNNING)
         left = {"error": error or _DIED["error"], "hint": hint or _DIED["hint"]}
         with self.transaction() as connection:
-            connection.execute(RUNS.update().where(RUNS.c.id == run).values(reported))
+            connection.execute(RUNS.update().where(RUNS.c.id == run).values(values))
             connection.execute(STREAM_RUNS.update().where(is_open).values({**_DIED, **left}))
 
     def note_failed(self, run: Run) -> None:

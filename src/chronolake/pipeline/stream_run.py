@@ -119,8 +119,8 @@ class StreamSync:
         )
         self.report.note_soon(self.state)
         if landed.files:
-            reported = {"files": landed.files, "bytes": landed.bytes}
-            self.report.emit(EventKind.LANDED, stream=self.state, **reported)
+            sizes = {"files": landed.files, "bytes": landed.bytes}
+            self.report.emit(EventKind.LANDED, stream=self.state, **sizes)
 
     def fail(self, failure: Exception) -> None:
         """Record the failure that stopped landing; the first one is kept."""
@@ -205,8 +205,8 @@ class StreamSync:
             # The source's rows are the files that it contains.
             self._note(rows_read=self.state.rows)
         self.report.note_soon(self.state)
-        reported = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
-        self.report.emit(EventKind.PUBLISHED, stream=self.state, **reported)
+        pending = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
+        self.report.emit(EventKind.PUBLISHED, stream=self.state, **pending)
 
     def maintain(self) -> None:
         """Run maintenance of the table if it was written and needs it; never fails."""
@@ -247,11 +247,11 @@ class StreamSync:
 
     def _report_pending(self, files: Sequence[DataFile]) -> None:
         """Report the files to apply, before any of them is applied."""
-        reported = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
-        self._note(**reported)
+        pending = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
+        self._note(**pending)
         self.report.note_soon(self.state)
         if files:
-            self.report.emit(EventKind.APPLYING, stream=self.state, **reported)
+            self.report.emit(EventKind.APPLYING, stream=self.state, **pending)
 
 
 def describe_failure(failure: BaseException) -> dict[str, str | None]:

@@ -62,9 +62,9 @@ class StoredTokens:
         with ExitStack() as turn:
             self._lock(turn, store)
             known = self._load(store, name)
-            reported = change(known)
-            if reported != known:
-                store.store_token(self.pipeline, name, reported, since=known)
+            token = change(known)
+            if token != known:
+                store.store_token(self.pipeline, name, token, since=known)
 
     def _load(self, store: Store, name: str) -> Mapping[str, Any] | None:
         known: Mapping[str, Any] | None = store.load_tokens(self.pipeline).get(name)
