@@ -147,4 +147,4 @@ def test_names_that_no_table_can_have_are_refused(name: str) -> None:
 
 def test_the_names_of_a_stream_come_before_those_of_its_pipeline() -> None:
     names = ColumnNames((("a", "x"), ("b", "y")), (("a", "z"), ("c", "c")))
-    assert names.now(["a", "b", "c", "d"]) == {"a": "z", "b": "y"}
+    assert names.lake_names(["a", "b", "c", "d"]) == {"a": "z", "b": "y"}
