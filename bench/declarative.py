@@ -162,7 +162,7 @@ def read_ours(
         files = SliceFiles(waiting.folder, identity, shape)
         reader = StreamReader(stream, api)
         cluster = None if spark is None else cluster_for(spark, api, reader, files, workers)
-        run = Run(reader, files, waiting, api.access, cluster=cluster)
+        run = Run(reader, files, waiting, api.session, cluster=cluster)
         rows = 0
         begin = time.perf_counter()
         for _ in run.read(workers):
@@ -297,7 +297,7 @@ def _plan(count: int, *, is_global: bool) -> None:
         ),
         {},
     )
-    latest = cursor.parsed("2026-01-15T00:00:00Z")
+    latest = cursor.parse("2026-01-15T00:00:00Z")
     stored: Any = None
     for _ in range(2):
         state = StreamState(cursor, stored, is_partitioned=True, is_global=is_global)

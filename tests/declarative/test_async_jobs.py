@@ -181,7 +181,7 @@ def test_why_an_order_is_refused_is_told(desk: Desk) -> None:
     failure = desk.read().failure
 
     assert failure is not None
-    assert "3 times" in failure.message
+    assert "3 attempts" in failure.message
     assert "status 400" in failure.message
     assert desk.api.paths() == ["/reports"] * 3
 
@@ -235,7 +235,7 @@ def test_an_order_is_answered_with_an_object(desk: Desk, answer: Reply) -> None:
     failure = desk.read().failure
 
     assert failure is not None
-    assert "no JSON object" in failure.message
+    assert "not a JSON object" in failure.message
 
 
 def test_an_error_that_is_ignored_is_no_report(desk: Desk) -> None:
@@ -251,7 +251,7 @@ def test_an_error_that_is_ignored_is_no_report(desk: Desk) -> None:
     failure = desk.read(polling_requester=poll).failure
 
     assert failure is not None
-    assert "how far a report is" in failure.message
+    assert "the status of the job" in failure.message
 
 
 # ---------------------------------------------------------------------- what requests see
@@ -497,7 +497,7 @@ def test_a_download_may_be_larger_than_an_answer(
 def test_what_is_read_as_a_whole_has_to_fit_into_memory(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response, "MOST_AT_ONCE", 100)
+    monkeypatch.setattr(response, "MAX_BODY_IN_MEMORY", 100)
     desk.api.on("/files/1", Reply([{"id": 1}] * 20))
 
     failure = desk.read().failure
@@ -593,7 +593,7 @@ def test_a_status_means_one_thing(desk: Desk) -> None:
 
     (problem,) = desk.manifest(status_mapping=words).problems
 
-    assert "'a' is named 2 times" in problem.message
+    assert "'a' is listed 2 times" in problem.message
 
 
 def test_a_request_for_targets_needs_what_finds_them(desk: Desk) -> None:
@@ -617,7 +617,7 @@ def test_a_report_has_no_pages_to_make_smaller(desk: Desk, action: str) -> None:
 
     (problem,) = desk.manifest(polling_requester=poll).problems
 
-    assert f"the polling_requester of a report knows no action {action}" in problem.message
+    assert f"the polling_requester does not support the action {action}" in problem.message
 
 
 @pytest.mark.parametrize("minutes", ["{{ 'long' }}", "{{ 0 - 1 }}", "-3"])
@@ -631,5 +631,5 @@ def test_what_has_no_pages_for_templates_is_not_paged(desk: Desk) -> None:
         "type": "DefaultPaginator",
         "pagination_strategy": {"type": "PageIncrement", "page_size": 1},
     }
-    with pytest.raises(ConfigurationError, match="cannot be paged"):
+    with pytest.raises(ConfigurationError, match="cannot be paginated"):
         desk.read(download_paginator=paginator, download_decoder={"type": "CsvDecoder"})

@@ -186,9 +186,9 @@ def test_jwt_with_a_coded_key(api: Api, client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"secret_key": HIDDEN, "algorithm": "RS256"}, "No token can be signed by RS256"),
-        ({"additional_jwt_headers": {"alg": "none"}}, "additional_jwt_headers sets alg"),
-        ({"additional_jwt_payload": {"exp": 1}}, "additional_jwt_payload sets exp"),
+        ({"secret_key": HIDDEN, "algorithm": "RS256"}, "Signing a token with RS256"),
+        ({"additional_jwt_headers": {"alg": "none"}}, "additional_jwt_headers must not set alg"),
+        ({"additional_jwt_payload": {"exp": 1}}, "additional_jwt_payload must not set exp"),
     ],
 )
 def test_jwt_that_cannot_be_signed(
@@ -290,7 +290,7 @@ def test_login_in_xml(api: Api, client: httpx.Client) -> None:
 def test_login_that_fails_ends_the_reading(api: Api, client: httpx.Client) -> None:
     visit = Visit(api, client, {"password": HIDDEN})
     api.on("/login", Reply(status=401))
-    with pytest.raises(SourceError, match="POST /login is answered with status 401"):
+    with pytest.raises(SourceError, match="POST /login returned status 401"):
         visit.asks(session(api))
     api.on("/login", Reply({"data": {"other": HIDDEN}}))
     with pytest.raises(SourceError, match=r"no token at data\.token") as caught:
@@ -332,7 +332,7 @@ def test_requests_of_a_requester_share_answers_where_it_says_so(
     requester = visit.requester({"type": "NoAuth"}, use_cache=True)
 
     for _ in range(2):
-        visit.access.sender(requester).send(Request("GET", f"{api.url}/items"))
-    visit.access.sender(requester, cached=False).send(Request("GET", f"{api.url}/items"))
+        visit.session.sender(requester).send(Request("GET", f"{api.url}/items"))
+    visit.session.sender(requester, cached=False).send(Request("GET", f"{api.url}/items"))
 
     assert len(api.asked) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.components.custom_auth import custom_authentication
-from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.landing.file_writer import Read
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver, DriverLostError
@@ -22,10 +22,10 @@ from chronolake.types import ColumnType, now_micros
 class Slices:
     """Slice 1, which has not been read yet."""
 
-    def left(self, numbers: Collection[int]) -> set[int]:
+    def unfinished(self, numbers: Collection[int]) -> set[int]:
         return {1}.intersection(numbers)
 
-    def take(
+    def record_result(
         self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         return number == 1
@@ -37,7 +37,7 @@ def coordinator() -> Iterator[Coordinator]:
         http_client() as client,
         Coordinator(
             "127.0.0.1",
-            Access(Network(client), {}, custom=custom_authentication),
+            ApiSession(Network(client), {}, custom=custom_authentication),
             Slices(),
             callers=2,
         ) as running,
@@ -47,8 +47,8 @@ def coordinator() -> Iterator[Coordinator]:
 
 def test_tasks_are_answered(coordinator: Coordinator) -> None:
     with Driver(coordinator.address) as driver:
-        assert driver.left([0, 1]) == {1}
-        assert driver.read(1, Read([], None), {})
+        assert driver.unfinished([0, 1]) == {1}
+        assert driver.report_result(1, Read([], None), {})
         assert abs(driver.now() - now_micros()) < 60_000_000
 
 
@@ -90,4 +90,4 @@ def test_the_driver_is_not_asked_through_a_proxy(
     for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with Driver(coordinator.address) as driver:
-        assert driver.left([1]) == {1}
+        assert driver.unfinished([1]) == {1}

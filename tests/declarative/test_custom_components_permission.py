@@ -276,7 +276,7 @@ def test_what_a_class_may_not_give_is_refused(tmp_path: Path) -> None:
     with Api({"/items": Reply(ITEMS)}) as api:
         handled = found.reading(api, "handled").result.failure
         routed = found.reading(api, "routed").result.failure
-    assert "Shrugging.interpret_response gives no response_action, but None" in str(handled)
+    assert "Shrugging.interpret_response returned the response_action None" in str(handled)
     assert "Odd.stream_slices gives what is no slice" in str(routed)
 
 

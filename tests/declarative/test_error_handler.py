@@ -12,21 +12,21 @@ from pydantic import TypeAdapter
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.backoff import (
     Retries,
-    retries_of,
-    strategic_wait,
+    max_retries_of,
     strategies_of,
+    strategy_wait,
 )
 from chronolake.source.declarative.http.error_handler import Action, error_text, verdict_on
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.requests import BackoffStrategy, ErrorHandler
 
 LOST = httpx.ConnectError("refused")
 
 
-def answer(status: int, body: Any = None, **headers: str) -> Answer:
+def answer(status: int, body: Any = None, **headers: str) -> Response:
     content = body if isinstance(body, bytes) else orjson.dumps(body)
     named = {name.replace("_", "-"): text for name, text in headers.items()}
-    return Answer(status, httpx.Headers(named), content, "https://u:p@a.example/x?key=s", "GET")
+    return Response(status, httpx.Headers(named), content, "https://u:p@a.example/x?key=s", "GET")
 
 
 def handler(*filters: dict[str, Any], **fields: Any) -> ErrorHandler:
@@ -43,7 +43,7 @@ def chain(*handlers: ErrorHandler) -> ErrorHandler:
     return TypeAdapter(ErrorHandler).validate_python(whole)
 
 
-def action(outcome: Answer | httpx.RequestError, one: ErrorHandler | None = None) -> str:
+def action(outcome: Response | httpx.RequestError, one: ErrorHandler | None = None) -> str:
     return verdict_on(outcome, one, {}).action.value
 
 
@@ -123,7 +123,7 @@ def test_message_is_the_manifest_s_or_the_status_s() -> None:
     second = verdict_on(answer(404), one, {})
 
     assert first.message == "The key lacks read"
-    assert second.message == "The server has nothing there."
+    assert second.message == "The server has no resource at this path."
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_chain_ends_at_a_decision(wanted: str) -> None:
 def test_retries_are_those_of_a_chain_s_first_handler() -> None:
     first = handler(max_retries="{{ config['tries'] }}")
 
-    assert retries_of(None, {}) == 5
-    assert retries_of(handler(max_retries=None), {}) == 5
-    assert retries_of(chain(first, handler(max_retries=9)), {"tries": 2}) == 2
+    assert max_retries_of(None, {}) == 5
+    assert max_retries_of(handler(max_retries=None), {}) == 5
+    assert max_retries_of(chain(first, handler(max_retries=9)), {"tries": 2}) == 2
     with pytest.raises(ConfigurationError, match="max_retries"):
-        retries_of(handler(max_retries="many"), {})
+        max_retries_of(handler(max_retries="many"), {})
 
 
 def strategies(*several: dict[str, Any]) -> list[BackoffStrategy]:
@@ -199,9 +199,9 @@ def strategies(*several: dict[str, Any]) -> list[BackoffStrategy]:
 
 
 def wait(
-    strategy: dict[str, Any], outcome: Answer | httpx.RequestError | None = None, attempt: int = 1
+    strategy: dict[str, Any], outcome: Response | httpx.RequestError | None = None, attempt: int = 1
 ) -> float | None:
-    return strategic_wait(
+    return strategy_wait(
         strategies(strategy),
         outcome or answer(429),
         {"seconds": 7},
@@ -266,8 +266,8 @@ def test_first_strategy_with_an_opinion_counts() -> None:
         {"type": "ConstantBackoffStrategy", "backoff_time_in_seconds": 3},
     )
 
-    assert strategic_wait(several, answer(429), {}, attempt=1, now=0) == 3
-    assert strategic_wait(several, answer(429, retry_after="8"), {}, attempt=1, now=0) == 8
+    assert strategy_wait(several, answer(429), {}, attempt=1, now=0) == 3
+    assert strategy_wait(several, answer(429, retry_after="8"), {}, attempt=1, now=0) == 8
 
 
 def test_strategies_of_a_chain_are_pooled() -> None:
@@ -295,7 +295,7 @@ def waits(*kinds: tuple[Action, float | None], allowed: int = 5) -> list[float |
         if seconds is None:
             break
         clock.time += seconds
-        retries.again(kind, wanted)
+        retries.record_retry(kind, wanted)
     return made
 
 

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.auth import Authentication
-from chronolake.source.declarative.http.client import Answer, ReadDifferentlyError, Sender
+from chronolake.source.declarative.http.client import ReadDifferentlyError, Response, Sender
 from chronolake.source.declarative.http.request_builder import Injection, Request
-from chronolake.source.declarative.http.response import AnswerCache
+from chronolake.source.declarative.http.response import ResponseCache
 from chronolake.source.declarative.http.transport import Exchange, Network, http_client
 from chronolake.source.declarative.models.requests import ErrorHandler
 from support.declarative.apis import Api, Asked, Reply
@@ -128,7 +128,7 @@ def test_server_that_goes_on_failing_ends_the_reading(desk: Desk) -> None:
     assert desk.waits == [1, 2, 4, 8, 16]
     assert len(api.asked) == 6
     text = str(caught.value)
-    assert "GET /items is answered with status 503 after 6 attempts" in text
+    assert "GET /items returned status 503 after 6 attempts" in text
     assert SECRET not in text
     assert "password" not in text
 
@@ -161,7 +161,7 @@ def test_cut_connection_is_tried_again(desk: Desk) -> None:
 def test_server_that_is_not_there_ends_the_reading(desk: Desk) -> None:
     with Api() as api:
         url = f"{api.url}/items"
-    with pytest.raises(SourceError, match="got no answer in 2 attempts"):
+    with pytest.raises(SourceError, match="got no response in 2 attempts"):
         desk.sender({"type": "DefaultErrorHandler", "max_retries": 1}).send(Request("GET", url))
 
 
@@ -179,7 +179,7 @@ def test_ignored_error_is_no_answer_and_an_ignored_200_is_one(desk: Desk) -> Non
         sender = desk.sender(filtered(http_codes=[404, 200], action=wanted))
         with Api({"/items": Reply([1])}) as api:
             assert sender.send(Request("GET", f"{api.url}/missing")) is None
-            assert isinstance(sender.send(Request("GET", f"{api.url}/items")), Answer)
+            assert isinstance(sender.send(Request("GET", f"{api.url}/items")), Response)
 
 
 @pytest.mark.parametrize("wanted", ["RESET_PAGINATION", "REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"])
@@ -204,7 +204,7 @@ def test_failure_says_what_the_manifest_says_without_secrets(desk: Desk) -> None
         sender.send(Request("GET", f"{api.url}/{SECRET}/items"))
 
     text = str(caught.value)
-    assert "GET /****/items is answered with status 403" in text
+    assert "GET /****/items returned status 403" in text
     assert "refused: **** **** ****" in text
     assert "Check the credentials" in text
     assert desk.log[0].url == f"{api.url}/****/items?api_key=****"
@@ -294,16 +294,16 @@ def test_only_allowed_hosts_are_asked(desk: Desk) -> None:
     "url", ["file:///etc/passwd", "ftp://a.example/", "items", "http://", "http://[a", ""]
 )
 def test_only_web_servers_are_asked(desk: Desk, url: str) -> None:
-    with pytest.raises(ConfigurationError, match="no URL"):
+    with pytest.raises(ConfigurationError, match=r"not valid|not an http"):
         desk.sender().send(Request("GET", url))
     with (
         Api({"/a": Reply(status=302, headers={"Location": "file:///etc/passwd"})}) as api,
-        pytest.raises(SourceError, match="no URL"),
+        pytest.raises(SourceError, match=r"not an http|invalid URL"),
     ):
         desk.sender().send(Request("GET", f"{api.url}/a"))
     with (
         Api({"/a": Reply(status=302, headers={"Location": "http://[a"})}) as api,
-        pytest.raises(SourceError, match="no URL"),
+        pytest.raises(SourceError, match=r"not an http|invalid URL"),
     ):
         desk.sender().send(Request("GET", f"{api.url}/a"))
 
@@ -350,7 +350,7 @@ def test_compression_nobody_asked_for_is_refused(desk: Desk) -> None:
 def test_answer_that_is_too_large_is_refused(desk: Desk, reply: Reply) -> None:
     with (
         Api({"/items": reply}) as api,
-        pytest.raises(SourceError, match="more than 100000 bytes"),
+        pytest.raises(SourceError, match="larger than 100000 bytes"),
     ):
         desk.sender(network=desk.network(limit=100_000)).send(Request("GET", f"{api.url}/items"))
 
@@ -362,7 +362,7 @@ def test_nobody_waits_for_more_than_a_day(desk: Desk) -> None:
     }
     with (
         Api({"/items": Reply(status=429, headers={"Retry-After": "1e300"})}) as api,
-        pytest.raises(SourceError, match="asked again only in"),
+        pytest.raises(SourceError, match="requires a wait of"),
     ):
         desk.sender(reading).send(Request("GET", f"{api.url}/items"))
 
@@ -387,7 +387,7 @@ def test_cancelling_ends_a_wait(desk: Desk) -> None:
 
 
 def test_answers_are_kept_for_the_same_request_of_the_same_identity(desk: Desk) -> None:
-    cache = AnswerCache()
+    cache = ResponseCache()
     with Api({"/items": Reply([1]), "/post": Reply([1])}) as api:
         for identity in ("one", "one", "other"):
             sender = desk.sender(cache=cache, identity=identity)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from isodate import parse_duration
 
 from chronolake.source.declarative.cursors.datetime_cursor import (
-    Cutting,
     Interval,
+    SliceRules,
     Span,
     time_cursor,
 )
@@ -74,26 +74,26 @@ def test_a_lookback_reaches_before_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cutting", "expected"),
+    ("slice_rules", "expected"),
     [
-        (Cutting(), [(0, 10)]),
-        (Cutting(timedelta(seconds=4), _SECOND), [(0, 3), (4, 7), (8, 10)]),
-        (Cutting(timedelta(seconds=5), _SECOND), [(0, 4), (5, 9), (10, 10)]),
-        (Cutting(timedelta(seconds=5), _SECOND, is_strict=True), [(0, 4), (5, 10)]),
+        (SliceRules(), [(0, 10)]),
+        (SliceRules(timedelta(seconds=4), _SECOND), [(0, 3), (4, 7), (8, 10)]),
+        (SliceRules(timedelta(seconds=5), _SECOND), [(0, 4), (5, 9), (10, 10)]),
+        (SliceRules(timedelta(seconds=5), _SECOND, is_strict=True), [(0, 4), (5, 10)]),
         # Neighbours share a bound.
-        (Cutting(timedelta(seconds=5), timedelta(0)), [(0, 5), (5, 10)]),
-        (Cutting(timedelta(seconds=30), _SECOND), [(0, 10)]),
+        (SliceRules(timedelta(seconds=5), timedelta(0)), [(0, 5), (5, 10)]),
+        (SliceRules(timedelta(seconds=30), _SECOND), [(0, 10)]),
     ],
 )
-def test_how_a_span_is_cut(cutting: Cutting, expected: list[tuple[int, int]]) -> None:
-    found = cutting.slices(Span(at(0), at(10), is_last=True))
+def test_how_a_span_is_cut(slice_rules: SliceRules, expected: list[tuple[int, int]]) -> None:
+    found = slice_rules.slices(Span(at(0), at(10), is_last=True))
     assert list(found) == [(at(begin), at(end)) for begin, end in expected]
 
 
 def test_months_are_as_long_as_they_are() -> None:
-    cutting = Cutting(parse_duration("P1M"), timedelta(days=1))
+    slice_rules = SliceRules(parse_duration("P1M"), timedelta(days=1))
     span = Span(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 3, 10, tzinfo=UTC), is_last=True)
-    assert [(begin.day, end.day) for begin, end in cutting.slices(span)] == [
+    assert [(begin.day, end.day) for begin, end in slice_rules.slices(span)] == [
         (1, 31),
         (1, 29),
         (1, 10),
@@ -108,11 +108,11 @@ def test_slices_follow_each_other_and_leave_nothing_out(
     span: list[int], step: int | None, grain: int, is_last: bool, is_strict: bool
 ) -> None:
     step = None if step is None else max(step, grain)
-    cutting = Cutting(
+    slice_rules = SliceRules(
         None if step is None else step * _SECOND, grain * _SECOND, is_strict=is_strict
     )
     begin, end = span
-    found = list(cutting.slices(Span(at(begin), at(end), is_last=is_last)))
+    found = list(slice_rules.slices(Span(at(begin), at(end), is_last=is_last)))
     if begin == end and (not grain or is_strict or not is_last):
         assert found == []
         return
@@ -130,12 +130,12 @@ def test_slices_follow_each_other_and_leave_nothing_out(
 def test_what_is_missing_and_what_is_read_are_all_there_is(
     span: list[int], read: list[list[int]], grain: int
 ) -> None:
-    cutting = Cutting(None, grain * _SECOND)
+    slice_rules = SliceRules(None, grain * _SECOND)
     # The API has only times of its granularity.
     unit = max(grain, 1)
     wanted = Span(at(span[0] * unit), at(span[1] * unit), is_last=True)
     intervals = [Interval(at(begin * unit), at(end * unit)) for begin, end in read]
-    left = cutting.missing([wanted], intervals)
+    left = slice_rules.missing([wanted], intervals)
 
     def moments(begin: datetime, end: datetime) -> set[datetime]:
         # Half seconds distinguish open bounds from closed ones.
@@ -146,7 +146,7 @@ def test_what_is_missing_and_what_is_read_are_all_there_is(
         *(moments(interval.start, interval.end) for interval in (*left, *intervals))
     )
     # The gap between neighbors is smaller than the API's granularity.
-    joined = cutting.merged([*intervals, *(Interval(one.start, one.end) for one in left)])
+    joined = slice_rules.merge([*intervals, *(Interval(one.start, one.end) for one in left)])
     covered |= set().union(*(moments(one.start, one.end) for one in joined))
     if wanted.start < wanted.end or grain:
         assert moments(wanted.start, wanted.end) <= covered

@@ -138,7 +138,7 @@ def test_a_page_token_where_the_page_size_is_put_is_told(
         """,
     )
     problems = [(problem.line, problem.path, problem.message) for problem in found.problems]
-    message = f"the page token and the page size are put in one place ({told})"
+    message = f"the page token and the page size have the same target ({told})"
     expected = [] if told is None else [(8, "streams[0].retriever.paginator", message)]
     assert problems == expected
 
@@ -374,7 +374,7 @@ def test_of_real_manifests_python_code_and_contradictions_cannot_be_read() -> No
         for problem in one.problems
         if "Python code" not in problem.message and not problem.is_warning
     }
-    reported = "the page token and the page size are put in one place (request_parameter offset)"
+    reported = "the page token and the page size have the same target (request_parameter offset)"
     assert others == {("postmarkapp", reported)}
     # References that are not found, and keys without effect, do not prevent reading.
     warned = {one.file.stem for one in found for problem in one.problems if problem.is_warning}

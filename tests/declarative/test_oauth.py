@@ -122,17 +122,17 @@ def test_rotating_refresh_tokens_are_remembered(api: Api, client: httpx.Client) 
     wanted = oauth(api, refresh_token_updater={"refresh_token_name": "next"})
 
     assert visit.asks(wanted).headers["authorization"] == "Bearer t1"
-    visit.access = visit.again()
+    visit.session = visit.again()
     assert visit.asks(wanted).headers["authorization"] == "Bearer t1"
     visit.time.now += 200
-    visit.access = visit.again()
+    visit.session = visit.again()
     assert visit.asks(wanted).headers["authorization"] == "Bearer t2"
     refreshed = [each.form["next"] for each in api.asked if each.path == "/token"]
     assert refreshed == ["first", "r1"]
 
     # After a new sign-in, the stored tokens belong to the old refresh token.
     config["credentials"]["refresh_token"] = "anew"
-    visit.access = visit.again()
+    visit.session = visit.again()
     visit.asks(wanted)
     assert api.asked[-2].form["next"] == "anew"
 
@@ -241,9 +241,9 @@ def test_refused_access_token_is_replaced(api: Api, client: httpx.Client) -> Non
     ("fields", "message"),
     [
         ({"client_secret": None}, "client_secret"),
-        ({"refresh_token": None}, "no refresh_token"),
+        ({"refresh_token": None}, "needs a refresh_token"),
         ({"token_refresh_endpoint": None}, "neither an access token nor"),
-        ({"use_profile_assertion": True}, "no profile_assertion"),
+        ({"use_profile_assertion": True}, "needs a profile_assertion"),
         ({"client_id": ""}, "client_id is empty"),
     ],
 )

@@ -147,8 +147,8 @@ def test_conditions_see_the_size_that_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"paginator": None}, "does not tell the API a page size"),
-        ({"paginator": {**_PAGES, "page_size_option": None}}, "does not tell the API a page size"),
+        ({"paginator": None}, "does not send a page size"),
+        ({"paginator": {**_PAGES, "page_size_option": None}}, "does not send a page size"),
         ({"paginator": {**_PAGES, "page_token_option": {"type": "RequestPath"}}}, "URL"),
         (
             {
@@ -237,7 +237,7 @@ def test_pages_begin_anew_once(reset: dict[str, Any] | None) -> None:
 
     found, asked = _resetting(_refusing(410, page, page), reset=reset)
 
-    assert "again and again" in str(found.result.failure)
+    assert "too often without progress" in str(found.result.failure)
     assert len(asked) == 4
 
 
@@ -307,7 +307,7 @@ def test_a_sequence_without_anything_new_is_not_read_for_ever() -> None:
         incremental_sync=_DAYS,
     )
 
-    assert "again and again" in str(found.result.failure)
+    assert "too often without progress" in str(found.result.failure)
     assert len(asked) == 4
 
 
@@ -399,11 +399,11 @@ def test_slices_are_halved_down_to_a_length() -> None:
     [
         ({"step": None, "cursor_granularity": None}, {}, "cursor_granularity"),
         ({"is_client_side_incremental": True}, {}, "is_client_side_incremental"),
-        ({"cursor_granularity": "PT1S"}, {}, "cannot write"),
+        ({"cursor_granularity": "PT1S"}, {}, "cannot represent"),
         ({}, {"min_split_window": "P1M"}, "min_split_window"),
         ({}, {"min_split_window": "soon"}, "min_split_window"),
         ({}, {"min_split_window": "P9999999999999D"}, "min_split_window"),
-        ({"step": "P9999999999999D"}, {}, "`step` is no duration"),
+        ({"step": "P9999999999999D"}, {}, "`step` is not a valid duration"),
     ],
 )
 def test_what_halves_do_not_go_together_with(

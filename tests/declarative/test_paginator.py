@@ -59,7 +59,7 @@ def _following(
     record: dict[str, Any] | None = None,
     kept: int | None = None,
 ) -> Any:
-    token = pages.following(
+    token = pages.next_token(
         answer(body, headers),
         extracted,
         record,
@@ -96,7 +96,7 @@ def _cursor(value: str, **fields: Any) -> dict[str, Any]:
 def test_the_first_request_has_a_token_only_if_the_manifest_says_so(
     strategy: dict[str, Any], expected: Any
 ) -> None:
-    assert _pages(strategy).initial() == expected
+    assert _pages(strategy).initial_token() == expected
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_size_of_pages_is_in_every_request() -> None:
 
 def test_a_token_of_zero_is_in_the_request() -> None:
     pages = _pages(_pagenumbers(inject_on_first_request=True), token=_option("page", "body_json"))
-    assert pages.injection(pages.initial()).body_json == {"page": 0}
+    assert pages.injection(pages.initial_token()).body_json == {"page": 0}
 
 
 def test_a_token_may_be_the_path() -> None:
@@ -238,7 +238,7 @@ def test_without_a_paginator_there_is_one_page(paginator: Any) -> None:
     component: Any = TypeAdapter(Paginator | None).validate_python(paginator)
     csv: Any = TypeAdapter(Decoder).validate_python({"type": "CsvDecoder"})
     pages = Pages(component, {}, csv)
-    assert pages.initial() is None
+    assert pages.initial_token() is None
     assert pages.injection(None).params == {}
     assert pages.path(None) is None
     assert _following(pages) is None
@@ -247,13 +247,13 @@ def test_without_a_paginator_there_is_one_page(paginator: Any) -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [
-        (_pagenumbers(page_size="x"), {}, "no whole number"),
-        (_cursor("y", page_size="{{ config.nope }}"), {}, "no whole number"),
+        (_pagenumbers(page_size="x"), {}, "not a whole number"),
+        (_cursor("y", page_size="{{ config.nope }}"), {}, "not a whole number"),
         (_pagenumbers(), {"size": _option("s")}, "no page_size"),
         (_offsets(page_size="{{ response.n }}"), {"size": _option("s")}, "no page_size"),
         (_pagenumbers(page_size=2), {"size": _option("{{ 'page' }}")}, "'page'"),
         (_cursor("x", stop_condition="{{ last_page_size < page_size }}"), {}, "page_size"),
-        (_cursor("x"), {"decoder": {"type": "JsonlDecoder"}}, "cannot be paged"),
+        (_cursor("x"), {"decoder": {"type": "JsonlDecoder"}}, "cannot be paginated"),
         (
             _offsets(),
             {

@@ -124,7 +124,7 @@ def test_properties_that_the_api_does_not_tell_fail_the_slice() -> None:
     with Api({"/fields": Reply(status=403)}) as api:
         found = reading(_stream(_query(property_list=endpoint)), api)
 
-    assert "/fields is answered with status 403" in str(found.result.failure)
+    assert "/fields returned status 403" in str(found.result.failure)
 
 
 def test_templates_see_the_properties_of_a_requester() -> None:

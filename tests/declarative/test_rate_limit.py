@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.http.client import Sender
 from chronolake.source.declarative.http.rate_limit import Budget, CountedCalls
-from chronolake.source.declarative.http.request_builder import Encoded, Request
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.request_builder import EncodedRequest, Request
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.models.requests import HTTPAPIBudget
 from support.declarative.apis import Api, Reply
@@ -65,16 +65,20 @@ def budget(clock: Clock, *policies: dict[str, Any], **fields: Any) -> Budget:
     return Budget(component, config, CountedCalls(component.policies, config, clock))
 
 
-def asked(url: str = "https://a.example/items", method: str = "GET", **headers: str) -> Encoded:
-    return Encoded(method, url, headers, None)
+def asked(
+    url: str = "https://a.example/items", method: str = "GET", **headers: str
+) -> EncodedRequest:
+    return EncodedRequest(method, url, headers, None)
 
 
-def answer(status: int = 200, **headers: str) -> Answer:
+def answer(status: int = 200, **headers: str) -> Response:
     named = {name.replace("_", "-"): text for name, text in headers.items()}
-    return Answer(status, httpx.Headers(named), b"", "u", "GET")
+    return Response(status, httpx.Headers(named), b"", "u", "GET")
 
 
-def starts(clock: Clock, made: Budget, count: int, request: Encoded | None = None) -> list[float]:
+def starts(
+    clock: Clock, made: Budget, count: int, request: EncodedRequest | None = None
+) -> list[float]:
     """Return when each of several requests may begin, in seconds after the first."""
     began = clock.time
     times = []
@@ -95,7 +99,7 @@ def test_api_tells_when_it_counts_anew_and_what_is_left() -> None:
     clock = Clock()
     made = budget(clock, fixed(10))
     made.take(asked(), clock.wait)
-    made.learn(asked(), answer(ratelimit_remaining="1", ratelimit_reset=str(int(clock.time) + 7)))
+    made.update(asked(), answer(ratelimit_remaining="1", ratelimit_reset=str(int(clock.time) + 7)))
 
     assert starts(clock, made, 3) == [0, 7, 7]
 
@@ -104,7 +108,7 @@ def test_api_that_says_more_is_left_than_the_limit_is_not_believed() -> None:
     clock = Clock()
     made = budget(clock, fixed(2))
     made.take(asked(), clock.wait)
-    made.learn(asked(), answer(ratelimit_remaining="1000"))
+    made.update(asked(), answer(ratelimit_remaining="1000"))
 
     assert starts(clock, made, 2) == [0, 60]
 
@@ -113,9 +117,9 @@ def test_hit_status_means_nothing_is_left() -> None:
     clock = Clock()
     made = budget(clock, fixed(10), status_codes_for_ratelimit_hit=[403])
     made.take(asked(), clock.wait)
-    made.learn(asked(), answer(429))
+    made.update(asked(), answer(429))
     assert starts(clock, made, 1) == [0]
-    made.learn(asked(), answer(403))
+    made.update(asked(), answer(403))
 
     assert starts(clock, made, 1) == [60]
 
@@ -126,7 +130,7 @@ def test_headers_have_the_names_that_the_manifest_says() -> None:
         clock, fixed(10), ratelimit_remaining_header="X-Left", ratelimit_reset_header="X-Reset"
     )
     made.take(asked(), clock.wait)
-    made.learn(asked(), answer(x_left="0", x_reset="no number"))
+    made.update(asked(), answer(x_left="0", x_reset="no number"))
 
     assert starts(clock, made, 1) == [60]
 
@@ -150,7 +154,7 @@ def test_moving_window_is_full_after_a_hit() -> None:
     clock = Clock()
     made = budget(clock, moving((5, "PT10S")))
     made.take(asked(), clock.wait)
-    made.learn(asked(), answer(429))
+    made.update(asked(), answer(429))
 
     assert starts(clock, made, 1) == [10]
 
@@ -200,7 +204,7 @@ def test_first_policy_that_matches_counts() -> None:
         ({"url_path_pattern": "tem"}, asked(), True),
     ],
 )
-def test_matchers(fields: dict[str, Any], request_: Encoded, *, fits: bool) -> None:
+def test_matchers(fields: dict[str, Any], request_: EncodedRequest, *, fits: bool) -> None:
     clock = Clock()
     made = budget(clock, fixed(1, "PT1M", matcher(**fields)))
 
@@ -213,7 +217,7 @@ def test_requests_have_weights() -> None:
     assert starts(clock, made, 2) == [0, 60]
 
     heavy = budget(clock, fixed(2, "PT1M", matcher(weight=3)))
-    with pytest.raises(ConfigurationError, match="weighs 3"):
+    with pytest.raises(ConfigurationError, match="has weight 3"):
         heavy.take(asked(), clock.wait)
 
 

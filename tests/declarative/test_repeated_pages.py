@@ -48,8 +48,8 @@ def test_a_token_that_comes_twice_in_a_row_is_an_error(api: Api) -> None:
     read = reading(paged(cursor()), api)
 
     assert message(read) == (
-        "The pages of the stream orders do not end: page 2 (token 'abc') gives its own token as "
-        "that of the next page."
+        "The pages of the stream orders do not end: page 2 (token 'abc') returns its own token as "
+        "the next page's token."
     )
     assert len(api.asked) == 2
 
@@ -64,7 +64,7 @@ def test_tokens_that_go_round_are_an_error(api: Api) -> None:
 
     api.on("/items", answer)
 
-    assert "gives the token of an earlier page" in message(reading(paged(cursor()), api))
+    assert "returns the token of an earlier page" in message(reading(paged(cursor()), api))
     assert len(api.asked) < 10
 
 

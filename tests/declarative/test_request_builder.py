@@ -8,12 +8,12 @@ import pytest
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.http.request_builder import (
-    Encoded,
+    EncodedRequest,
     Injection,
     Request,
-    encoded,
-    merged,
-    request_of,
+    build_request,
+    encode,
+    merge,
 )
 from chronolake.source.declarative.models.requests import HttpRequester, RequestOption
 from chronolake.source.declarative.stream_slice import StreamSlice
@@ -34,7 +34,7 @@ def request(
     token: dict[str, Any] | None = None,
     path: str | None = None,
 ) -> Request:
-    return request_of(
+    return build_request(
         requester(**fields),
         config or {},
         stream_slice=stream_slice,
@@ -44,8 +44,8 @@ def request(
     )
 
 
-def wire(fields: dict[str, Any], *injected: Injection, **how: Any) -> Encoded:
-    return encoded(request(fields, *injected, **how))
+def wire(fields: dict[str, Any], *injected: Injection, **how: Any) -> EncodedRequest:
+    return encode(request(fields, *injected, **how))
 
 
 def option(into: str, name: str | None = None, path: list[str] | None = None) -> RequestOption:
@@ -260,20 +260,20 @@ def test_json_bodies_merge_unless_they_disagree() -> None:
     first = Injection(body_json={"query": {"a": 1, "size": 5}}, place="the one")
     second = Injection(body_json={"query": {"b": 2, "size": 5}}, place="the other")
 
-    assert merged([first, second]).body_json == {"query": {"a": 1, "b": 2, "size": 5}}
+    assert merge([first, second]).body_json == {"query": {"a": 1, "b": 2, "size": 5}}
     assert first.body_json == {"query": {"a": 1, "size": 5}}
     second.body_json["query"]["size"] = 6
     with pytest.raises(ConfigurationError, match=r"'query.size' .* the one and by the other"):
-        merged([first, second])
+        merge([first, second])
 
 
 def test_text_body_takes_nothing_else() -> None:
     text, form = Injection(body_data="text", place="one"), Injection(body_data={"a": 1})
 
-    assert merged([text, Injection()]).body_data == "text"
+    assert merge([text, Injection()]).body_data == "text"
     for both in ([text, form], [form, text], [text, text]):
-        with pytest.raises(ConfigurationError, match="is a text"):
-            merged(both)
+        with pytest.raises(ConfigurationError, match="is text set by"):
+            merge(both)
 
 
 def test_options_put_values_into_their_places() -> None:
@@ -311,5 +311,5 @@ def test_properties_are_joined_where_the_requester_wants_them() -> None:
     part = StreamSlice(extra_fields={"query_properties": ["id", "name"]})
 
     assert dict(request(fields, stream_slice=part).params) == {"properties": "id,name"}
-    with pytest.raises(ConfigurationError, match="asks for properties"):
+    with pytest.raises(ConfigurationError, match="needs query properties"):
         request(fields, stream_slice=StreamSlice())

@@ -5,18 +5,18 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from chronolake.source.declarative.http.response import Answer, AnswerCache
+from chronolake.source.declarative.http.response import Response, ResponseCache
 
 
 @pytest.mark.differs("cached responses")
 def test_only_so_much_is_kept() -> None:
-    cache = AnswerCache(limit=100)
-    answer = Answer(200, httpx.Headers(), b"x" * 40, "u", "GET")
+    cache = ResponseCache(limit=100)
+    answer = Response(200, httpx.Headers(), b"x" * 40, "u", "GET")
     for key in ("a", "b", "a", "c"):
-        if cache.kept(key) is None:
-            cache.keep(key, answer)
+        if cache.get(key) is None:
+            cache.put(key, answer)
 
-    assert cache.kept("b") is None
-    assert cache.kept("a") is cache.kept("c") is answer
-    cache.keep("large", Answer(200, httpx.Headers(), b"x" * 101, "u", "GET"))
-    assert cache.kept("large") is None
+    assert cache.get("b") is None
+    assert cache.get("a") is cache.get("c") is answer
+    cache.put("large", Response(200, httpx.Headers(), b"x" * 101, "u", "GET"))
+    assert cache.get("large") is None

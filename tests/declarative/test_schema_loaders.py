@@ -204,7 +204,7 @@ def test_an_api_that_tells_no_schema_fails_the_stream(server: Server) -> None:
 def test_only_arrays_have_items() -> None:
     table = [{"current_type": "x", "target_type": {"field_type": "string", "items": "string"}}]
     manifest = _manifest(_loader(schema_type_identifier=_identifier(types_mapping=table)))
-    assert "only an array has items" in [problem.message for problem in manifest.problems]
+    assert "only an array can have items" in [problem.message for problem in manifest.problems]
     with pytest.raises(ConfigurationError):
         manifest.stream("items")
 

@@ -53,7 +53,7 @@ def _most_memory(folder: Path, pages: int) -> int:
         shared = api_of(manifest, {"api": api.url}, Network(client))
         waiting, _ = Waiting.left(folder / "spool")
         files = SliceFiles(waiting.folder, Identity.of(found), Shape({}))
-        run = Run(StreamReader(found, shared), files, waiting, shared.access)
+        run = Run(StreamReader(found, shared), files, waiting, shared.session)
         tracemalloc.start()
         try:
             for _ in run.read(1):

@@ -13,7 +13,7 @@ import requests
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.http.client import Sender
-from chronolake.source.declarative.http.request_builder import Request, as_sent
+from chronolake.source.declarative.http.request_builder import Request, encode_url
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text, evaluated
@@ -139,6 +139,6 @@ def test_paths_are_encoded_as_the_reference_encodes_them(path: str) -> None:
 
 
 def test_a_bar_in_a_path_is_encoded_once() -> None:
-    assert as_sent("https://a.example/x|y") == "https://a.example/x%7Cy"
-    assert as_sent(as_sent("https://a.example/x|y")) == "https://a.example/x%7Cy"
-    assert as_sent("no url") == "no url"
+    assert encode_url("https://a.example/x|y") == "https://a.example/x%7Cy"
+    assert encode_url(encode_url("https://a.example/x|y")) == "https://a.example/x%7Cy"
+    assert encode_url("no url") == "no url"

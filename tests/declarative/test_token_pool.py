@@ -13,9 +13,14 @@ import pytest
 
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.source.declarative.components.custom_auth import custom_authentication
-from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.request_builder import Request
-from chronolake.source.declarative.http.token_pool import CountedQuotas, Left, Report, Turn
+from chronolake.source.declarative.http.token_pool import (
+    CountedQuotas,
+    QuotaCount,
+    QuotaReport,
+    TokenGrant,
+)
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.landing.file_writer import Read
 from chronolake.source.declarative.models.requests import RateLimitedMultipleTokenAuthenticator
@@ -110,7 +115,7 @@ def test_quota_without_matchers_is_for_what_no_other_is(api: Api, client: httpx.
     api.on("/quotas", lambda asked: Reply(of_tokens[token_of(asked)]))
     api.on("/items/1", Reply({}))
     visit = Visit(api, client, {"tokens": "one,two"})
-    sender = visit.access.sender(visit.requester(rotating(api, *quotas)))
+    sender = visit.session.sender(visit.requester(rotating(api, *quotas)))
 
     for path in ("items/1", "items"):
         sender.send(Request("GET", f"{api.url}/{path}"))
@@ -158,7 +163,7 @@ def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
 def test_threads_that_waited_ask_for_the_quotas_once(api: Api, client: httpx.Client) -> None:
     api.on("/quotas", told(0, reset=int(NOW) + 60), told(40))
     visit = Visit(api, client, {"tokens": "one"})
-    sender = visit.access.sender(visit.requester(rotating(api)))
+    sender = visit.session.sender(visit.requester(rotating(api)))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: sender.send(Request("GET", f"{api.url}/items")), range(8)))
@@ -171,16 +176,23 @@ def test_status_is_asked_for_once_after_each_wait_and_only_if_tokens_are_spent(a
     component = RateLimitedMultipleTokenAuthenticator.model_validate(rotating(api))
     times = []
 
-    def fetched() -> list[dict[str, Left] | None]:
+    def fetched() -> list[dict[str, QuotaCount] | None]:
         times.append(len(times) + 1)
-        return [{"rest": Left(calls=0, limit=9, reset=NOW + 7)}]
+        return [{"rest": QuotaCount(calls=0, limit=9, reset=NOW + 7)}]
 
     quotas = CountedQuotas(component, fetched, lambda: NOW)
-    spent = [quotas.turn("rest", waited) for waited in (None, None, 1, 1)]
-    quotas.reported(0, "rest", Report(left=5, limit=None, reset=NOW + 8, refused=False))
+    spent = [quotas.take_token("rest", waited) for waited in (None, None, 1, 1)]
+    quotas.apply_report(
+        0, "rest", QuotaReport(left=5, limit=None, reset=NOW + 8, is_exhausted=False)
+    )
 
-    assert spent == [Turn(None, 7, 1), Turn(None, 7, 1), Turn(None, 7, 2), Turn(None, 7, 2)]
-    assert quotas.turn("rest", 2) == Turn(0, 0, 2)
+    assert spent == [
+        TokenGrant(None, 7, 1),
+        TokenGrant(None, 7, 1),
+        TokenGrant(None, 7, 2),
+        TokenGrant(None, 7, 2),
+    ]
+    assert quotas.take_token("rest", 2) == TokenGrant(0, 0, 2)
     assert times == [1, 2]
 
 
@@ -214,7 +226,9 @@ def test_answers_tell_what_is_left(
     api.on("/quotas", told(50))
     api.on("/items", Reply([], status=status, headers=headers), Reply([]))
     visit = Visit(api, client, {"tokens": "one,two"})
-    sender = visit.access.sender(visit.requester(rotating(api, heard), error_handler=ignoring(403)))
+    sender = visit.session.sender(
+        visit.requester(rotating(api, heard), error_handler=ignoring(403))
+    )
 
     for _ in range(2):
         sender.send(Request("GET", f"{api.url}/items"))
@@ -251,7 +265,7 @@ def test_last_calls_are_spread_over_the_time_that_is_left(api: Api, client: http
 
     # One token always has more than its reserve.
     assert visit.time.waits == []
-    visit.access = visit.again()
+    visit.session = visit.again()
     api.on("/quotas", told(2, reset=int(NOW) + 12))
     for _ in range(4):
         visit.asks(spread)
@@ -267,7 +281,7 @@ def test_wait_ends_when_the_reading_is_cancelled(api: Api, client: httpx.Client)
         visit.network.cancelled.set()
 
     network = Network(client, sleep=cancelling, now=lambda: NOW, cancelled=visit.network.cancelled)
-    visit.access = Access(network, visit.config, custom=custom_authentication)
+    visit.session = ApiSession(network, visit.config, custom=custom_authentication)
 
     with pytest.raises(SourceError, match="cancelled"):
         visit.asks(rotating(api))
@@ -278,7 +292,7 @@ def test_waits_are_bounded_together(api: Api, client: httpx.Client) -> None:
     api.on("/quotas", lambda _: told(0, reset=int(visit.time.now) + 40))
     visit = Visit(api, client, {"tokens": "one"})
 
-    with pytest.raises(SourceError, match=r"All tokens are spent \(quota 'rest'\)"):
+    with pytest.raises(SourceError, match=r"All tokens are exhausted \(quota 'rest'\)"):
         visit.asks(rotating(api, max_wait_time="PT1M30S"))
 
     assert visit.time.waits == [40.0, 40.0]
@@ -292,7 +306,7 @@ def test_waits_are_bounded_together(api: Api, client: httpx.Client) -> None:
         (
             {"tokens": "one"},
             {"quotas": [quota(matchers=[{"url_path_pattern": "("}])]},
-            "an authenticator's quotas is no regular expression",
+            "an authenticator's quotas is not a valid regular expression",
         ),
     ],
 )
@@ -307,12 +321,12 @@ def test_authenticator_that_is_none_is_refused(
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (Reply({"rest": {"left": 1, "reset": LATER}}), r"a number of calls at rest\.limit"),
+        (Reply({"rest": {"left": 1, "reset": LATER}}), r"number of calls at rest\.limit"),
         (Reply({"rest": {"left": None, "reset": LATER, "limit": 1}}), r"calls at rest\.left"),
-        (told(1, reset="soon"), r"does not tell a time at rest\.reset"),
-        (told(1, reset=LATER * 1000), r"does not tell a time at rest\.reset"),
-        (Reply(b"<html>"), "does not tell"),
-        (Reply(status=401), "GET /quotas is answered with status 401"),
+        (told(1, reset="soon"), r"has no valid time at rest\.reset"),
+        (told(1, reset=LATER * 1000), r"has no valid time at rest\.reset"),
+        (Reply(b"<html>"), "has no valid"),
+        (Reply(status=401), "GET /quotas returned status 401"),
     ],
 )
 def test_status_that_tells_nothing_ends_the_reading(
@@ -346,7 +360,7 @@ def test_no_message_shows_any_of_the_tokens(api: Api, client: httpx.Client) -> N
     requester = visit.requester(rotating(api), error_handler=handler)
 
     with pytest.raises(SourceError, match=r"It says neither \*+ nor \*+") as caught:
-        visit.access.sender(requester).send(Request("GET", f"{api.url}/moved"))
+        visit.session.sender(requester).send(Request("GET", f"{api.url}/moved"))
 
     assert HIDDEN not in str(caught.value)
     assert other not in str(caught.value)
@@ -356,11 +370,11 @@ def test_no_message_shows_any_of_the_tokens(api: Api, client: httpx.Client) -> N
 class NoSlices:
     """A run without slices left to read."""
 
-    def left(self, numbers: Collection[int]) -> set[int]:
+    def unfinished(self, numbers: Collection[int]) -> set[int]:
         del numbers
         return set()
 
-    def take(
+    def record_result(
         self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         del number, found, types
@@ -375,12 +389,12 @@ def test_tasks_share_the_calls_that_the_driver_counts(api: Api, client: httpx.Cl
     visit.asks(rotating(api, heard))
 
     with (
-        Coordinator("127.0.0.1", visit.access, NoSlices(), callers=2) as coordinator,
+        Coordinator("127.0.0.1", visit.session, NoSlices(), callers=2) as coordinator,
         Driver(coordinator.address) as first,
         Driver(coordinator.address) as second,
     ):
         for driver in (first, second):
-            visit.access = Access(
+            visit.session = ApiSession(
                 visit.network, visit.config, custom=custom_authentication, shared=driver
             )
             visit.asks(rotating(api, heard))
@@ -394,13 +408,15 @@ def test_tasks_wait_by_themselves(api: Api, client: httpx.Client) -> None:
     """The driver, which answers all tasks, is not blocked."""
     api.on("/quotas", told(0, reset=int(NOW) + 60), told(9))
     driving, task = (Visit(api, client, {"tokens": "one"}) for _ in range(2))
-    driving.access.sender(driving.requester(rotating(api)))
+    driving.session.sender(driving.requester(rotating(api)))
 
     with (
-        Coordinator("127.0.0.1", driving.access, NoSlices(), callers=1) as coordinator,
+        Coordinator("127.0.0.1", driving.session, NoSlices(), callers=1) as coordinator,
         Driver(coordinator.address) as driver,
     ):
-        task.access = Access(task.network, task.config, custom=custom_authentication, shared=driver)
+        task.session = ApiSession(
+            task.network, task.config, custom=custom_authentication, shared=driver
+        )
         task.asks(rotating(api))
 
     assert (driving.time.waits, task.time.waits) == ([], [60.0])

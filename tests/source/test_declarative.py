@@ -356,7 +356,7 @@ def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:
     shop.closed_days = {"02"}
     runs = shop.sync()
     assert runs["orders"].status is Status.FAILED
-    assert "/orders is answered with status 403" in str(runs["orders"].error)
+    assert "/orders returned status 403" in str(runs["orders"].error)
     assert [row[0] for row in shop.versions("id")] == [1, 3, 4]
     assert shop.days_asked() == ["01", "02", "03", "04", "05"]
 

@@ -80,7 +80,7 @@ def test_a_slice_that_fails_in_a_task_keeps_what_others_have_brought(shop: Shop)
     with capture_logs():
         (run,) = shop.sync().values()
     assert run.status is Status.FAILED
-    assert "/orders is answered with status 403" in str(run.error)
+    assert "/orders returned status 403" in str(run.error)
     assert [row[0] for row in shop.versions("id")] == [1, 3, 4, 5, 6, 8, 9, 10, 11, 12]
     shop.days_asked()
     shop.closed_days = set()
@@ -187,7 +187,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
     with capture_logs():
         (run,) = shop.sync().values()
     assert run.status is Status.FAILED
-    assert "Spark's tasks have not read all slices" in str(run.error)
+    assert "Spark's tasks failed before all slices were read" in str(run.error)
     first = set(shop.days_asked())
     shop.synced()
     assert len(shop.versions("id")) == _DAYS

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import orjson
 
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.response import Response
 
 
-def answer(body: Any, headers: dict[str, str] | None = None) -> Answer:
+def answer(body: Any, headers: dict[str, str] | None = None) -> Response:
     """Return a response with these bytes, or with this value as JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    return Answer(200, httpx.Headers(headers or {}), content, "https://api.test/things", "GET")
+    return Response(200, httpx.Headers(headers or {}), content, "https://api.test/things", "GET")

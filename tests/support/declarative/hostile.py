@@ -22,7 +22,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from chronolake.errors import ChronolakeError
-from chronolake.source.declarative.http.response import Answer, loads
+from chronolake.source.declarative.http.response import Response, loads
 from chronolake.source.declarative.models.records import Decoder, DpathExtractor
 from chronolake.source.declarative.records.extractors import batches_of, extraction_of
 from chronolake.source.declarative.templating.templates import evaluated
@@ -59,7 +59,7 @@ def measured(case: Case) -> dict[str, Any]:
 def _reads(kind: str, body: bytes, **fields: Any) -> Run:
     """Read a body as a stream does that is read at once."""
     decoder = _DECODER.validate_python({"type": kind, **fields})
-    answer = Answer(200, httpx.Headers(), body, "http://a.example/", "GET", memory=MEMORY)
+    answer = Response(200, httpx.Headers(), body, "http://a.example/", "GET", memory_limit=MEMORY)
     return lambda: extraction_of(_ALL, decoder, {})(answer).count
 
 
@@ -70,7 +70,9 @@ def _downloads(kind: str, body: bytes, **fields: Any) -> Run:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - its lazy reader needs it
     file.write(body)
     file.flush()
-    whole = Answer(200, httpx.Headers(), b"", "http://a.example/", "GET", file, memory=MEMORY)
+    whole = Response(
+        200, httpx.Headers(), b"", "http://a.example/", "GET", file, memory_limit=MEMORY
+    )
     return lambda: sum(one.count for one in batches_of(_ALL, decoder, {})(whole))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from chronolake.source.declarative.components.custom_auth import custom_authentication
-from chronolake.source.declarative.http.api_session import Access
-from chronolake.source.declarative.http.request_builder import request_of
+from chronolake.source.declarative.http.api_session import ApiSession
+from chronolake.source.declarative.http.request_builder import build_request
 from chronolake.source.declarative.http.transport import Exchange, Network
 from chronolake.source.declarative.models.requests import HttpRequester
 from support.declarative.apis import Api, Asked
@@ -56,11 +56,13 @@ class Visit:
             client, sleep=self.time.sleep, now=lambda: self.time.now, log=self.log.append
         )
         self.config = config
-        self.access = self.again()
+        self.session = self.again()
 
-    def again(self) -> Access:
+    def again(self) -> ApiSession:
         """Return access as the next run has it."""
-        return Access(self.network, self.config, custom=custom_authentication, memory=self.memory)
+        return ApiSession(
+            self.network, self.config, custom=custom_authentication, token_store=self.memory
+        )
 
     def requester(self, authenticator: dict[str, Any], **fields: Any) -> HttpRequester:
         whole = {
@@ -74,6 +76,6 @@ class Visit:
 
     def asks(self, authenticator: dict[str, Any], **fields: Any) -> Asked:
         requester = self.requester(authenticator, **fields)
-        request = request_of(requester, self.config, stream_slice=None, next_page_token=None)
-        self.access.sender(requester).send(request)
+        request = build_request(requester, self.config, stream_slice=None, next_page_token=None)
+        self.session.sender(requester).send(request)
         return [each for each in self.api.asked if each.path == "/items"][-1]

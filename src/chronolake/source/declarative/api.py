@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.http.client import Sender
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.models.requests import HTTPAPIBudget, HttpRequester
@@ -23,7 +23,7 @@ class Api:
     Attributes:
         manifest: the manifest, including streams from the configuration and the API.
         config: the user's configuration, after the manifest's rules for it were applied.
-        access: the API session.
+        session: the API session.
         budget: limits the rate of calls; None: no limit.
         asked_again: streams that others read for their partitions; their responses are cached.
         may_lack_records: streams whose responses may lack the path of their records.
@@ -33,7 +33,7 @@ class Api:
 
     manifest: Manifest = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
-    access: Access
+    session: ApiSession
     budget: HTTPAPIBudget | None = None
     asked_again: frozenset[str] = frozenset()
     may_lack_records: frozenset[str] = frozenset()
@@ -53,4 +53,4 @@ class Api:
         """
         says_itself = "use_cache" in requester.model_fields_set
         is_kept = True if stream in self.asked_again and not says_itself else None
-        return self.access.sender(requester, cached=is_kept)
+        return self.session.sender(requester, cached=is_kept)

@@ -88,7 +88,7 @@ def read(
         reader.failed()
         result.failure = result.failure or failure
     reader.complete()
-    result.state = reader.state.exported()
+    result.state = reader.state.export()
     return result
 
 

@@ -13,7 +13,7 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.components.custom_auth import custom_authentication
 from chronolake.source.declarative.dynamic_streams import expanded
-from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.capabilities import reports_of
 from chronolake.source.declarative.manifests.config_validation import made_ready, masking
@@ -61,12 +61,14 @@ def api_of(
     manifest.expect_known()
     ready = {**made_ready(config, manifest), **(overrides or {})}
     budget = _budget_of(manifest)
-    access = Access(network, ready, custom=custom_authentication, budget=budget, memory=memory)
+    session = ApiSession(
+        network, ready, custom=custom_authentication, budget=budget, token_store=memory
+    )
     reports = threading.Semaphore(reports_of(manifest, ready))
     api = Api(
         manifest,
         ready,
-        access,
+        session,
         budget,
         _asked_again(manifest, wanted),
         frozenset(may_lack_records),
@@ -110,8 +112,8 @@ def opened(
             allowed_hosts=source.allowed_hosts,
             mask=mask,
             log=log,
-            longest=source.response_timeout,
-            memory=source.response_memory_mib << 20,
+            response_timeout=source.response_timeout,
+            memory_limit=source.response_memory_mib << 20,
         )
         yield api_of(
             manifest,

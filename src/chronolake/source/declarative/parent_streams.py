@@ -130,7 +130,7 @@ def _time_in(
         value = first.get("most_recent_cursor_value") or first.get("end")
     else:
         value = reported.get(cursor.field)
-    return cursor.parsed(value) if value else None
+    return cursor.parse(value) if value else None
 
 
 def parent_state_in(

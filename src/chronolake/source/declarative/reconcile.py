@@ -120,7 +120,7 @@ class Comparison:
     def _read_all(self, begun: datetime) -> tuple[int | None, int | None]:
         """Read all records into `waiting`; return the start and end of the requested time range."""
         # Responses that were cached earlier in this run may be outdated.
-        self.api.access.forget_answers()
+        self.api.session.clear_cache()
         self._expect_present(begun)
         asked_for = _asked_for(self._read(chosen(self.stream, None)))
         self._catch_up(begun)
@@ -147,8 +147,8 @@ class Comparison:
         while not reaches(cursor, all_read):
             if datetime.now(UTC) > all_read + _PATIENCE:
                 raise _too_early(self.stream, cursor)
-            self.api.access.cancelled.wait(_LOOK_SECONDS)
-        self.api.access.forget_answers()
+            self.api.session.cancelled.wait(_LOOK_SECONDS)
+        self.api.session.clear_cache()
         self._read(chosen(self.stream, {"": ""}), since=begun - _SKEW, beyond=_SKEW)
 
     def _read(
@@ -188,14 +188,14 @@ def reaches(cursor: TimeCursor, at: datetime) -> bool:
     A time that is formatted without its hour or minute includes that whole day or hour.
     """
     end = cursor.end()
-    reported = cursor.formatted(end)
+    reported = cursor.format_time(end)
     try:
-        is_coarse = reported == cursor.formatted(end + _MINUTE)
+        is_coarse = reported == cursor.format_time(end + _MINUTE)
     except OverflowError:
         return True
     if is_coarse:
-        return end >= at or reported == cursor.formatted(at.astimezone(end.tzinfo))
-    return cursor.parsed(reported) >= at
+        return end >= at or reported == cursor.format_time(at.astimezone(end.tzinfo))
+    return cursor.parse(reported) >= at
 
 
 def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
@@ -203,7 +203,7 @@ def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
     state = reader.state
     if not isinstance(state, StreamState):
         return None, None
-    return micros_of(state.cursor.before(state.cursor.start)), micros_of(state.end)
+    return micros_of(state.cursor.with_lookback(state.cursor.start)), micros_of(state.end)
 
 
 def _too_early(stream: AnyStream, cursor: TimeCursor) -> SourceError:

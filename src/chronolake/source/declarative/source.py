@@ -180,7 +180,7 @@ class DeclarativeApi:
                 except ChronolakeError as failure:
                     yield StreamFailure(name, failure)
                 except Exception as failure:  # noqa: BLE001 - one stream must not stop the others
-                    yield StreamFailure(name, unforeseen(failure, api.access.network.mask))
+                    yield StreamFailure(name, unforeseen(failure, api.session.network.mask))
 
     def check(
         self,
@@ -250,7 +250,7 @@ class DeclarativeApi:
                 reader,
                 files,
                 waiting,
-                api.access,
+                api.session,
                 cluster=cluster_for(lake.spark, api, reader, files, workers),
                 alone_bytes=self.config.spark_from_mib * 2**20,
             )

@@ -20,7 +20,11 @@ from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.components.instances import prepare
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
-from chronolake.source.declarative.cursors.incrementing import CountState, WholeState, count_reader
+from chronolake.source.declarative.cursors.incrementing import (
+    CountState,
+    FullRefreshState,
+    count_reader,
+)
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.models.base import CustomStateMigration
 from chronolake.source.declarative.models.streams import (
@@ -40,10 +44,10 @@ from chronolake.source.declarative.partitions import (
     named,
     router_of,
 )
-from chronolake.source.declarative.retrieval.async_jobs import Reports, downloads_of
+from chronolake.source.declarative.retrieval.async_jobs import AsyncJobs, downloads_of
 from chronolake.source.declarative.retrieval.lazy_read import is_embedded
 from chronolake.source.declarative.retrieval.pages import Retrieval
-from chronolake.source.declarative.retrieval.pagination_reset import Latest
+from chronolake.source.declarative.retrieval.pagination_reset import LatestRecord
 from chronolake.source.declarative.retrieval.schema_loaders import schema_of
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
@@ -109,9 +113,9 @@ class SliceReader:
                 configuration.
         """
         retriever = stream.retriever
-        self._reports: Reports | None = None
+        self._jobs: AsyncJobs | None = None
         if isinstance(retriever, AsyncRetriever):
-            self._reports = Reports(retriever, api, stream.name)
+            self._jobs = AsyncJobs(retriever, api, stream.name)
             retriever = downloads_of(retriever)
         self._config = api.config
         self._model = model = stream.incremental_sync
@@ -152,11 +156,11 @@ class SliceReader:
                 configuration.
         """
         one, keep = work.slice, self._keep(work.wanted)
-        if self._reports is None:
+        if self._jobs is None:
             yield from self._retrieval.pages(one, keep)
             return
-        for batch in self._reports.batches(one):
-            yield self._retrieval.selected(batch, one, keep)
+        for batch in self._jobs.batches(one):
+            yield self._retrieval.select(batch, one, keep)
 
     def _inject(self, into: Injection, one: StreamSlice) -> None:
         """Put the slice's values into a request."""
@@ -172,19 +176,19 @@ class SliceReader:
             if option is not None:
                 into.put(option, one.get(name), self._config)
 
-    def _latest_of_slice(self) -> Callable[[], Latest] | None:
-        """Return a factory for `Latest`, or None if a slice cannot be continued at a record."""
+    def _latest_of_slice(self) -> Callable[[], LatestRecord] | None:
+        """Return a factory for `LatestRecord`, or None if slices cannot be continued."""
         cursor, count = self.cursor, self._count
         if cursor is not None:
             read = cursor.reader.micros
             return partial(
-                Latest,
+                LatestRecord,
                 lambda record: read(record.get(cursor.field)),
-                lambda record: cursor.formatted(cursor.of_record(record[cursor.field])),
+                lambda record: cursor.format_time(cursor.parse_record_time(record[cursor.field])),
                 cursor.names[0],
                 partial(_is_beyond, cursor),
             )
-        return None if count is None else partial(Latest, count, count, "start")
+        return None if count is None else partial(LatestRecord, count, count, "start")
 
     def _keep(self, wanted: tuple[int, int] | None) -> Callable[[Record], bool]:
         """Return a filter for records within a time range; records without a time are kept."""
@@ -201,7 +205,7 @@ class SliceReader:
 
 
 def _is_beyond(cursor: TimeCursor, bound: str, one: StreamSlice) -> bool:
-    return cursor.is_beyond(cursor.parsed(bound), cursor.parsed(one.cursor_slice[cursor.names[1]]))
+    return cursor.is_beyond(cursor.parse(bound), cursor.parse(one.cursor_slice[cursor.names[1]]))
 
 
 class Slice:
@@ -272,7 +276,7 @@ class Slice:
             return self._value
         if self._cursor is None or self._value is None:
             return None
-        return self._cursor.of_record(self._value)
+        return self._cursor.parse_record_time(self._value)
 
 
 log = structlog.get_logger(__name__)
@@ -299,7 +303,7 @@ class State(Protocol):
         """Return the state to store."""
         ...
 
-    def exported(self) -> dict[str, Any]:
+    def export(self) -> dict[str, Any]:
         """Return the state in the form that other readers of such manifests use."""
         ...
 
@@ -360,7 +364,7 @@ class StreamReader:
         self.known_until = None if latest is None else micros_of(latest)
         if (
             isinstance(self.state, StreamState)
-            and self.state.lowest(StreamSlice()) > self.state.end
+            and self.state.lower_bound(StreamSlice()) > self.state.end
         ):
             log.warning("state_in_the_future", stream=stream.name)
         self._open = OpenPartitions(self.state.parent_state)
@@ -372,7 +376,7 @@ class StreamReader:
         self, stream: DeclarativeStream, api: Api, stored: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
         """Create the connector's custom components; return the state after their migrations."""
-        prepare(stream, api.access, api.config, self._parent)
+        prepare(stream, api.session, api.config, self._parent)
         for migration in stream.state_migrations:
             if isinstance(migration, CustomStateMigration) and stored:
                 state = deepcopy(dict(stored))
@@ -391,7 +395,7 @@ class StreamReader:
                 )
             return CountState(model, self._api.config, stored)
         if not isinstance(model, DatetimeBasedCursor) or self.slices.cursor is None:
-            return WholeState()
+            return FullRefreshState()
         cursor = self.slices.cursor
         if self._since is not None:
             cursor = replace(cursor, start=max(cursor.start, self._since))
@@ -494,7 +498,7 @@ class StreamReader:
         """Return the time range of wanted records of a slice, or None if all are wanted."""
         if not isinstance(self.state, StreamState):
             return None
-        return micros_of(self.state.lowest(one)), micros_of(self.state.end)
+        return micros_of(self.state.lower_bound(one)), micros_of(self.state.end)
 
     def warn_of_undated(self) -> None:
         """Log once that records lack their cursor value."""
@@ -546,4 +550,4 @@ class _Parent:
             self.reader.complete()
 
     def state(self) -> dict[str, Any]:
-        return self.reader.state.exported()
+        return self.reader.state.export()

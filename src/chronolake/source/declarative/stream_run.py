@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from chronolake.config import PipelineConfig, Project
-    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.landing.file_writer import Read, SliceFiles, Waiting
     from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
     from chronolake.source.declarative.spark.slice_waves import Cluster
@@ -263,7 +263,7 @@ class Run:
         reader: StreamReader,
         files: SliceFiles,
         waiting: Waiting,
-        access: Access,
+        session: ApiSession,
         *,
         cluster: Cluster | None = None,
         alone_bytes: int = 0,
@@ -274,13 +274,13 @@ class Run:
             reader: the stream.
             files: writes records to files while they are read.
             waiting: stores finished slices until they are landed.
-            access: the API session; it is cancelled when the records are no longer needed.
+            session: the API session; it is cancelled when the records are no longer needed.
             cluster: reads a large stream's slices; None: all slices are read in this process.
             alone_bytes: bytes to read in this process before the cluster reads the rest.
         """
         self.reader = reader
-        self._cancelled = access.cancelled
-        self._mask = access.network.mask
+        self._cancelled = session.cancelled
+        self._mask = session.network.mask
         self.files = files
         self.waiting = waiting
         self.failure: ChronolakeError | None = None

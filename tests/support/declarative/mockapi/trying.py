@@ -34,7 +34,7 @@ UNSUPPORTED = {
         "Python component"
     ),
     r"(Custom\w+) is Python code in place of .+, which is not run": "Python component",
-    r"the (page token) and the page size are put in one place \(.+\)": "contradiction",
+    r"the (page token) and the page size have the same target \(.+\)": "contradiction",
 }
 
 
@@ -208,7 +208,7 @@ class Trial:
         return faults
 
     def _faults_of_state(self, name: str, offer: Offer, first: Reading) -> list[str]:
-        state = first.reader.state.exported()
+        state = first.reader.state.export()
         faults = unlike(state, first, offer)
         self.api.again()
         second = self._read(self._access(name), name, state)

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chronolake.source.declarative.custom_classes import Calls
-    from chronolake.source.declarative.http.api_session import Access
-    from chronolake.source.declarative.http.request_builder import Encoded, Request
+    from chronolake.source.declarative.http.api_session import ApiSession
+    from chronolake.source.declarative.http.request_builder import EncodedRequest, Request
     from chronolake.source.declarative.models.base import CustomAuthenticator
 
 _RENEW = "refresh_and_set_access_token"
 
 
 def custom_authentication(
-    component: CustomAuthenticator, access: Access, config: Mapping[str, Any]
+    component: CustomAuthenticator, session: ApiSession, config: Mapping[str, Any]
 ) -> Authentication:
     """Return the authenticator of a custom component.
 
@@ -30,7 +30,7 @@ def custom_authentication(
         ConfigurationError: the class is missing, or a part of it is invalid.
         SourceError: its constructor fails.
     """
-    return ComponentAuthentication(ready(component, access, config))
+    return ComponentAuthentication(ready(component, session, config))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ComponentAuthentication(Authentication):
             credentials.headers = self.calls.mapping("get_auth_header") or {}
         return credentials
 
-    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+    def prepare(self, request: Request) -> tuple[EncodedRequest, Injection]:
         """Return a request as the class changes it, and all secrets in it.
 
         Raises:
@@ -69,7 +69,9 @@ class ComponentAuthentication(Authentication):
         plain, credentials = super().prepare(request)
         return self._signed(plain, credentials) if self._signs else (plain, credentials)
 
-    def _signed(self, request: Encoded, credentials: Injection) -> tuple[Encoded, Injection]:
+    def _signed(
+        self, request: EncodedRequest, credentials: Injection
+    ) -> tuple[EncodedRequest, Injection]:
         prepared: Any = request_for(request)
         signed = encoded_from(self.calls.call("__call__", prepared) or prepared)
         added = {
@@ -85,7 +87,7 @@ class ComponentAuthentication(Authentication):
             place=PLACE,
         )
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the class has its own
+    def refresh(self, rejected: Injection) -> bool:  # noqa: ARG002 - the class has its own
         """Let the class refresh its credentials; return False if it has no method for this."""
         if not self.calls.has(_RENEW):
             return False

@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.custom_classes import Setting, class_of, made
 from chronolake.source.declarative.http.decoders import decoded
-from chronolake.source.declarative.http.request_builder import Injection, request_of
+from chronolake.source.declarative.http.request_builder import Injection, build_request
 from chronolake.source.declarative.http.requests_conversion import answer_of, response_of
 from chronolake.source.declarative.models.base import (
     RUNNABLE,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import requests
 
     from chronolake.source.declarative.custom_classes import Calls
-    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.http.auth import Authentication
     from chronolake.source.declarative.http.client import Sender
     from chronolake.source.declarative.models.base import Origin
@@ -75,13 +75,13 @@ _AUTHENTICATORS: Final = frozenset(
 
 
 def requesting(
-    described: Mapping[str, Any], access: Access, config: Mapping[str, Any], origin: Origin
+    described: Mapping[str, Any], session: ApiSession, config: Mapping[str, Any], origin: Origin
 ) -> Any:
     """Return the object that replaces a component which sends requests, or None for others.
 
     Args:
         described: the component in the manifest, with its type.
-        access: the API session.
+        session: the API session.
         config: the user's configuration.
         origin: the location in the manifest.
 
@@ -93,10 +93,10 @@ def requesting(
     if kind in _AUTHENTICATORS:
         component = _AUTHENTICATOR.validate_python(dict(described), context=origin)
         url = as_text(described.get("url_base") or "", {"config": config, "parameters": {}})
-        return Credentials(access.authentication(component, url))
+        return Credentials(session.authentication(component, url))
     if kind == "HttpRequester":
         requester = HttpRequester.model_validate(dict(described), context=origin)
-        return Requester(requester, access.sender(requester), config)
+        return Requester(requester, session.sender(requester), config)
     return None
 
 
@@ -191,7 +191,7 @@ class Requester:
             body_json=dict(request_body_json or {}),
             place="a component",
         )
-        request = request_of(
+        request = build_request(
             self.requester,
             self.config,
             stream_slice=StreamSlice(dict(stream_slice)) if stream_slice else None,
@@ -412,13 +412,13 @@ _JSON = JsonDecoder(type="JsonDecoder")
 
 def prepare(
     stream: DeclarativeStream,
-    access: Access,
+    session: ApiSession,
     config: Mapping[str, Any],
     parent_of: Callable[[ParentStreamConfig], Parent],
 ) -> None:
     """Create an instance of each custom class that a stream needs.
 
-    Each API session (`access`) has its own instances. Authenticators are created when they are
+    Each API session (`session`) has its own instances. Authenticators are created when they are
     needed, and the components of parent streams when these are read. `parent_of` returns the reader
     of a parent stream.
 
@@ -437,7 +437,7 @@ def prepare(
                 parent_config_of(one, config, _once(partial(parent_of, one)))
                 for one in component.parent_stream_configs
             ]
-        ready(component, access, config, **given)
+        ready(component, session, config, **given)
 
 
 def check(stream: AnyStream) -> None:
@@ -456,7 +456,7 @@ def has_components(stream: AnyStream) -> bool:
 
 
 def ready(
-    component: CustomComponent, access: Access, config: Mapping[str, Any], **given: Any
+    component: CustomComponent, session: ApiSession, config: Mapping[str, Any], **given: Any
 ) -> Calls:
     """Return the instance of a component; see `prepare` and `made` for arguments and errors."""
     origin = component.origin
@@ -475,14 +475,14 @@ def ready(
 
     def of_requests(described: Mapping[str, Any]) -> Any:
         if described["type"] not in RUNNABLE:
-            return requesting(described, access, config, origin)
+            return requesting(described, session, config, origin)
         inner = CustomComponent.model_validate(dict(described), context=origin)
-        return ready(inner, access, config).instance
+        return ready(inner, session, config).instance
 
     setting = Setting(
-        owner=access,
+        owner=session,
         config=config,
-        mask=access.network.mask,
+        mask=session.network.mask,
         requesting=lambda one: within(one, of_requests),
         reading=lambda one: within(one, lambda same: reading(same, config, origin)),
     )

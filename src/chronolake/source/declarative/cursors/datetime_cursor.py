@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Gap: TypeAlias = timedelta | Duration
 #: Intervals with at most this gap are adjacent, if the granularity of the API's times is unknown.
-_NEIGHBOURS = timedelta(milliseconds=1)
+_ADJACENT_GAP = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Cutting:
+class SliceRules:
     """The rules by which spans are cut into slices.
 
     Attributes:
@@ -99,14 +99,14 @@ class Cutting:
         if begin > span.end or (begin == span.end and not keeps_end):
             return
         while True:
-            upper = self._after(begin)
+            upper = self._next_start(begin)
             if upper is None or (upper > span.end if keeps_end else upper >= span.end):
                 yield begin, span.end if span.is_last or grain is None else span.end - grain
                 return
             yield begin, upper if grain is None else upper - grain
             begin = upper
 
-    def _after(self, begin: datetime) -> datetime | None:
+    def _next_start(self, begin: datetime) -> datetime | None:
         """Return the start of the next slice, or None after the last one."""
         if self.step is None:
             return None
@@ -116,38 +116,38 @@ class Cutting:
             return None
         return upper if upper > begin else None
 
-    def missing(self, spans: Iterable[Span], read: Sequence[Interval]) -> list[Span]:
+    def missing(self, spans: Iterable[Span], read_intervals: Sequence[Interval]) -> list[Span]:
         """Return the parts of spans that have not been read."""
         grain = self.grain
-        left = list(spans)
-        for one in self.merged(read):
+        remaining = list(spans)
+        for interval in self.merge(read_intervals):
             parts: list[Span] = []
-            for span in left:
-                if one.end < span.start or one.start > span.end:
+            for span in remaining:
+                if interval.end < span.start or interval.start > span.end:
                     parts.append(span)
                     continue
-                if one.start > span.start:
-                    parts.append(Span(span.start, one.start, is_last=False))
-                rest = one.end if grain is None else one.end + grain
+                if interval.start > span.start:
+                    parts.append(Span(span.start, interval.start, is_last=False))
+                rest = interval.end if grain is None else interval.end + grain
                 if rest < span.end or (rest == span.end and span.is_last and grain is not None):
                     parts.append(replace(span, start=rest))
-            left = parts
-        return left
+            remaining = parts
+        return remaining
 
-    def merged(self, intervals: Iterable[Interval]) -> list[Interval]:
+    def merge(self, intervals: Iterable[Interval]) -> list[Interval]:
         """Return intervals in increasing order, with adjacent or overlapping ones merged."""
-        grain = self.grain or _NEIGHBOURS
-        found: list[Interval] = []
-        for interval in sorted(intervals, key=lambda one: (one.start, one.end)):
-            if found and found[-1].end + grain >= interval.start:
-                last = found[-1]
+        grain = self.grain or _ADJACENT_GAP
+        merged: list[Interval] = []
+        for interval in sorted(intervals, key=lambda interval: (interval.start, interval.end)):
+            if merged and merged[-1].end + grain >= interval.start:
+                last = merged[-1]
                 times = [at for at in (last.latest, interval.latest) if at is not None]
-                found[-1] = Interval(
+                merged[-1] = Interval(
                     last.start, max(last.end, interval.end), max(times) if times else None
                 )
             else:
-                found.append(interval)
-        return found
+                merged.append(interval)
+        return merged
 
 
 _START: Final = "start_time"
@@ -166,10 +166,11 @@ class TimeCursor:
         start: the earliest time to read.
         end: returns the latest time to read; without an end, the present.
         lookback: how far before its state, or its start, a run begins.
-        cutting: the rules for slices.
+        slice_rules: the rules for slices.
         names: the keys of a slice's bounds.
         is_data_feed: whether the API returns the newest records first, and cannot filter.
-        is_filtered_here: whether records outside the wanted range are filtered on the client side.
+        is_filtered_client_side: whether records outside the wanted range are filtered after they
+            were received.
     """
 
     field: str
@@ -178,17 +179,17 @@ class TimeCursor:
     start: datetime
     end: Callable[[], datetime]
     lookback: Gap | None
-    cutting: Cutting
+    slice_rules: SliceRules
     names: tuple[str, str]
     is_data_feed: bool
-    is_filtered_here: bool
+    is_filtered_client_side: bool
 
     @property
     def reader(self) -> Reader:
         """Return the parser of records' times."""
         return Reader(self.formats)
 
-    def parsed(self, value: Any) -> datetime:
+    def parse(self, value: Any) -> datetime:
         """Parse a time of a state or a slice, which are written in `format`.
 
         A state that another reader wrote may use any of the formats.
@@ -198,7 +199,7 @@ class TimeCursor:
         """
         return parsed_by(value, (self.format, *self.formats))
 
-    def of_record(self, value: Any) -> datetime:
+    def parse_record_time(self, value: Any) -> datetime:
         """Parse the time of a record.
 
         Raises:
@@ -206,20 +207,20 @@ class TimeCursor:
         """
         return parsed_by(value, self.formats)
 
-    def formatted(self, at: datetime) -> str:
-        """Return a time as text for slices and state; `parsed` returns the same time."""
+    def format_time(self, at: datetime) -> str:
+        """Return a time as text for slices and state; `parse` returns the same time."""
         return formatted_exactly(at, self.format)
 
     def is_beyond(self, at: datetime, end: datetime) -> bool:
         """Return whether a record is later than a slice, whose end may be as coarse as a day."""
-        grain = self.cutting.grain
-        written = self.parsed(self.formatted(at))
+        grain = self.slice_rules.grain
+        round_tripped = self.parse(self.format_time(at))
         try:
-            return written > end if grain is None else written >= end + grain
+            return round_tripped > end if grain is None else round_tripped >= end + grain
         except OverflowError:
             return False
 
-    def before(self, at: datetime) -> datetime:
+    def with_lookback(self, at: datetime) -> datetime:
         """Return where a run begins that continues at a time: earlier by the lookback window."""
         begin = max(at, self.start)
         try:
@@ -236,82 +237,82 @@ def time_cursor(model: DatetimeBasedCursor, config: Mapping[str, Any]) -> TimeCu
     """
     if bool(model.step) is not bool(model.cursor_granularity):
         raise ConfigurationError(
-            "A cursor has `step` and `cursor_granularity`, or neither.",
-            hint="Give it both: they say how long a slice is, and how fine the API's times are.",
+            "A cursor needs both `step` and `cursor_granularity`, or neither.",
+            hint="Set both: the length of a slice, and the resolution of the API's times.",
         )
-    text = partial(_text, model, config)
-    granularity = _duration("cursor_granularity", model.cursor_granularity)
-    end = partial(_moment, model.end_datetime, model, config)
+    text = partial(_evaluate, model, config)
+    granularity = _parse_duration("cursor_granularity", model.cursor_granularity)
+    end = partial(_evaluate_time, model.end_datetime, model, config)
     clamping = model.clamping
-    cutting = Cutting(
-        step=_duration("step", text(model.step)),
+    slice_rules = SliceRules(
+        step=_parse_duration("step", text(model.step)),
         granularity=granularity,
         is_strict=model.is_compare_strictly,
     )
     if clamping is not None:
         period = _Period.of(text(clamping.target), clamping.target_details)
-        cutting = replace(cutting, clamp=period.ceiling)
+        slice_rules = replace(slice_rules, clamp=period.ceiling)
         end = partial(period.last_before, end, granularity)
     return TimeCursor(
         field=text(model.cursor_field),
         format=model.datetime_format,
         formats=(*model.cursor_datetime_formats, model.datetime_format),
-        start=_moment(model.start_datetime, model, config),
+        start=_evaluate_time(model.start_datetime, model, config),
         end=end,
-        lookback=_duration("lookback_window", text(model.lookback_window)),
-        cutting=cutting,
+        lookback=_parse_duration("lookback_window", text(model.lookback_window)),
+        slice_rules=slice_rules,
         names=(
             text(model.partition_field_start or _START),
             text(model.partition_field_end or _END),
         ),
         is_data_feed=model.is_data_feed,
-        is_filtered_here=as_truth(
+        is_filtered_client_side=as_truth(
             model.is_client_side_incremental, {"config": config, "parameters": model.parameters}
         ),
     )
 
 
-def _text(model: Component, config: Mapping[str, Any], template: str | None) -> str:
+def _evaluate(model: Component, config: Mapping[str, Any], template: str | None) -> str:
     if not template:
         return ""
     return as_text(template, {"config": config, "parameters": model.parameters})
 
 
-def _duration(name: str, text: str | None) -> Gap | None:
+def _parse_duration(name: str, text: str | None) -> Gap | None:
     if not text:
         return None
     try:
         return iso_duration(text)
     except ValueError as failure:
         raise ConfigurationError(
-            f"The cursor's `{name}` is no duration: {text!r}.",
-            hint="Durations are written as ISO 8601 has them: P1D, PT1H, P1M.",
+            f"The cursor's `{name}` is not a valid duration: {text!r}.",
+            hint="Use an ISO 8601 duration, e.g. P1D, PT1H or P1M.",
         ) from failure
 
 
-def _moment(
+def _evaluate_time(
     described: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
 ) -> datetime:
     """Return a template's time, limited by its minimum and maximum; None: the present."""
     if not described:
         return datetime.now(UTC)
     if isinstance(described, str):
-        return _read(_text(model, config, described), model.datetime_format)
-    form = described.datetime_format or model.datetime_format
-    found = _read(_text(described, config, described.datetime), form)
-    if floor := _text(described, config, described.min_datetime):
-        found = max(found, _read(floor, form))
-    if ceiling := _text(described, config, described.max_datetime):
-        found = min(found, _read(ceiling, form))
-    return found
+        return _parse_time(_evaluate(model, config, described), model.datetime_format)
+    datetime_format = described.datetime_format or model.datetime_format
+    time = _parse_time(_evaluate(described, config, described.datetime), datetime_format)
+    if floor := _evaluate(described, config, described.min_datetime):
+        time = max(time, _parse_time(floor, datetime_format))
+    if ceiling := _evaluate(described, config, described.max_datetime):
+        time = min(time, _parse_time(ceiling, datetime_format))
+    return time
 
 
-def _read(text: str, form: str) -> datetime:
+def _parse_time(text: str, datetime_format: str) -> datetime:
     try:
-        return parsed(text, form)
+        return parsed(text, datetime_format)
     except ValueError as failure:
         raise ConfigurationError(
-            f"The time {text!r} does not have the format {form}.",
+            f"The time {text!r} does not have the format {datetime_format}.",
             hint="Check the dates in the source's `config`, and `datetime_format` in the manifest.",
         ) from failure
 
@@ -331,8 +332,8 @@ class _Period:
         if target == "WEEK" and day in _WEEKDAYS:
             return cls(target, _WEEKDAYS.index(day))
         raise ConfigurationError(
-            f"The cursor's clamping has no such target: {target}.",
-            hint="It is DAY, MONTH, or WEEK with a `weekday` as in MONDAY.",
+            f"The cursor's clamping has an invalid target: {target}.",
+            hint="Use DAY, MONTH, or WEEK with a `weekday` such as MONDAY.",
         )
 
     def floor(self, at: datetime) -> datetime:

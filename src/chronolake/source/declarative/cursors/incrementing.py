@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NO_CURSOR: Final = {"__ab_no_cursor_state_message": True}
 
 
-class WholeState:
+class FullRefreshState:
     """State of a stream without a cursor: each run reads all of it."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class WholeState:
         """Yield the partition as its only slice."""
         yield partition
 
-    def note(self, one: StreamSlice, latest: object) -> None:
+    def note(self, stream_slice: StreamSlice, latest: object) -> None:
         """Do nothing: a partition that has been read does not change the state."""
 
     def complete(self) -> None:
@@ -37,7 +37,7 @@ class WholeState:
         """Return the state to store."""
         return dict(NO_CURSOR)
 
-    def exported(self) -> dict[str, Any]:
+    def export(self) -> dict[str, Any]:
         """Return the state in the form that other readers use."""
         return dict(NO_CURSOR)
 
@@ -58,7 +58,7 @@ class CountState:
         """
         context = {"config": config, "parameters": model.parameters}
         self.parent_state: dict[str, Any] | None = None
-        self.field = _field_of(model, config)
+        self.field = _cursor_field(model, config)
         self._others = {name: value for name, value in (stored or {}).items() if name != self.field}
         start = as_text(str(model.start_value), context) if model.start_value is not None else "0"
         value = (stored or {}).get(self.field)
@@ -67,8 +67,8 @@ class CountState:
             self._value = None if value is None else int(value)
         except (TypeError, ValueError) as failure:
             raise ConfigurationError(
-                f"The cursor {self.field} counts from {start!r}, and its state is {value!r}.",
-                hint="Both are whole numbers.",
+                f"The cursor {self.field} starts at {start!r}, and its state is {value!r}.",
+                hint="Both must be whole numbers.",
             ) from failure
 
     def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
@@ -76,11 +76,11 @@ class CountState:
         begin = self.start if self._value is None else max(self._value, self.start)
         yield StreamSlice(partition.partition, {"start": begin, "end": float("inf")})
 
-    def note(self, one: StreamSlice, latest: int | None) -> None:  # noqa: ARG002 - only one slice
+    def note(self, stream_slice: StreamSlice, latest: int | None) -> None:  # noqa: ARG002 - only one slice
         """Record that the slice has been read.
 
         Args:
-            one: the slice.
+            stream_slice: the slice.
             latest: the greatest number in it, or None if it has no numbers.
         """
         if latest is not None:
@@ -91,9 +91,9 @@ class CountState:
 
     def as_json(self) -> dict[str, Any]:
         """Return the state to store."""
-        return self.exported()
+        return self.export()
 
-    def exported(self) -> dict[str, Any]:
+    def export(self) -> dict[str, Any]:
         """Return the state in the form that other readers use."""
         return {**self._others, self.field: self.start if self._value is None else self._value}
 
@@ -102,7 +102,7 @@ def count_reader(
     model: IncrementingCountCursor, config: Mapping[str, Any]
 ) -> Callable[[Mapping[str, Any]], int | None]:
     """Return a function that returns a record's number, or None if it has none."""
-    name = _field_of(model, config)
+    name = _cursor_field(model, config)
 
     def count_in(record: Mapping[str, Any]) -> int | None:
         try:
@@ -113,5 +113,5 @@ def count_reader(
     return count_in
 
 
-def _field_of(model: IncrementingCountCursor, config: Mapping[str, Any]) -> str:
+def _cursor_field(model: IncrementingCountCursor, config: Mapping[str, Any]) -> str:
     return as_text(model.cursor_field, {"config": config, "parameters": model.parameters})

@@ -55,36 +55,38 @@ class Progress:
             end: end of the range to read, inclusive.
         """
         if not self.planned:
-            self.planned = [Span(cursor.before(self.value or cursor.start), end, is_last=True)]
+            self.planned = [
+                Span(cursor.with_lookback(self.value or cursor.start), end, is_last=True)
+            ]
             return list(self.planned)
-        wanted = self.planned[-1]
-        left = cursor.cutting.missing(self.planned, self.read)
-        if end > wanted.end:
-            if left and left[-1].is_last:
-                begin = max(wanted.start, cursor.before(left[-1].start))
-                left[-1] = Span(begin, end, is_last=True)
+        last_planned = self.planned[-1]
+        remaining = cursor.slice_rules.missing(self.planned, self.read)
+        if end > last_planned.end:
+            if remaining and remaining[-1].is_last:
+                begin = max(last_planned.start, cursor.with_lookback(remaining[-1].start))
+                remaining[-1] = Span(begin, end, is_last=True)
             else:
-                begin = cursor.before(self.latest or cursor.start)
-                left.append(Span(begin, end, is_last=True))
-            self.planned[-1] = Span(wanted.start, end, is_last=True)
-        return left
+                begin = cursor.with_lookback(self.latest or cursor.start)
+                remaining.append(Span(begin, end, is_last=True))
+            self.planned[-1] = Span(last_planned.start, end, is_last=True)
+        return remaining
 
     @property
     def latest(self) -> datetime | None:
         """Return the latest record's time in any interval."""
-        times = [one.latest for one in self.read if one.latest is not None]
+        times = [interval.latest for interval in self.read if interval.latest is not None]
         if self.value is not None:
             times.append(self.value)
         return max(times) if times else None
 
-    def reached(self, cursor: TimeCursor) -> datetime:
+    def reached_time(self, cursor: TimeCursor) -> datetime:
         """Return the time of the latest record before the first gap, for the exported state.
 
         Records from before the start do not move it back.
         """
         value = cursor.start if self.value is None else self.value
         base = Interval(min(cursor.start, value), max(cursor.start, value), self.value)
-        first = cursor.cutting.merged([base, *self.read])[0]
+        first = cursor.slice_rules.merge([base, *self.read])[0]
         return max(first.latest or cursor.start, value)
 
     @classmethod
@@ -93,19 +95,19 @@ class Progress:
 
         The gaps between them are missing, and everything from the end of the last one on.
         """
-        merged = cursor.cutting.merged(read)
+        merged = cursor.slice_rules.merge(read)
         last = merged.pop()
-        grain = cursor.cutting.grain
-        begin = cursor.before(last.end)
-        left = begin if grain is None else begin - grain
-        if left >= last.start:
-            merged.append(replace(last, end=left))
-        begin = min([cursor.start, *(one.start for one in merged)])
+        grain = cursor.slice_rules.grain
+        begin = cursor.with_lookback(last.end)
+        end = begin if grain is None else begin - grain
+        if end >= last.start:
+            merged.append(replace(last, end=end))
+        begin = min([cursor.start, *(interval.start for interval in merged)])
         return cls(None, [Span(begin, last.end, is_last=True)], merged)
 
     def note(self, cursor: TimeCursor, interval: Interval) -> None:
         """Record that a slice has been read."""
-        self.read = cursor.cutting.merged([*self.read, interval])
+        self.read = cursor.slice_rules.merge([*self.read, interval])
 
     def complete(self, cursor: TimeCursor) -> None:
         """Record that a run has read everything it planned."""
@@ -115,33 +117,42 @@ class Progress:
     def as_json(self) -> dict[str, Any]:
         """Return the progress as JSON."""
         return {
-            "value": _text(self.value),
-            "planned": [[_text(one.start), _text(one.end), one.is_last] for one in self.planned],
-            "read": [[_text(one.start), _text(one.end), _text(one.latest)] for one in self.read],
+            "value": _format_time(self.value),
+            "planned": [
+                [_format_time(span.start), _format_time(span.end), span.is_last]
+                for span in self.planned
+            ],
+            "read": [
+                [_format_time(part.start), _format_time(part.end), _format_time(part.latest)]
+                for part in self.read
+            ],
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Return the progress from JSON that `as_json` returned."""
         return cls(
-            _time(told["value"]),
-            [Span(_moment(start), _moment(end), last) for start, end, last in told["planned"]],
+            _parse_optional_time(stored["value"]),
             [
-                Interval(_moment(start), _moment(end), _time(latest))
-                for start, end, latest in told["read"]
+                Span(_parse_time(start), _parse_time(end), last)
+                for start, end, last in stored["planned"]
+            ],
+            [
+                Interval(_parse_time(start), _parse_time(end), _parse_optional_time(latest))
+                for start, end, latest in stored["read"]
             ],
         )
 
 
-def _text(at: datetime | None) -> str | None:
+def _format_time(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
 
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else _moment(text)
+def _parse_optional_time(text: str | None) -> datetime | None:
+    return None if text is None else _parse_time(text)
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     at = datetime.fromisoformat(text)
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
@@ -149,12 +160,12 @@ def _moment(text: str) -> datetime:
 log = structlog.get_logger(__name__)
 
 #: The most partitions that have their own state.
-MOST_PARTITIONS: Final = 10_000
+MAX_PARTITIONS: Final = 10_000
 _UNFINISHED: Final = "unfinished"
 _DROPPED: Final = "partitions_dropped"
 _LATEST: Final = "latest_record"
 #: Dates without an offset may be ahead of UTC by this much.
-_TIME_ZONES: Final = timedelta(days=1)
+_MAX_TIME_ZONE_OFFSET: Final = timedelta(days=1)
 
 
 class StreamState:
@@ -170,7 +181,7 @@ class StreamState:
         legacy_field: str | None = None,
         stream: str = "",
         on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
-        most_partitions: int = MOST_PARTITIONS,
+        max_partitions: int = MAX_PARTITIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Continue from a stored state.
@@ -184,7 +195,7 @@ class StreamState:
                 such states.
             stream: the stream's name, for messages.
             on_limit: what to do if there are too many partitions.
-            most_partitions: the largest number of partitions with their own state.
+            max_partitions: the largest number of partitions with their own state.
             clock: returns seconds, to measure the duration of a run.
 
         Raises:
@@ -197,14 +208,14 @@ class StreamState:
         self._legacy_field = legacy_field
         self._stream = stream
         self._on_limit = on_limit
-        self._most = most_partitions
+        self._max_partitions = max_partitions
         self._clock = clock
-        self._began = clock()
+        self._started = clock()
         self._end = cursor.end()
         self._progress: OrderedDict[bytes, tuple[Mapping[str, Any], Progress]] = OrderedDict()
         self._overall: datetime | None = None
         self._latest: datetime | None = None
-        self._seen: datetime | None = None
+        self._latest_seen: datetime | None = None
         self._logged: set[str] = set()
         self._lookback_seconds = 0
         self._earlier_seconds = 0.0
@@ -213,7 +224,7 @@ class StreamState:
         self._has_moved = False
         if stored:
             self._restore(stored)
-        self._idle = deque(self._progress)
+        self._not_begun = deque(self._progress)
         self._latest = self._overall
 
     @property
@@ -222,87 +233,88 @@ class StreamState:
 
         It may be later than the state, because a record does not move the state beyond its slice.
         """
-        known = [at for at in (self._furthest, self._seen) if at is not None]
-        return max(known) if known else None
+        times = [at for at in (self._latest_reached, self._latest_seen) if at is not None]
+        return max(times) if times else None
 
     @property
-    def _furthest(self) -> datetime | None:
-        times = [one.latest for _, one in self._progress.values()]
-        known = [at for at in (*times, self._overall, self._latest) if at is not None]
-        return max(known) if known else None
+    def _latest_reached(self) -> datetime | None:
+        times = [progress.latest for _, progress in self._progress.values()]
+        reached = [at for at in (*times, self._overall, self._latest) if at is not None]
+        return max(reached) if reached else None
 
     # ------------------------------------------------------------------ restoring a stored state
 
     def _restore(self, stored: Mapping[str, Any]) -> None:
-        reported = dict(stored)
-        unfinished = reported.pop(_UNFINISHED, None)
-        latest = reported.pop(_LATEST, None)
+        state = dict(stored)
+        unfinished = state.pop(_UNFINISHED, None)
+        latest = state.pop(_LATEST, None)
         try:
-            self._seen = None if latest is None else datetime.fromisoformat(latest)
+            self._latest_seen = None if latest is None else datetime.fromisoformat(latest)
             if not self.is_partitioned:
-                self._restore_plain(reported)
+                self._restore_plain(state)
             else:
-                self._restore_partitions(reported)
+                self._restore_partitions(state)
             if unfinished is not None:
                 self._earlier_seconds = unfinished["seconds"]
                 for partition, progress in unfinished["partitions"]:
-                    found = Progress.from_json(progress)
-                    self._progress[key_of(partition)] = (partition, found)
+                    restored = Progress.from_json(progress)
+                    self._progress[key_of(partition)] = (partition, restored)
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise ConfigurationError(
-                "The stored state is none that the stream's cursor can read.",
-                hint="Re-sync the stream, or give it a state with the cursor's field and format.",
+                "The stored state is not valid for the stream's cursor.",
+                hint="Resync the stream, or set a state with the cursor's field and format.",
             ) from failure
 
-    def _restore_plain(self, told: dict[str, Any]) -> None:
+    def _restore_plain(self, state: dict[str, Any]) -> None:
         cursor = self.cursor
-        if told.pop("state_type", None) == "date-range":
+        if state.pop("state_type", None) == "date-range":
             read = [
                 Interval(start, end, min(end, latest))
                 for start, end, latest in (
                     (
-                        cursor.parsed(one["start"]),
-                        cursor.parsed(one["end"]),
-                        cursor.parsed(one.get("most_recent_cursor_value") or one["end"]),
+                        cursor.parse(interval["start"]),
+                        cursor.parse(interval["end"]),
+                        cursor.parse(interval.get("most_recent_cursor_value") or interval["end"]),
                     )
-                    for one in told.pop("slices")
+                    for interval in state.pop("slices")
                 )
             ]
             progress = Progress.of_intervals(cursor, read) if read else Progress()
         else:
-            value = told.pop(cursor.field, None)
-            progress = Progress(None if value is None else cursor.parsed(value))
-        self._others = told
+            value = state.pop(cursor.field, None)
+            progress = Progress(None if value is None else cursor.parse(value))
+        self._others = state
         self._progress[key_of({})] = ({}, progress)
 
-    def _restore_partitions(self, told: dict[str, Any]) -> None:
-        if self._legacy_field is not None and self._is_legacy(told):
-            told = {
+    def _restore_partitions(self, state: dict[str, Any]) -> None:
+        if self._legacy_field is not None and self._is_legacy(state):
+            state = {
                 "states": [
                     {"partition": {self._legacy_field: name}, "cursor": cursor}
-                    for name, cursor in told.items()
+                    for name, cursor in state.items()
                 ]
             }
-        self.parent_state = told.get("parent_state") or None
-        if "states" not in told and "state" not in told:
+        self.parent_state = state.get("parent_state") or None
+        if "states" not in state and "state" not in state:
             # One value for all partitions.
-            if self.cursor.field in told:
-                self._overall = self.cursor.parsed(told[self.cursor.field])
+            if self.cursor.field in state:
+                self._overall = self.cursor.parse(state[self.cursor.field])
             return
-        self.is_global = bool(told.get("use_global_cursor", False))
-        self._lookback_seconds = int(told.get("lookback_window") or 0)
-        self._dropped = int(told.get(_DROPPED, 0))
-        if overall := told.get("state"):
-            self._overall = self.cursor.parsed(overall[self.cursor.field])
-        for one in told.get("states", []):
-            value = one["cursor"].get(self.cursor.field)
-            progress = Progress(None if value is None else self.cursor.parsed(value))
-            self._progress[key_of(one["partition"])] = (one["partition"], progress)
+        self.is_global = bool(state.get("use_global_cursor", False))
+        self._lookback_seconds = int(state.get("lookback_window") or 0)
+        self._dropped = int(state.get(_DROPPED, 0))
+        if overall := state.get("state"):
+            self._overall = self.cursor.parse(overall[self.cursor.field])
+        for entry in state.get("states", []):
+            value = entry["cursor"].get(self.cursor.field)
+            progress = Progress(None if value is None else self.cursor.parse(value))
+            self._progress[key_of(entry["partition"])] = (entry["partition"], progress)
 
-    def _is_legacy(self, told: Mapping[str, Any]) -> bool:
+    def _is_legacy(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state is keyed by partition values, the format of older connectors."""
-        return bool(told) and all(
-            isinstance(one, dict) and list(one) == [self.cursor.field] for one in told.values()
+        return bool(state) and all(
+            isinstance(value, dict) and list(value) == [self.cursor.field]
+            for value in state.values()
         )
 
     # ------------------------------------------------------------------ updates during a run
@@ -311,28 +323,28 @@ class StreamState:
         """Yield the slices of a partition that have to be read."""
         cursor = self.cursor
         begin, end = cursor.names
-        for span in self._of(partition).plan(cursor, self._end):
-            for first, last in cursor.cutting.slices(span):
+        for span in self._progress_of(partition).plan(cursor, self._end):
+            for first, last in cursor.slice_rules.slices(span):
                 yield StreamSlice(
                     partition.partition,
-                    {begin: cursor.formatted(first), end: cursor.formatted(last)},
+                    {begin: cursor.format_time(first), end: cursor.format_time(last)},
                     partition.extra_fields,
                 )
 
-    def _of(self, partition: StreamSlice) -> Progress:
+    def _progress_of(self, partition: StreamSlice) -> Progress:
         key = partition.partition_key
         if key in self._progress:
-            found = self._progress[key][1]
-            if self.is_global and not found.planned:
-                found.value = self._shared()
-            return found
+            progress = self._progress[key][1]
+            if self.is_global and not progress.planned:
+                progress.value = self._shared_start()
+            return progress
         # After some partitions were dropped, an unknown partition may be one of them.
-        progress = Progress(self._shared() if self.is_global or not self._dropped else None)
+        progress = Progress(self._shared_start() if self.is_global or not self._dropped else None)
         self._progress[key] = (partition.partition, progress)
-        self._limit()
+        self._enforce_limit()
         return progress
 
-    def _shared(self) -> datetime | None:
+    def _shared_start(self) -> datetime | None:
         """Return where a partition without its own state begins.
 
         It is moved back by the duration of the last run, because records may have been added while
@@ -340,14 +352,14 @@ class StreamState:
         """
         if self._overall is None or not self._lookback_seconds:
             return self._overall
-        return self._written(self._overall - timedelta(seconds=self._lookback_seconds))
+        return self._round_trip(self._overall - timedelta(seconds=self._lookback_seconds))
 
-    def _written(self, at: datetime) -> datetime:
+    def _round_trip(self, at: datetime) -> datetime:
         """Return a time as it will be after it was stored and parsed."""
-        return self.cursor.parsed(self.cursor.formatted(at))
+        return self.cursor.parse(self.cursor.format_time(at))
 
-    def _limit(self) -> None:
-        if self.is_global or len(self._progress) <= self._most:
+    def _enforce_limit(self) -> None:
+        if self.is_global or len(self._progress) <= self._max_partitions:
             return
         if self._on_limit is OnPartitionLimit.GLOBAL_CURSOR:
             log.warning("partitions_share_a_cursor", partitions=len(self._progress))
@@ -355,8 +367,8 @@ class StreamState:
             return
         # Drop the oldest partition that this run has not begun, so that none is dropped during its
         # read.
-        while self._idle:
-            oldest = self._idle.popleft()
+        while self._not_begun:
+            oldest = self._not_begun.popleft()
             if not self._progress[oldest][1].planned:
                 del self._progress[oldest]
                 self._note_dropped()
@@ -364,21 +376,21 @@ class StreamState:
 
     def _note_dropped(self) -> None:
         if not self._dropped:
-            log.warning("partitions_forgotten", most=self._most)
+            log.warning("partitions_forgotten", most=self._max_partitions)
         self._dropped += 1
 
-    def lowest(self, partition: StreamSlice) -> datetime:
+    def lower_bound(self, partition: StreamSlice) -> datetime:
         """Return the time from which records of a partition are wanted."""
         known = self._progress.get(partition.partition_key)
-        value = known[1].value if known is not None else self._shared()
-        return self.cursor.before(self.cursor.start if value is None else value)
+        value = known[1].value if known is not None else self._shared_start()
+        return self.cursor.with_lookback(self.cursor.start if value is None else value)
 
     @property
     def end(self) -> datetime:
         """Return the time up to which records are wanted."""
         return self._end
 
-    def note(self, one: StreamSlice, latest: datetime | None) -> None:
+    def note(self, stream_slice: StreamSlice, latest: datetime | None) -> None:
         """Record that a slice has been read.
 
         A record may be later than its slice, because its time is wrong or the API ignored the
@@ -386,16 +398,20 @@ class StreamState:
         slice's end.
 
         Args:
-            one: the slice.
+            stream_slice: the slice.
             latest: the time of its latest record, or None if no record has a time.
         """
-        begin, end = (self.cursor.parsed(one.cursor_slice[name]) for name in self.cursor.names)
+        begin, end = (
+            self.cursor.parse(stream_slice.cursor_slice[name]) for name in self.cursor.names
+        )
         if latest is not None:
-            self._seen = latest if self._seen is None else max(self._seen, latest)
+            self._latest_seen = (
+                latest if self._latest_seen is None else max(self._latest_seen, latest)
+            )
             if latest > end:
                 self._log_beyond(latest, end)
                 latest = end
-        known = self._progress.get(one.partition_key)
+        known = self._progress.get(stream_slice.partition_key)
         if known is not None:
             known[1].note(self.cursor, Interval(begin, end, latest))
         if latest is not None:
@@ -408,7 +424,7 @@ class StreamState:
         if not self.cursor.is_beyond(latest, end):
             return
         present = max(self._end, datetime.now(UTC))
-        is_future = latest - present > _TIME_ZONES
+        is_future = latest - present > _MAX_TIME_ZONE_OFFSET
         event = "records_from_the_future" if is_future else "records_beyond_their_slice"
         if event in self._logged:
             return
@@ -429,17 +445,17 @@ class StreamState:
                 # The partitions that were read last are dropped last.
                 self._progress.move_to_end(key)
         if self._has_moved:
-            known = reached if not self.is_global else []
-            self._overall = max(known if self._latest is None else [*known, self._latest])
+            times = reached if not self.is_global else []
+            self._overall = max(times if self._latest is None else [*times, self._latest])
             self._lookback_seconds = math.ceil(self._seconds)
-        self._earlier_seconds, self._began = 0.0, self._clock()
-        while not self.is_global and len(self._progress) > self._most:
+        self._earlier_seconds, self._started = 0.0, self._clock()
+        while not self.is_global and len(self._progress) > self._max_partitions:
             self._progress.popitem(last=False)
             self._note_dropped()
 
     @property
     def _seconds(self) -> float:
-        return self._earlier_seconds + self._clock() - self._began
+        return self._earlier_seconds + self._clock() - self._started
 
     # ------------------------------------------------------------------ state to store
 
@@ -450,34 +466,34 @@ class StreamState:
             for partition, progress in self._progress.values()
             if progress.planned
         ]
-        reported = self.exported()
+        state = self.export()
         if unfinished:
-            reported[_UNFINISHED] = {"seconds": round(self._seconds, 3), "partitions": unfinished}
-        known, seen = self._furthest, self._seen
-        if seen is not None and (known is None or seen > self._written(known)):
-            reported[_LATEST] = seen.isoformat()
-        return reported
+            state[_UNFINISHED] = {"seconds": round(self._seconds, 3), "partitions": unfinished}
+        known, seen = self._latest_reached, self._latest_seen
+        if seen is not None and (known is None or seen > self._round_trip(known)):
+            state[_LATEST] = seen.isoformat()
+        return state
 
-    def exported(self) -> dict[str, Any]:
+    def export(self) -> dict[str, Any]:
         """Return the state in the form that other readers of such manifests use."""
         cursor = self.cursor
         if not self.is_partitioned:
-            (progress,) = [one for _, one in self._progress.values()] or [Progress()]
-            return {**self._others, cursor.field: cursor.formatted(progress.reached(cursor))}
-        reported: dict[str, Any] = {"use_global_cursor": self.is_global}
+            (progress,) = [progress for _, progress in self._progress.values()] or [Progress()]
+            return {**self._others, cursor.field: cursor.format_time(progress.reached_time(cursor))}
+        state: dict[str, Any] = {"use_global_cursor": self.is_global}
         if not self.is_global:
-            reported["states"] = [
+            state["states"] = [
                 {
                     "partition": partition,
-                    "cursor": {cursor.field: cursor.formatted(progress.reached(cursor))},
+                    "cursor": {cursor.field: cursor.format_time(progress.reached_time(cursor))},
                 }
                 for partition, progress in self._progress.values()
             ]
         if self._overall is not None:
-            reported["state"] = {cursor.field: cursor.formatted(self._overall)}
-        reported["lookback_window"] = self._lookback_seconds
+            state["state"] = {cursor.field: cursor.format_time(self._overall)}
+        state["lookback_window"] = self._lookback_seconds
         if self.parent_state is not None:
-            reported["parent_state"] = self.parent_state
+            state["parent_state"] = self.parent_state
         if self._dropped:
-            reported[_DROPPED] = self._dropped
-        return reported
+            state[_DROPPED] = self._dropped
+        return state

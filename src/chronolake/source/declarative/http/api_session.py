@@ -16,22 +16,22 @@ from chronolake.source.declarative.http.auth import (
     FixedAuthentication,
     JwtAuthentication,
     fixed_authentication,
-    selected,
+    select_authenticator,
 )
-from chronolake.source.declarative.http.client import Sender, hiding
+from chronolake.source.declarative.http.client import Sender, mask_credentials
 from chronolake.source.declarative.http.oauth import OAuthAuthentication
 from chronolake.source.declarative.http.rate_limit import Budget, Calls, CountedCalls
-from chronolake.source.declarative.http.response import AnswerCache
+from chronolake.source.declarative.http.response import ResponseCache
 from chronolake.source.declarative.http.session_token import (
     LegacySessionAuthentication,
     SessionAuthentication,
 )
 from chronolake.source.declarative.http.token_pool import (
     CountedQuotas,
+    QuotaReport,
     QuotaStatus,
-    Report,
+    TokenGrant,
     TokenRotation,
-    Turn,
     credentials_of,
     handler_of,
 )
@@ -72,7 +72,7 @@ _EXPIRED_SESSION = DefaultErrorHandler(
 
 
 #: Authenticators that request tokens, which all concurrent readers of an API share.
-_TOKENS: Final = (
+_TOKEN_AUTHENTICATORS: Final = (
     OAuthAuthenticator,
     SessionTokenAuthenticator,
     LegacySessionTokenAuthenticator,
@@ -83,58 +83,58 @@ class CustomAuthentication(Protocol):
     """A factory for authenticators that are custom classes of the connector."""
 
     def __call__(
-        self, component: CustomAuthenticator, access: Access, config: Mapping[str, Any], /
+        self, component: CustomAuthenticator, session: ApiSession, config: Mapping[str, Any], /
     ) -> Authentication:
         """Return the authenticator."""
 
 
-class Shared(Calls, Protocol):
+class SharedState(Calls, Protocol):
     """State shared by all concurrent readers of an API, in several processes."""
 
     def injection(self, identity: str) -> Injection:
         """Return the credentials for an authenticator's next request."""
 
-    def refresh(self, identity: str, spent: Injection) -> bool:
+    def refresh(self, identity: str, rejected: Injection) -> bool:
         """Replace rejected credentials; return False if that is impossible."""
 
-    def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
-        """Take a call from one of an authenticator's tokens, as `token_pool.Quotas.turn` does."""
+    def take_token(self, identity: str, quota: str, waited_for: int | None) -> TokenGrant:
+        """Take a call from one of an authenticator's tokens; see `token_pool.Quotas.take_token`."""
 
-    def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
+    def apply_report(self, identity: str, token: int, quota: str, report: QuotaReport) -> None:
         """Apply the quota that a response reports for one of an authenticator's tokens."""
 
-    def others(self, identity: str, token: int, quota: str) -> bool:
+    def has_alternative(self, identity: str, token: int, quota: str) -> bool:
         """Return whether one of an authenticator's tokens is exhausted and another one is not."""
 
 
 @dataclass(frozen=True)
 class _SharedAuthentication(Authentication):
-    shared: Shared
+    shared: SharedState
     identity: str
 
     def injection(self) -> Injection:
         return self.shared.injection(self.identity)
 
-    def refresh(self, spent: Injection) -> bool:
-        return self.shared.refresh(self.identity, spent)
+    def refresh(self, rejected: Injection) -> bool:
+        return self.shared.refresh(self.identity, rejected)
 
 
 @dataclass(frozen=True)
 class _SharedQuotas:
-    shared: Shared
+    shared: SharedState
     identity: str
 
-    def turn(self, quota: str, waited: int | None) -> Turn:
-        return self.shared.turn(self.identity, quota, waited)
+    def take_token(self, quota: str, waited_for: int | None) -> TokenGrant:
+        return self.shared.take_token(self.identity, quota, waited_for)
 
-    def reported(self, token: int, quota: str, report: Report) -> None:
-        self.shared.reported(self.identity, token, quota, report)
+    def apply_report(self, token: int, quota: str, report: QuotaReport) -> None:
+        self.shared.apply_report(self.identity, token, quota, report)
 
-    def others(self, token: int, quota: str) -> bool:
-        return self.shared.others(self.identity, token, quota)
+    def has_alternative(self, token: int, quota: str) -> bool:
+        return self.shared.has_alternative(self.identity, token, quota)
 
 
-class Access:
+class ApiSession:
     """One connection's session with an API; thread-safe.
 
     Streams with equal authenticators share one instance and its token.
@@ -144,7 +144,7 @@ class Access:
         config: the connection's configuration.
         custom: creates authenticators that are custom classes of the connector.
         budget: the manifest's `api_budget`, or None.
-        memory: stores values for the next run, such as rotating tokens; its content is secret.
+        token_store: stores values for the next run, such as rotating tokens; its content is secret.
         shared: holds the call counts and tokens, if other processes read the API, too.
 
     Attributes:
@@ -161,8 +161,8 @@ class Access:
         *,
         custom: CustomAuthentication,
         budget: HTTPAPIBudget | None = None,
-        memory: TokenStore | None = None,
-        shared: Shared | None = None,
+        token_store: TokenStore | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         self._network = network
         self._config = config
@@ -171,8 +171,8 @@ class Access:
         policies = () if budget is None else budget.policies
         self.calls: Calls = shared or CountedCalls(policies, config, network.now)
         self._budget = None if budget is None else Budget(budget, config, self.calls)
-        self._memory = memory
-        self._cache = AnswerCache()
+        self._token_store = token_store
+        self._cache = ResponseCache()
         self._lock = threading.RLock()
         self._authentications: dict[str, Authentication] = {}
 
@@ -186,9 +186,9 @@ class Access:
         """Return the event that ends all waits and prevents further requests."""
         return self._network.cancelled
 
-    def forget_answers(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the response cache: earlier responses may be outdated."""
-        self._cache.forget()
+        self._cache.clear()
 
     def sender(self, requester: HttpRequester, *, cached: bool | None = None) -> Sender:
         """Return the client that sends a requester's requests.
@@ -202,10 +202,10 @@ class Access:
         """
         authentication, identity = None, ""
         if requester.authenticator is not None:
-            authentication, identity = self._identified(
+            authentication, identity = self._find_or_create(
                 requester.authenticator, self._login_url(requester)
             )
-        keep = requester.use_cache if cached is None else cached
+        is_cached = requester.use_cache if cached is None else cached
         return Sender(
             self._network,
             self._config,
@@ -213,7 +213,7 @@ class Access:
             identity=identity,
             error_handler=requester.error_handler,
             budget=self._budget,
-            cache=self._cache if keep else None,
+            cache=self._cache if is_cached else None,
             timeout=httpx.Timeout(
                 requester.read_timeout_in_seconds or TIMEOUT.read,
                 connect=requester.connect_timeout_in_seconds or TIMEOUT.connect,
@@ -222,23 +222,23 @@ class Access:
 
     def _login_url(self, requester: HttpRequester) -> str:
         """Return the URL that a login's path is appended to; other authenticators ignore it."""
-        by_login = (LegacySessionTokenAuthenticator, SelectiveAuthenticator)
-        if not isinstance(requester.authenticator, by_login):
+        login_authenticators = (LegacySessionTokenAuthenticator, SelectiveAuthenticator)
+        if not isinstance(requester.authenticator, login_authenticators):
             return ""
         context = {"config": self._config, "parameters": requester.parameters}
         return as_text(requester.url or requester.url_base or "", context)
 
-    def issued(self, identity: str) -> Authentication:
+    def authenticator_of(self, identity: str) -> Authentication:
         """Return the authenticator of an existing client, by its identity.
 
         Raises:
             SourceError: no client has such an authenticator.
         """
         with self._lock:
-            found = self._authentications.get(identity)
-        if found is None:
-            raise SourceError("A task asks for credentials that the stream does not have.")
-        return found
+            authentication = self._authentications.get(identity)
+        if authentication is None:
+            raise SourceError("A task requested credentials that the stream does not have.")
+        return authentication
 
     def quotas(self, identity: str) -> Quotas:
         """Return the remaining calls of the tokens of an existing client's authenticator.
@@ -246,29 +246,29 @@ class Access:
         Raises:
             SourceError: no client has such an authenticator.
         """
-        found = self.issued(identity)
-        if not isinstance(found, TokenRotation):
-            raise SourceError("A task asks for the quotas of what has none.")
-        return found.quotas
+        authentication = self.authenticator_of(identity)
+        if not isinstance(authentication, TokenRotation):
+            raise SourceError("A task requested the quotas of an authenticator that has none.")
+        return authentication.quotas
 
     def authentication(self, component: Authenticator, api_url: str) -> Authentication:
         """Return the authenticator for requests to a URL; raise the same errors as `sender`."""
-        return self._identified(component, api_url)[0]
+        return self._find_or_create(component, api_url)[0]
 
-    def _identified(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
+    def _find_or_create(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
         if isinstance(component, SelectiveAuthenticator):
-            return self._identified(selected(component, self._config), api_url)
+            return self._find_or_create(select_authenticator(component, self._config), api_url)
         identity = _identity(component, api_url)
         with self._lock:
             if identity not in self._authentications:
                 self._authentications[identity] = (
                     _SharedAuthentication(self._shared, identity)
-                    if self._shared is not None and isinstance(component, _TOKENS)
-                    else self._made(component, api_url, identity)
+                    if self._shared is not None and isinstance(component, _TOKEN_AUTHENTICATORS)
+                    else self._create(component, api_url, identity)
                 )
             return self._authentications[identity], identity
 
-    def _made(self, component: Authenticator, api_url: str, identity: str) -> Authentication:  # noqa: PLR0911 - one for each
+    def _create(self, component: Authenticator, api_url: str, identity: str) -> Authentication:  # noqa: PLR0911 - one for each
         if isinstance(component, CustomAuthenticator):
             return self._custom(component, self, self._config)
         if isinstance(component, OAuthAuthenticator):
@@ -282,7 +282,7 @@ class Access:
                     if assertion is not None
                     else None
                 ),
-                memory=self._memory,
+                token_store=self._token_store,
                 name=identity,
             )
         if isinstance(component, JwtAuthenticator):
@@ -296,12 +296,12 @@ class Access:
                 component, self._config, api_url, sender, self._network
             )
         if isinstance(component, RateLimitedMultipleTokenAuthenticator):
-            return self._rotation(component, identity)
+            return self._create_rotation(component, identity)
         if isinstance(component, SelectiveAuthenticator):
-            return self._identified(component, api_url)[0]
+            return self._find_or_create(component, api_url)[0]
         return fixed_authentication(component, self._config)
 
-    def _rotation(
+    def _create_rotation(
         self, component: RateLimitedMultipleTokenAuthenticator, identity: str
     ) -> TokenRotation:
         credentials = credentials_of(component, self._config)
@@ -312,25 +312,25 @@ class Access:
             credentials,
             _SharedQuotas(self._shared, identity)
             if self._shared is not None
-            else self._counted(component, credentials),
+            else self._count_quotas(component, credentials),
         )
 
-    def _counted(
+    def _count_quotas(
         self, component: RateLimitedMultipleTokenAuthenticator, credentials: Sequence[Injection]
     ) -> CountedQuotas:
         handler = handler_of(component.quota_status_source)
-        network = hiding(self._network, credentials)
+        network = mask_credentials(self._network, credentials)
         senders = [
             Sender(
                 network,
                 self._config,
-                authentication=FixedAuthentication(each),
+                authentication=FixedAuthentication(token),
                 error_handler=handler,
             )
-            for each in credentials
+            for token in credentials
         ]
         status = QuotaStatus(component, self._config, [sender.send for sender in senders])
-        return CountedQuotas(component, status.fetched, self._network.now)
+        return CountedQuotas(component, status.fetch, self._network.now)
 
 
 def _identity(component: Authenticator, api_url: str) -> str:
@@ -338,19 +338,21 @@ def _identity(component: Authenticator, api_url: str) -> str:
 
     `$parameters` differ between streams and count only if a template refers to them.
     """
-    whole = component.model_dump(mode="json")
-    plain = _without_parameters(whole)
-    is_own = isinstance(component, CustomAuthenticator)
-    if not is_own and "parameters" not in json.dumps(plain):
-        whole = plain
-    legacy = isinstance(component, LegacySessionTokenAuthenticator)
-    text = json.dumps([whole, api_url if legacy else ""], sort_keys=True)
+    described = component.model_dump(mode="json")
+    without_parameters = _without_parameters(described)
+    is_custom = isinstance(component, CustomAuthenticator)
+    if not is_custom and "parameters" not in json.dumps(without_parameters):
+        described = without_parameters
+    is_legacy = isinstance(component, LegacySessionTokenAuthenticator)
+    text = json.dumps([described, api_url if is_legacy else ""], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _without_parameters(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_parameters(one) for key, one in value.items() if key != "parameters"}
+        return {
+            key: _without_parameters(item) for key, item in value.items() if key != "parameters"
+        }
     if isinstance(value, list):
-        return [_without_parameters(one) for one in value]
+        return [_without_parameters(item) for item in value]
     return value

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.field_paths import MISSING, only_value
-from chronolake.source.declarative.http.request_builder import Injection, encoded
+from chronolake.source.declarative.http.request_builder import Injection, encode
 from chronolake.source.declarative.http.response import loads
 from chronolake.source.declarative.models.requests import (
     ApiKeyAuthenticator,
@@ -31,8 +31,8 @@ from chronolake.source.declarative.templating.templates import as_mapping, as_tr
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from chronolake.source.declarative.http.request_builder import Encoded, Request
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.request_builder import EncodedRequest, Request
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.http.transport import Network
     from chronolake.source.declarative.models.requests import (
         Authenticator,
@@ -70,7 +70,7 @@ class Authentication:
         """Return the credentials for an unknown request."""
         return Injection()
 
-    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+    def prepare(self, request: Request) -> tuple[EncodedRequest, Injection]:
         """Return a request as it is sent, and the credentials that were put into it.
 
         Raises:
@@ -78,16 +78,16 @@ class Authentication:
             SourceError: no credentials are available.
         """
         credentials = self.injection()
-        return encoded(request.with_injection(credentials)), credentials
+        return encode(request.with_injection(credentials)), credentials
 
-    def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
+    def observe(self, request: EncodedRequest, credentials: Injection, response: Response) -> None:
         """Learn from the response to a request that was sent with these credentials."""
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - has no others
+    def refresh(self, rejected: Injection) -> bool:  # noqa: ARG002 - has no others
         """Replace rejected credentials; return False if that is impossible."""
         return False
 
-    def retry_after(self, request: Encoded, credentials: Injection) -> float | None:  # noqa: ARG002
+    def retry_after(self, request: EncodedRequest, credentials: Injection) -> float | None:  # noqa: ARG002
         """Return the seconds until a rate-limited request can be sent with other credentials.
 
         None: the request waits as long as the API demands.
@@ -132,7 +132,9 @@ def fixed_authentication(
     return FixedAuthentication(credentials)
 
 
-def selected(component: SelectiveAuthenticator, config: Mapping[str, Any]) -> Authenticator:
+def select_authenticator(
+    component: SelectiveAuthenticator, config: Mapping[str, Any]
+) -> Authenticator:
     """Return the authenticator that the config selects.
 
     Raises:
@@ -140,13 +142,13 @@ def selected(component: SelectiveAuthenticator, config: Mapping[str, Any]) -> Au
     """
     path = component.authenticator_selection_path
     choice = only_value(config, path) if path else MISSING
-    chosen = component.authenticators.get(str(choice)) if choice is not MISSING else None
-    if chosen is None:
+    selected = component.authenticators.get(str(choice)) if choice is not MISSING else None
+    if selected is None:
         raise ConfigurationError(
-            f"{'.'.join(path)} of the configuration selects no way of authenticating.",
+            f"{'.'.join(path)} of the configuration does not select an authenticator.",
             hint=f"Set it to one of: {', '.join(component.authenticators)}.",
         )
-    return chosen
+    return selected
 
 
 class JwtAuthentication(Authentication):
@@ -198,7 +200,7 @@ class JwtAuthentication(Authentication):
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             # The library's message may quote the key.
             raise ConfigurationError(
-                f"No token can be signed by {self._component.algorithm} with the configured key "
+                f"Signing a token with {self._component.algorithm} and the configured key failed "
                 f"({type(error).__name__}).",
                 hint="Check the key, its passphrase and the algorithm.",
             ) from None
@@ -208,8 +210,8 @@ class JwtAuthentication(Authentication):
     def _headers(self) -> dict[str, Any]:
         headers = as_mapping(self._component.additional_jwt_headers or {}, self._context)
         _check_reserved(headers, _JWT_HEADERS, "additional_jwt_headers")
-        given = self._component.jwt_headers or JwtHeaders()
-        for name, template in (("kid", given.kid), ("typ", given.typ), ("cty", given.cty)):
+        settings = self._component.jwt_headers or JwtHeaders()
+        for name, template in (("kid", settings.kid), ("typ", settings.typ), ("cty", settings.cty)):
             if template:
                 headers[name] = credential(template, self._context)
         return headers
@@ -217,13 +219,13 @@ class JwtAuthentication(Authentication):
     def _claims(self) -> dict[str, Any]:
         claims = as_mapping(self._component.additional_jwt_payload or {}, self._context)
         _check_reserved(claims, _JWT_CLAIMS, "additional_jwt_payload")
-        given = self._component.jwt_payload or JwtPayload()
-        for name, template in (("iss", given.iss), ("sub", given.sub)):
+        settings = self._component.jwt_payload or JwtPayload()
+        for name, template in (("iss", settings.iss), ("sub", settings.sub)):
             if template:
                 claims[name] = credential(template, self._context)
-        if given.aud:
+        if settings.aud:
             claims["aud"] = evaluated(
-                given.aud, self._context, default=given.aud, kinds=(str, list)
+                settings.aud, self._context, default=settings.aud, kinds=(str, list)
             )
         now = int(self._network.now())
         return claims | {"iat": now, "nbf": now, "exp": now + (self._component.token_duration or 0)}
@@ -233,8 +235,8 @@ class JwtAuthentication(Authentication):
         passphrase = credential(self._component.passphrase, self._context)
         if passphrase:
             return load_pem_private_key(key.encode(), password=passphrase.encode())
-        coded = self._component.base64_encode_secret_key
-        if coded and as_truth(coded, self._context):
+        is_encoded = self._component.base64_encode_secret_key
+        if is_encoded and as_truth(is_encoded, self._context):
             return base64.b64encode(key.encode()).decode()
         return key
 
@@ -251,9 +253,9 @@ def _header(name: str, parameters: Mapping[str, Any]) -> RequestOption:
 
 
 def _check_reserved(values: Mapping[str, Any], reserved: frozenset[str], where: str) -> None:
-    wrong = sorted(reserved & values.keys())
-    if wrong:
+    reserved_names = sorted(reserved & values.keys())
+    if reserved_names:
         raise ConfigurationError(
-            f"{where} sets {', '.join(wrong)}, which are not for it to set.",
-            hint="Use jwt_headers, jwt_payload and token_duration.",
+            f"{where} must not set {', '.join(reserved_names)}.",
+            hint="Use jwt_headers, jwt_payload or token_duration instead.",
         )

@@ -15,7 +15,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.custom_classes import Calls
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.requests_conversion import outcome_of
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.base import CustomBackoffStrategy, CustomErrorHandler
 from chronolake.source.declarative.models.requests import (
     CompositeErrorHandler,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     #: A strategy's component, or the calls of a custom strategy class.
     Strategy = BackoffStrategy | Calls
-    WrittenStrategy = (
+    BuiltInStrategy = (
         ConstantBackoffStrategy
         | ExponentialBackoffStrategy
         | WaitTimeFromHeader
@@ -45,53 +45,53 @@ if TYPE_CHECKING:
         | WaitUntilTimeFromHeader
     )
 
-_RETRIES: Final = 5
-_SECONDS: Final = 600.0
+_DEFAULT_RETRIES: Final = 5
+_MAX_SECONDS: Final = 600.0
 #: Added to a strategy's wait, which is usually a whole number of seconds of the server's clock.
 _MARGIN: Final = 1.0
 
 
-def retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
+def max_retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
     """Return the number of retries; in a chain, the first handler defines it.
 
     Raises:
         ConfigurationError: `max_retries` is not an integer.
     """
     if isinstance(handler, CompositeErrorHandler):
-        return retries_of(handler.error_handlers[0], config)
+        return max_retries_of(handler.error_handlers[0], config)
     if handler is None:
-        return _RETRIES
-    wanted: Any = (
+        return _DEFAULT_RETRIES
+    value: Any = (
         handler.calls.value("max_retries")
         if isinstance(handler, CustomErrorHandler)
         else handler.max_retries
     )
-    if wanted is None:
-        return _RETRIES
-    if isinstance(wanted, str):
+    if value is None:
+        return _DEFAULT_RETRIES
+    if isinstance(value, str):
         context = {"config": config, "parameters": handler.parameters}
-        wanted = evaluated(wanted, context, default=str(_RETRIES))
+        value = evaluated(value, context, default=str(_DEFAULT_RETRIES))
     try:
-        return max(int(wanted), 0)
+        return max(int(value), 0)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            "max_retries of an error handler gives no whole number.", hint="Give a number, e.g. 5."
+            "max_retries of an error handler is not a whole number.", hint="Set a number, e.g. 5."
         ) from error
 
 
 def strategies_of(handler: ErrorHandler | None) -> list[Strategy]:
     """Return a handler's backoff strategies; in a chain, those of all handlers."""
     if isinstance(handler, CompositeErrorHandler):
-        return [each for one in handler.error_handlers for each in strategies_of(one)]
+        return [strategy for member in handler.error_handlers for strategy in strategies_of(member)]
     if isinstance(handler, CustomErrorHandler):
         calls = handler.calls
-        return [calls.of(one) for one in calls.value("backoff_strategies") or ()]
+        return [calls.of(member) for member in calls.value("backoff_strategies") or ()]
     return list((handler and handler.backoff_strategies) or ())
 
 
-def strategic_wait(
+def strategy_wait(
     strategies: list[Strategy],
-    outcome: Answer | httpx.RequestError,
+    outcome: Response | httpx.RequestError,
     config: Mapping[str, Any],
     *,
     attempt: int,
@@ -111,11 +111,11 @@ def strategic_wait(
         ConfigurationError: a strategy's template does not return a number.
     """
     for strategy in strategies:
-        own = strategy.calls if isinstance(strategy, CustomBackoffStrategy) else strategy
+        implementation = strategy.calls if isinstance(strategy, CustomBackoffStrategy) else strategy
         seconds = (
-            _own_wait(own, outcome, attempt)
-            if isinstance(own, Calls)
-            else _wait(own, outcome, config, attempt, now)
+            _custom_wait(implementation, outcome, attempt)
+            if isinstance(implementation, Calls)
+            else _wait(implementation, outcome, config, attempt, now)
         )
         if seconds:
             return seconds
@@ -123,7 +123,7 @@ def strategic_wait(
 
 
 @dataclass
-class _Count:
+class _RetryCount:
     """The number of retries of one kind, and when the first and the last of them began."""
 
     began: float
@@ -146,41 +146,43 @@ class Retries:
 
     allowed: int
     now: Callable[[], float]
-    _counts: list[_Count] = field(default_factory=list)
+    _counts: list[_RetryCount] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         start = self.now()
-        self._counts = [_Count(start, start) for _ in range(3)]
+        self._counts = [_RetryCount(start, start) for _ in range(3)]
 
-    def wait(self, action: Action, wanted: float | None) -> float | None:
+    def wait(self, action: Action, requested: float | None) -> float | None:
         """Return the seconds to wait before the next retry, or None to give up.
 
         Args:
             action: the error handler's decision.
-            wanted: a strategy's wait in seconds, without the margin.
+            requested: a strategy's wait in seconds, without the margin.
         """
-        level = 2 if wanted else 1 if action is Action.RATE_LIMITED else 0
+        level = 2 if requested else 1 if action is Action.RATE_LIMITED else 0
         count = self._counts[level]
         count.tries += 1
         elapsed = count.last - count.began
-        if count.tries > self.allowed or (level != 1 and elapsed >= _SECONDS):
+        if count.tries > self.allowed or (level != 1 and elapsed >= _MAX_SECONDS):
             return None
-        if wanted:
-            return max(wanted + _MARGIN, 0)
+        if requested:
+            return max(requested + _MARGIN, 0)
         seconds = float(2 ** (count.tries - 1))
-        return seconds if level else min(seconds, _SECONDS - elapsed)
+        return seconds if level else min(seconds, _MAX_SECONDS - elapsed)
 
-    def again(self, action: Action, wanted: float | None) -> None:
+    def record_retry(self, action: Action, requested: float | None) -> None:
         """Record that the wait is over and the next attempt begins."""
-        level = 2 if wanted else 1 if action is Action.RATE_LIMITED else 0
+        level = 2 if requested else 1 if action is Action.RATE_LIMITED else 0
         start = self.now()
         self._counts[level].last = start
-        self._counts[level + 1 :] = [_Count(start, start) for _ in range(2 - level)]
+        self._counts[level + 1 :] = [_RetryCount(start, start) for _ in range(2 - level)]
 
 
-def _own_wait(strategy: Calls, outcome: Answer | httpx.RequestError, attempt: int) -> float | None:
+def _custom_wait(
+    strategy: Calls, outcome: Response | httpx.RequestError, attempt: int
+) -> float | None:
     """Return the wait of a custom strategy class, in seconds."""
-    return _finite(
+    return _finite_number(
         strategy.call(
             "backoff_time", response_or_exception=outcome_of(outcome), attempt_count=attempt
         )
@@ -188,46 +190,50 @@ def _own_wait(strategy: Calls, outcome: Answer | httpx.RequestError, attempt: in
 
 
 def _wait(
-    strategy: WrittenStrategy,
-    outcome: Answer | httpx.RequestError,
+    strategy: BuiltInStrategy,
+    outcome: Response | httpx.RequestError,
     config: Mapping[str, Any],
     attempt: int,
     now: float,
 ) -> float | None:
     context = {"config": config, "parameters": strategy.parameters}
     if isinstance(strategy, ConstantBackoffStrategy):
-        return _jittered(
+        return _add_jitter(
             _number(strategy.backoff_time_in_seconds, context), strategy.jitter_range_in_seconds
         )
     if isinstance(strategy, ExponentialBackoffStrategy):
         factor = _number(strategy.factor or 5, context)
-        return _jittered(factor * 2**attempt, strategy.jitter_range_in_seconds)
+        return _add_jitter(factor * 2**attempt, strategy.jitter_range_in_seconds)
     if isinstance(strategy, WaitTimeFromHeader):
         seconds = _header_number(strategy, outcome, context)
-        return _within(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
+        return (
+            _check_wait(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
+        )
     if isinstance(strategy, WaitTimeFromResponse):
-        seconds = _seconds_requested(strategy, outcome, context)
-        return _within(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
-    return _until(strategy, outcome, context, now)
+        seconds = _seconds_in_response(strategy, outcome, context)
+        return (
+            _check_wait(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
+        )
+    return _wait_until(strategy, outcome, context, now)
 
 
-def _until(
+def _wait_until(
     strategy: WaitUntilTimeFromHeader,
-    outcome: Answer | httpx.RequestError,
+    outcome: Response | httpx.RequestError,
     context: Mapping[str, Any],
     now: float,
 ) -> float | None:
     until = _header_number(strategy, outcome, context)
-    least = _number(strategy.min_wait, context) if strategy.min_wait is not None else None
+    minimum = _number(strategy.min_wait, context) if strategy.min_wait is not None else None
     seconds = until - now if until else None
-    if least:
-        seconds = least if seconds is None else max(seconds, least)
+    if minimum:
+        seconds = minimum if seconds is None else max(seconds, minimum)
     if seconds is None or seconds < 0:
         return None
-    return _within(seconds, strategy.max_waiting_time_in_seconds, context)
+    return _check_wait(seconds, strategy.max_waiting_time_in_seconds, context)
 
 
-def _jittered(seconds: float, jitter: float | None) -> float:
+def _add_jitter(seconds: float, jitter: float | None) -> float:
     if jitter is None:
         return seconds
     return random.uniform(seconds, seconds + 2 * jitter)  # noqa: S311 - only spreads requests
@@ -235,48 +241,48 @@ def _jittered(seconds: float, jitter: float | None) -> float:
 
 def _header_number(
     strategy: WaitTimeFromHeader | WaitUntilTimeFromHeader,
-    outcome: Answer | httpx.RequestError,
+    outcome: Response | httpx.RequestError,
     context: Mapping[str, Any],
 ) -> float | None:
-    if not isinstance(outcome, Answer):
+    if not isinstance(outcome, Response):
         return None
     text = outcome.headers.get(as_text(strategy.header, context)) or ""
     if strategy.regex:
         pattern = as_text(strategy.regex, context)
         try:
-            found = re.match(pattern, text)
+            match = re.match(pattern, text)
         except re.error as error:
             raise ConfigurationError(
-                f"{pattern!r} of a {strategy.type} is no regular expression.",
+                f"{pattern!r} of a {strategy.type} is not a valid regular expression.",
                 hint="Correct the strategy's regex.",
             ) from error
-        text = found.group() if found else text
-    return _finite(text)
+        text = match.group() if match else text
+    return _finite_number(text)
 
 
-def _seconds_requested(
+def _seconds_in_response(
     strategy: WaitTimeFromResponse,
-    outcome: Answer | httpx.RequestError,
+    outcome: Response | httpx.RequestError,
     context: Mapping[str, Any],
 ) -> float | None:
-    response: Any = {}
+    body: Any = {}
     headers: Mapping[str, str] = {}
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, Response):
         headers = outcome.headers
         try:
-            response = outcome.json()
+            body = outcome.json()
         except ValueError:
-            response = {}
-    seen = {**context, "response": response, "headers": headers}
+            body = {}
+    variables = {**context, "response": body, "headers": headers}
     try:
-        seconds = _finite(evaluated(strategy.wait_time_in_seconds, seen))
+        seconds = _finite_number(evaluated(strategy.wait_time_in_seconds, variables))
     except ConfigurationError:
         # The response has another shape than the template expects; another strategy may apply.
         return None
     return seconds if seconds and seconds > 0 else None
 
 
-def _finite(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -285,19 +291,19 @@ def _finite(value: Any) -> float | None:
 
 
 def _number(value: Number, context: Mapping[str, Any]) -> float:
-    number = _finite(as_text(value, context) if isinstance(value, str) else value)
+    number = _finite_number(as_text(value, context) if isinstance(value, str) else value)
     if number is None:
         raise ConfigurationError(
-            f"{value!r} of a backoff strategy gives no number.", hint="Give a number of seconds."
+            f"{value!r} of a backoff strategy is not a number.", hint="Set a number of seconds."
         )
     return number
 
 
-def _within(seconds: float, longest: Number | None, context: Mapping[str, Any]) -> float:
-    if longest is not None and seconds >= _number(longest, context):
+def _check_wait(seconds: float, maximum: Number | None, context: Mapping[str, Any]) -> float:
+    if maximum is not None and seconds >= _number(maximum, context):
         raise SourceError(
-            f"The server wants a wait of {seconds:.0f} seconds, which is longer than the source "
+            f"The server requires a wait of {seconds:.0f} seconds, which is longer than the source "
             "may wait.",
-            hint="Read again later, or allow longer waits (max_waiting_time_in_seconds).",
+            hint="Try again later, or allow longer waits (max_waiting_time_in_seconds).",
         )
     return seconds

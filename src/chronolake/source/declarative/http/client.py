@@ -12,46 +12,46 @@ from chronolake.errors import SourceError
 from chronolake.source.declarative.http.auth import Authentication
 from chronolake.source.declarative.http.backoff import (
     Retries,
-    retries_of,
-    strategic_wait,
+    max_retries_of,
     strategies_of,
+    strategy_wait,
 )
 from chronolake.source.declarative.http.error_handler import Action, Verdict, verdict_on
 from chronolake.source.declarative.http.origins import origin_of
-from chronolake.source.declarative.http.request_builder import Injection, Request, encoded
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.request_builder import Injection, Request, encode
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.http.transport import (
     TIMEOUT,
     Exchange,
     Network,
-    exchanged,
+    describe_failure,
     public_headers,
-    told,
+    send_once,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from chronolake.source.declarative.http.rate_limit import Budget
-    from chronolake.source.declarative.http.request_builder import Encoded
-    from chronolake.source.declarative.http.response import AnswerCache
+    from chronolake.source.declarative.http.request_builder import EncodedRequest
+    from chronolake.source.declarative.http.response import ResponseCache
     from chronolake.source.declarative.models.requests import ErrorHandler
 
-__all__ = ["Answer", "Authentication", "Exchange", "Network", "ReadDifferentlyError", "Sender"]
+__all__ = ["Authentication", "Exchange", "Network", "ReadDifferentlyError", "Response", "Sender"]
 
 log = structlog.get_logger(__name__)
 
 _OK: Final = 200
 #: Shorter texts are not treated as secrets: they occur everywhere.
-_SECRET: Final = 4
+_MIN_SECRET_LENGTH: Final = 4
 _READ_DIFFERENTLY: Final = frozenset(
     {Action.RESET_PAGINATION, Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDOW}
 )
 _HINTS: Final = {
     401: "Check the credentials.",
-    403: "Check the credentials, and what they allow.",
-    404: "Check what the configuration names.",
-    429: "Read again later, or with fewer requests at a time.",
+    403: "Check the credentials and their permissions.",
+    404: "Check the names and paths in the configuration.",
+    429: "Try again later, or with fewer concurrent requests.",
 }
 
 
@@ -94,21 +94,21 @@ class Sender:
         identity: str = "",
         error_handler: ErrorHandler | None = None,
         budget: Budget | None = None,
-        cache: AnswerCache | None = None,
+        cache: ResponseCache | None = None,
         timeout: httpx.Timeout = TIMEOUT,
     ) -> None:
         self._authentication = authentication or Authentication()
-        self._network = hiding(network, self._authentication.secrets)
+        self._network = mask_credentials(network, self._authentication.secrets)
         self._config = config
         self._identity = identity
         self._handler = error_handler
-        self._retries = retries_of(error_handler, config)
+        self._retries = max_retries_of(error_handler, config)
         self._strategies = strategies_of(error_handler)
         self._budget = budget
         self._cache = cache
         self._timeout = timeout
 
-    def send(self, request: Request, *, in_file: bool = False) -> Answer | None:
+    def send(self, request: Request, *, in_file: bool = False) -> Response | None:
         """Send a request, and retry it as the error handler requires.
 
         Args:
@@ -126,16 +126,16 @@ class Sender:
         """
         authentication, identity = self._authentication, self._identity
         if self._is_foreign(request):
-            request = self._public(request)
+            request = self._without_secrets(request)
             authentication, identity = Authentication(), ""
         if self._cache is None or request.method != "GET" or in_file:
-            return self._sent(request, authentication, None, in_file=in_file)
-        plain = encoded(request)
+            return self._send_with_retries(request, authentication, None, in_file=in_file)
+        plain = encode(request)
         key = (identity, plain.url, tuple(sorted(plain.headers.items())), plain.body)
-        answer = self._sent(request, authentication, self._cache.kept(key))
-        if answer is not None and answer.status == _OK:
-            self._cache.keep(key, answer)
-        return answer
+        response = self._send_with_retries(request, authentication, self._cache.get(key))
+        if response is not None and response.status == _OK:
+            self._cache.put(key, response)
+        return response
 
     def wait(self, seconds: float) -> None:
         """Wait before a request is sent in another form.
@@ -155,172 +155,176 @@ class Sender:
             and not self._network.trusts(origin)
         )
 
-    def _public(self, request: Request) -> Request:
+    def _without_secrets(self, request: Request) -> Request:
         """Return the parts of a request that another server may receive.
 
         Raises:
             SourceError: the request cannot be sent without its secret parts.
         """
-        where = f"{request.method} {self._network.path(request.url)}"
+        subject = f"{request.method} {self._network.redact_path(request.url)}"
         origin = origin_of(request.url)
         hint = (
-            f"If {origin} is the API's own, add exactly this text to the source's allowed_hosts: "
-            "it gets the credentials then."
+            f"If {origin} belongs to the API, add exactly this text to the source's allowed_hosts, "
+            "so that it receives the credentials."
         )
         origins = request.origins or ()
-        if any(one.scheme == "https" for one in origins):
-            self._network.expect_no_downgrade(request.url)
+        if any(trusted_origin.scheme == "https" for trusted_origin in origins):
+            self._network.raise_if_downgraded(request.url)
         if request.json or request.data:
             raise SourceError(
-                f"{where} is sent by an answer to another server, {origin}, which is not given the "
-                "request's body.",
+                f"A response directs {subject} to another server, {origin}, which must not receive "
+                "the request's body.",
                 hint=hint,
             )
-        if request.is_mixed or self._network.holds_secret(request.url):
+        if request.is_mixed or self._network.contains_secret(request.url):
             raise SourceError(
-                f"{where} is sent by an answer to another server, {origin}, and has values of the "
-                "configuration in its URL.",
+                f"A response directs {subject} to another server, {origin}, with values of the "
+                "configuration in the URL.",
                 hint=hint,
             )
         log.warning(
-            "request_without_credentials", origin=str(origin), path=self._network.path(request.url)
+            "request_without_credentials",
+            origin=str(origin),
+            path=self._network.redact_path(request.url),
         )
         headers = public_headers(request.headers, self._network.mask)
         return replace(request, params={}, headers=headers, is_public=True)
 
-    def _sent(
+    def _send_with_retries(
         self,
         request: Request,
         authentication: Authentication,
-        kept: Answer | None,
+        cached: Response | None,
         *,
         in_file: bool = False,
-    ) -> Answer | None:
+    ) -> Response | None:
         retries = Retries(self._retries, self._network.now)
-        renewed = False
+        has_refreshed = False
         attempt = 0
         while True:
             attempt += 1
             credentials = Injection()
-            whole: Encoded | None = None
-            outcome: Answer | httpx.RequestError
-            if kept is not None and attempt == 1:
-                outcome = kept
+            encoded_request: EncodedRequest | None = None
+            outcome: Response | httpx.RequestError
+            if cached is not None and attempt == 1:
+                outcome = cached
             else:
-                whole, credentials = authentication.prepare(request)
-                outcome = self._outcome(
-                    whole, attempt, authentication, credentials, in_file=in_file
+                encoded_request, credentials = authentication.prepare(request)
+                outcome = self._send_once(
+                    encoded_request, attempt, authentication, credentials, in_file=in_file
                 )
             verdict = verdict_on(outcome, self._handler, self._config)
             if verdict.action in {Action.SUCCESS, Action.IGNORE}:
-                return _accepted(outcome, verdict)
-            if isinstance(outcome, Answer):
+                return _accepted_response(outcome, verdict)
+            if isinstance(outcome, Response):
                 outcome.close()
             error = self._error(request, outcome, verdict, attempt, credentials)
             if verdict.action is Action.FAIL or verdict.action in _READ_DIFFERENTLY:
                 raise error
             if verdict.action is Action.REFRESH_TOKEN_THEN_RETRY:
-                if renewed:
+                if has_refreshed:
                     raise error
-                renewed = authentication.refresh(credentials)
-            other = None
-            if whole is not None and verdict.action is Action.RATE_LIMITED:
-                other = authentication.retry_after(whole, credentials)
-            wanted = self._strategic_wait(outcome, attempt) if other is None else other
-            seconds = retries.wait(verdict.action, wanted)
+                has_refreshed = authentication.refresh(credentials)
+            rotation_wait = None
+            if encoded_request is not None and verdict.action is Action.RATE_LIMITED:
+                rotation_wait = authentication.retry_after(encoded_request, credentials)
+            requested_wait = (
+                self._strategy_wait(outcome, attempt) if rotation_wait is None else rotation_wait
+            )
+            seconds = retries.wait(verdict.action, requested_wait)
             if seconds is None:
                 raise error
             self._network.wait(seconds)
-            retries.again(verdict.action, wanted)
+            retries.record_retry(verdict.action, requested_wait)
 
-    def _strategic_wait(self, outcome: Answer | httpx.RequestError, attempt: int) -> float | None:
-        return strategic_wait(
+    def _strategy_wait(self, outcome: Response | httpx.RequestError, attempt: int) -> float | None:
+        return strategy_wait(
             self._strategies, outcome, self._config, attempt=attempt, now=self._network.now()
         )
 
-    def _outcome(
+    def _send_once(
         self,
-        request: Encoded,
+        request: EncodedRequest,
         attempt: int,
         authentication: Authentication,
         credentials: Injection,
         *,
         in_file: bool,
-    ) -> Answer | httpx.RequestError:
+    ) -> Response | httpx.RequestError:
         if self._budget is not None:
             self._budget.take(request, self._network.wait)
         try:
-            answer = exchanged(
+            response = send_once(
                 self._network,
                 request,
                 attempt=attempt,
                 hidden=credentials.params.keys(),
-                secrets=frozenset(_secrets(credentials)),
+                secrets=frozenset(_secret_values(credentials)),
                 timeout=self._timeout,
                 in_file=in_file,
             )
         except httpx.RequestError as error:
             return error
         if self._budget is not None:
-            self._budget.learn(request, answer)
-        authentication.observe(request, credentials, answer)
-        return answer
+            self._budget.update(request, response)
+        authentication.observe(request, credentials, response)
+        return response
 
     def _error(
         self,
         request: Request,
-        outcome: Answer | httpx.RequestError,
+        outcome: Response | httpx.RequestError,
         verdict: Verdict,
         attempt: int,
         credentials: Injection,
     ) -> SourceError:
-        times = "one attempt" if attempt == 1 else f"{attempt} attempts"
-        what = f"{request.method} {self._network.path(request.url)}"
-        if isinstance(outcome, Answer):
-            text = f"{what} is answered with status {outcome.status} after {times}."
+        attempts = "one attempt" if attempt == 1 else f"{attempt} attempts"
+        subject = f"{request.method} {self._network.redact_path(request.url)}"
+        if isinstance(outcome, Response):
+            text = f"{subject} returned status {outcome.status} after {attempts}."
             hint = _HINTS.get(outcome.status)
             if outcome.is_public:
                 origin = origin_of(outcome.url)
-                text = f"{text} It went to {origin} without credentials."
+                text = f"{text} It was sent to {origin} without credentials."
                 hint = (
-                    "Another server was named by a link or redirect. If it is the API's own, add "
-                    f"{origin} to the source's allowed_hosts: it gets the credentials then."
+                    "A link or redirect leads to another server. If it belongs to the API, add "
+                    f"{origin} to the source's allowed_hosts, so that it receives the credentials."
                 )
         else:
-            text = f"{what} got no answer in {times} ({told(outcome)})."
+            text = f"{subject} got no response in {attempts} ({describe_failure(outcome)})."
             hint = None
-        if verdict.message and isinstance(outcome, Answer):
+        if verdict.message and isinstance(outcome, Response):
             text = f"{text} {verdict.message}"
-        text = _without(self._network.mask(text), [credentials])
-        hint = hint or "Read again later, and check the configuration if it stays so."
+        text = _redact(self._network.mask(text), [credentials])
+        hint = hint or "Try again later. If the error persists, check the configuration."
         if verdict.action in _READ_DIFFERENTLY:
             return ReadDifferentlyError(text, action=verdict.action, hint=hint)
         return SourceError(text, hint=hint)
 
 
-def _accepted(outcome: Answer | httpx.RequestError, verdict: Verdict) -> Answer | None:
+def _accepted_response(outcome: Response | httpx.RequestError, verdict: Verdict) -> Response | None:
     """Return the response to read records from, or None for an ignored error."""
-    if not isinstance(outcome, Answer) or not outcome.ok:
+    if not isinstance(outcome, Response) or not outcome.ok:
         return None
     return replace(outcome, may_lack_records=verdict.is_handled)
 
 
-def hiding(network: Network, credentials: Sequence[Injection]) -> Network:
+def mask_credentials(network: Network, credentials: Sequence[Injection]) -> Network:
     """Return a network that also masks credentials which are not in the configuration."""
     if not credentials:
         return network
-    return replace(network, mask=lambda text: network.mask(_without(text, credentials)))
+    return replace(network, mask=lambda text: network.mask(_redact(text, credentials)))
 
 
-def _without(text: str, credentials: Iterable[Injection]) -> str:
+def _redact(text: str, credentials: Iterable[Injection]) -> str:
     """Return a text without credentials that were created or fetched for the request."""
-    secrets = {secret for each in credentials for secret in _secrets(each)}
+    secrets = {secret for credential in credentials for secret in _secret_values(credential)}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "****")
     return text
 
 
-def _secrets(credentials: Injection) -> Iterator[str]:
+def _secret_values(credentials: Injection) -> Iterator[str]:
     """Yield the secret values of credentials, each also without a leading word like "Bearer"."""
     values: list[Any] = [
         credentials.params,
@@ -332,6 +336,6 @@ def _secrets(credentials: Injection) -> Iterator[str]:
         value = values.pop()
         if isinstance(value, dict):
             values.extend(value.values())
-        elif len(str(value)) >= _SECRET:
+        elif len(str(value)) >= _MIN_SECRET_LENGTH:
             yield str(value)
-            yield from (part for part in str(value).split()[1:] if len(part) >= _SECRET)
+            yield from (part for part in str(value).split()[1:] if len(part) >= _MIN_SECRET_LENGTH)

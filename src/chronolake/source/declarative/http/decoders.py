@@ -19,7 +19,7 @@ import xmltodict
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import is_empty
 from chronolake.source.declarative.http.requests_conversion import response_of
-from chronolake.source.declarative.http.response import parsed, size_of, too_large
+from chronolake.source.declarative.http.response import parse_json, size_of, too_large_error
 from chronolake.source.declarative.models.base import CustomDecoder
 from chronolake.source.declarative.models.records import (
     ContentDecoder,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from _typeshed import SupportsRead, WriteableBuffer
 
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.response import Response
 
 #: The most bytes that a compressed body may have after decompression.
 MOST_DECOMPRESSED = 1 << 29
@@ -72,7 +72,7 @@ _UNREADABLE = (
 
 
 def decoded(  # noqa: PLR0911 - one per decoder
-    decoder: Decoder, answer: Answer, memory: Memory | None = None
+    decoder: Decoder, answer: Response, memory: Memory | None = None
 ) -> Iterable[Any]:
     """Return the values in a response: one, or the items of a root array, lines or rows.
 
@@ -88,18 +88,18 @@ def decoded(  # noqa: PLR0911 - one per decoder
             document declares entities, or a body is too large after decompression.
         ConfigurationError: the encoding or the delimiter is invalid.
     """
-    memory = memory or Memory(answer.memory)
+    memory = memory or Memory(answer.memory_limit)
     match decoder:
         case JsonDecoder():
-            return _document(answer.whole(), memory)
+            return _document(answer.read_body(), memory)
         case XmlDecoder():
             return [_xml(answer, memory)]
         case IterableDecoder():
-            return _guarded(_texts(answer.whole(), memory), decoder.type)
+            return _guarded(_texts(answer.read_body(), memory), decoder.type)
         case ZipfileDecoder():
             return _guarded(_archived(decoder.decoder, answer, memory), decoder.type)
         case JsonItemsDecoder():
-            return _guarded(_nested_items(decoder, answer.whole(), memory), decoder.type)
+            return _guarded(_nested_items(decoder, answer.read_body(), memory), decoder.type)
         case CustomDecoder():
             return _own(decoder, answer)
         case _:
@@ -125,16 +125,16 @@ class Memory:
         """
         self.taken += size
         if self.taken > self.limit:
-            raise too_large(self.limit)
+            raise too_large_error(self.limit)
 
     def parsed(self, text: bytes) -> Any:
-        """Return the value of a JSON text; raise the same errors as `response.parsed`."""
+        """Return the value of a JSON text; raise the same errors as `response.parse_json`."""
         left = self.limit - self.taken
         self.take(size_of(text, left))
-        return parsed(text)
+        return parse_json(text)
 
 
-def _own(decoder: CustomDecoder, answer: Answer) -> Iterable[Any]:
+def _own(decoder: CustomDecoder, answer: Response) -> Iterable[Any]:
     """Return the values that a custom decoder class returns."""
     bodies: list[Any] = decoder.calls.listed("decode", response_of(answer))
     return bodies
@@ -221,11 +221,11 @@ def _items_of(document: Any) -> list[Any]:
     return document if isinstance(document, list) else [document]
 
 
-def _xml(answer: Answer, memory: Memory) -> Any:
+def _xml(answer: Response, memory: Memory) -> Any:
     header = Message()
     header["Content-Type"] = answer.headers.get("content-type", "")
     charset = header.get_content_charset()
-    body = answer.whole()
+    body = answer.read_body()
     if _ENTITIES.search(body):
         # Some versions of xmltodict do not reject entities; some ignore them in text.
         raise _entities()
@@ -305,14 +305,14 @@ def _texts(body: bytes, memory: Memory) -> Iterator[Any]:
         yield {"record": line.decode()}
 
 
-def _archived(decoder: ContentDecoder, answer: Answer, memory: Memory) -> Iterator[Any]:
+def _archived(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iterator[Any]:
     budget = _budget_of(decoder, answer)
     if _members_of(answer) > _MOST_MEMBERS:
         raise SourceError(
             f"An archive has more than {_MOST_MEMBERS} files.",
             hint="Let the manifest ask for smaller parts.",
         )
-    with zipfile.ZipFile(answer.opened()) as archive:
+    with zipfile.ZipFile(answer.open()) as archive:
         for member in archive.infolist():
             if not member.is_dir():
                 with archive.open(member) as content:
@@ -320,10 +320,10 @@ def _archived(decoder: ContentDecoder, answer: Answer, memory: Memory) -> Iterat
                     yield from _content(decoder, stream, budget, memory)
 
 
-def _members_of(answer: Answer) -> int:
+def _members_of(answer: Response) -> int:
     """Return the largest number of files that an archive's directory may contain."""
     count, last = 0, b""
-    with answer.opened() as stream:
+    with answer.open() as stream:
         while piece := stream.read(1 << 20):
             # An entry may begin in one chunk and end in the next.
             count += (last + piece).count(_MEMBER)
@@ -354,21 +354,21 @@ def _content(
             assert_never(decoder)
 
 
-def _streamed(decoder: ContentDecoder, answer: Answer, memory: Memory) -> Iterator[Any]:
+def _streamed(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iterator[Any]:
     budget = _budget_of(decoder, answer)
-    stream = answer.opened()
+    stream = answer.open()
     if not isinstance(decoder, GzipDecoder):
         stream = io.BufferedReader(_Bounded(stream, budget))
     return _content(decoder, stream, budget, memory)
 
 
-def _budget_of(decoder: ContentDecoder, answer: Answer) -> _Budget:
+def _budget_of(decoder: ContentDecoder, answer: Response) -> _Budget:
     within = decoder
     while isinstance(within, GzipDecoder):
         within = within.decoder
     if not isinstance(within, CsvDecoder | JsonlDecoder):
         # The whole body is in memory.
-        return _Budget(min(MOST_DECOMPRESSED, answer.memory))
+        return _Budget(min(MOST_DECOMPRESSED, answer.memory_limit))
     return _Budget(MOST_DECOMPRESSED if answer.file is None else MOST_OF_LINES, _LONGEST_LINE)
 
 

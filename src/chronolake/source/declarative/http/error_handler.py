@@ -17,7 +17,7 @@ import httpx
 
 from chronolake.errors import SourceError
 from chronolake.source.declarative.http.requests_conversion import outcome_of
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.base import CustomErrorHandler
 from chronolake.source.declarative.models.requests import CompositeErrorHandler
 from chronolake.source.declarative.templating.templates import as_text, as_truth
@@ -61,17 +61,17 @@ class Verdict:
 
 #: The default action for each status. Other errors are retried.
 _BY_STATUS: Final[Mapping[int, Verdict]] = {
-    400: Verdict(Action.FAIL, "The server calls the request a bad one."),
+    400: Verdict(Action.FAIL, "The server rejected the request as invalid."),
     401: Verdict(Action.FAIL, "The server does not accept the credentials."),
-    403: Verdict(Action.FAIL, "The credentials do not allow it."),
-    404: Verdict(Action.FAIL, "The server has nothing there."),
-    405: Verdict(Action.FAIL, "The server does not allow this method there."),
-    408: Verdict(Action.RETRY, "The server waited too long for the request."),
-    429: Verdict(Action.RATE_LIMITED, "The server is asked too often."),
-    500: Verdict(Action.RETRY, "The server failed."),
-    502: Verdict(Action.RETRY, "The server's gateway got no proper answer."),
-    503: Verdict(Action.RETRY, "The server cannot answer now."),
-    504: Verdict(Action.RETRY, "The server's gateway got no answer in time."),
+    403: Verdict(Action.FAIL, "The credentials do not permit this request."),
+    404: Verdict(Action.FAIL, "The server has no resource at this path."),
+    405: Verdict(Action.FAIL, "The server does not allow this method for this path."),
+    408: Verdict(Action.RETRY, "The server timed out while it waited for the request."),
+    429: Verdict(Action.RATE_LIMITED, "The server received too many requests."),
+    500: Verdict(Action.RETRY, "The server had an internal error."),
+    502: Verdict(Action.RETRY, "The server's gateway received an invalid response."),
+    503: Verdict(Action.RETRY, "The server is temporarily unavailable."),
+    504: Verdict(Action.RETRY, "The server's gateway received no response in time."),
 }
 #: A chain of handlers ends at the first that returns one of these actions.
 _FINAL: Final = frozenset(
@@ -102,7 +102,7 @@ _MESSAGE_KEYS: Final = (
 
 
 def verdict_on(
-    outcome: Answer | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
+    outcome: Response | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
 ) -> Verdict:
     """Return the action to take on a response or on a failed request.
 
@@ -114,23 +114,23 @@ def verdict_on(
     Raises:
         ConfigurationError: a filter's template fails.
     """
-    by_itself = _by_itself(outcome)
-    if by_itself.action is Action.SUCCESS:
-        return _objection(outcome, handler, config) or by_itself
+    default = _default_verdict(outcome)
+    if default.action is Action.SUCCESS:
+        return _verdict_on_success(outcome, handler, config) or default
     if isinstance(handler, CompositeErrorHandler):
-        verdict = by_itself
-        for one in handler.error_handlers:
-            verdict = verdict_on(outcome, one, config)
+        verdict = default
+        for member in handler.error_handlers:
+            verdict = verdict_on(outcome, member, config)
             if verdict.action in _FINAL:
                 break
         return verdict
     if isinstance(handler, CustomErrorHandler):
-        return _own(outcome, handler)
-    return _filtered(outcome, handler, config) or by_itself
+        return _custom_verdict(outcome, handler)
+    return _verdict_of_filters(outcome, handler, config) or default
 
 
-def _objection(
-    outcome: Answer | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
+def _verdict_on_success(
+    outcome: Response | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
 ) -> Verdict | None:
     """Return the handlers' action for a response with a successful status, or None.
 
@@ -139,108 +139,122 @@ def _objection(
     """
     if isinstance(handler, CompositeErrorHandler):
         last: Verdict | None = None
-        for one in handler.error_handlers:
-            last = _objection(outcome, one, config) or last
+        for member in handler.error_handlers:
+            last = _verdict_on_success(outcome, member, config) or last
             if last is not None and last.action in _FINAL:
                 return last
         return last
     if isinstance(handler, CustomErrorHandler):
-        verdict = _own(outcome, handler)
+        verdict = _custom_verdict(outcome, handler)
         return None if verdict.action is Action.SUCCESS else verdict
-    return _filtered(outcome, handler, config)
+    return _verdict_of_filters(outcome, handler, config)
 
 
-def _filtered(
-    outcome: Answer | httpx.RequestError,
+def _verdict_of_filters(
+    outcome: Response | httpx.RequestError,
     handler: DefaultErrorHandler | None,
     config: Mapping[str, Any],
 ) -> Verdict | None:
     """Return the action of the first matching filter, or None if no filter matches."""
-    if not isinstance(outcome, Answer):
+    if not isinstance(outcome, Response):
         return None
-    for wanted in (handler and handler.response_filters) or ():
-        if wanted.action is None or not _fits(wanted, outcome):
+    for response_filter in (handler and handler.response_filters) or ():
+        if response_filter.action is None or not _matches(response_filter, outcome):
             continue
-        action = Action(wanted.action)
+        action = Action(response_filter.action)
         is_handled = action is Action.IGNORE or (
-            action is Action.SUCCESS and outcome.status not in (wanted.http_codes or ())
+            action is Action.SUCCESS and outcome.status not in (response_filter.http_codes or ())
         )
-        return Verdict(action, _message(wanted, outcome, config), is_handled=is_handled)
+        return Verdict(action, _message(response_filter, outcome, config), is_handled=is_handled)
     return None
 
 
-def error_text(answer: Answer) -> str | None:
+def error_text(response: Response) -> str | None:
     """Return the error text of a body: from the usual keys of JSON, or the whole body."""
     try:
-        return _error_text(answer.json())
+        return _find_error_text(response.json())
     except ValueError:
-        return answer.body.decode(errors="replace")
+        return response.body.decode(errors="replace")
 
 
-def _own(outcome: Answer | httpx.RequestError, handler: CustomErrorHandler) -> Verdict:
+def _custom_verdict(outcome: Response | httpx.RequestError, handler: CustomErrorHandler) -> Verdict:
     """Return the action of a custom error handler class."""
-    found = handler.calls.call("interpret_response", outcome_of(outcome))
-    reported = (
-        found if isinstance(found, Mapping) else vars(found) if hasattr(found, "__dict__") else {}
+    resolution = handler.calls.call("interpret_response", outcome_of(outcome))
+    fields = (
+        resolution
+        if isinstance(resolution, Mapping)
+        else vars(resolution)
+        if hasattr(resolution, "__dict__")
+        else {}
     )
-    action = reported.get("response_action")
+    action = fields.get("response_action")
     name = getattr(action, "value", action)
     if name not in set(Action):
         raise SourceError(
-            f"{handler.class_name}.interpret_response gives no response_action, but {name!r}.",
-            hint=f"It is one of {', '.join(Action)}.",
+            f"{handler.class_name}.interpret_response returned the response_action {name!r}.",
+            hint=f"Return one of {', '.join(Action)}.",
         )
-    message = reported.get("error_message")
+    message = fields.get("error_message")
     return Verdict(Action(name), None if message is None else str(message))
 
 
-def _by_itself(outcome: Answer | httpx.RequestError) -> Verdict:
-    if not isinstance(outcome, Answer):
-        return Verdict(Action.RETRY, "The server gave no answer.")
+def _default_verdict(outcome: Response | httpx.RequestError) -> Verdict:
+    if not isinstance(outcome, Response):
+        return Verdict(Action.RETRY, "The server did not respond.")
     if outcome.status < httpx.codes.MULTIPLE_CHOICES:
         return Verdict(Action.SUCCESS)
     if outcome.ok:
-        return Verdict(Action.FAIL, "The server redirects, and does not say where to.")
+        return Verdict(Action.FAIL, "The server redirects without a target.")
     return _BY_STATUS.get(outcome.status, Verdict(Action.RETRY))
 
 
-def _fits(one: HttpResponseFilter, answer: Answer) -> bool:
-    if answer.status in (one.http_codes or ()):
+def _matches(response_filter: HttpResponseFilter, response: Response) -> bool:
+    if response.status in (response_filter.http_codes or ()):
         return True
-    if one.predicate:
+    if response_filter.predicate:
         # The reference gives predicates no config: a template that refers to it finds no values.
-        seen = {"config": None, "parameters": one.parameters, **_seen(answer)}
-        if as_truth(one.predicate, seen):
+        variables = {
+            "config": None,
+            "parameters": response_filter.parameters,
+            **_template_variables(response),
+        }
+        if as_truth(response_filter.predicate, variables):
             return True
-    wanted = one.error_message_contains
-    return wanted in (error_text(answer) or "") if wanted else False
+    text = response_filter.error_message_contains
+    return text in (error_text(response) or "") if text else False
 
 
-def _message(one: HttpResponseFilter, answer: Answer, config: Mapping[str, Any]) -> str | None:
+def _message(
+    response_filter: HttpResponseFilter, response: Response, config: Mapping[str, Any]
+) -> str | None:
     text = None
-    if one.error_message:
-        seen = {"config": config, "parameters": one.parameters, **_seen(answer)}
-        text = as_text(one.error_message, seen)
-    return text or _BY_STATUS.get(answer.status, Verdict(Action.FAIL)).message
+    if response_filter.error_message:
+        variables = {
+            "config": config,
+            "parameters": response_filter.parameters,
+            **_template_variables(response),
+        }
+        text = as_text(response_filter.error_message, variables)
+    return text or _BY_STATUS.get(response.status, Verdict(Action.FAIL)).message
 
 
-def _seen(answer: Answer) -> dict[str, Any]:
+def _template_variables(response: Response) -> dict[str, Any]:
     """Return the variables for filters' templates; the URL without its query and credentials."""
     try:
-        response = answer.json()
+        body = response.json()
     except ValueError:
-        response = {}
-    url = urlsplit(answer.url)
-    bare = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
-    return {"response": response, "headers": answer.headers, "request_url": bare.geturl()}
+        body = {}
+    url = urlsplit(response.url)
+    redacted = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
+    return {"response": body, "headers": response.headers, "request_url": redacted.geturl()}
 
 
-def _error_text(value: Any) -> str | None:
+def _find_error_text(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        texts = [_error_text(one) for one in value]
+        texts = [_find_error_text(item) for item in value]
         return ", ".join(text for text in texts if text is not None)
     if isinstance(value, dict):
-        return _error_text(next((value[key] for key in _MESSAGE_KEYS if value.get(key)), None))
+        return _find_error_text(next((value[key] for key in _MESSAGE_KEYS if value.get(key)), None))
     return None

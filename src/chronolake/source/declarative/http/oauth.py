@@ -22,9 +22,9 @@ from dateutil import parser
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import MISSING, looked_up
 from chronolake.source.declarative.http.auth import Authentication, credential
-from chronolake.source.declarative.http.request_builder import Injection, Request, encoded
-from chronolake.source.declarative.http.response import Answer
-from chronolake.source.declarative.http.transport import exchanged, told
+from chronolake.source.declarative.http.request_builder import Injection, Request, encode
+from chronolake.source.declarative.http.response import Response
+from chronolake.source.declarative.http.transport import describe_failure, send_once
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 _BY_ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _HOUR: Final = 3600.0
 #: Seconds for which a token request is retried if the server fails.
-_PATIENCE: Final = 300.0
-_TOO_MANY: Final = 429
+_MAX_RETRY_SECONDS: Final = 300.0
+_TOO_MANY_REQUESTS: Final = 429
 _SERVER_ERROR: Final = 500
-_DEPTH: Final = 5
+_MAX_DEPTH: Final = 5
 _EPOCH_DIGITS: Final = 10
 #: Error codes of a refused refresh (RFC 6749, 5.2); other texts may contain secrets.
 _REFUSALS: Final = frozenset(
@@ -67,7 +67,7 @@ class Tokens:
     refresh: str | None
     expires: float
 
-    def good(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Return whether requests can use the access token."""
         return bool(self.access) and now <= self.expires
 
@@ -80,7 +80,7 @@ class OAuthAuthentication(Authentication):
         config: for its templates.
         network: sends the requests for tokens.
         assertion: signs the assertion that replaces a refresh token, for `profile_assertion`.
-        memory: stores rotating tokens for all readers of the API; its content is ignored once the
+        token_store: stores rotating tokens for all readers of the API; it is ignored once the
             config contains another token.
         name: the key of the stored tokens.
 
@@ -96,14 +96,14 @@ class OAuthAuthentication(Authentication):
         network: Network,
         *,
         assertion: Callable[[], str] | None = None,
-        memory: TokenStore | None = None,
+        token_store: TokenStore | None = None,
         name: str = "",
     ) -> None:
         self._component = component
         self._config = config
         self._network = network
         self._assertion = assertion
-        self._memory = memory if component.refresh_token_updater is not None else None
+        self._token_store = token_store if component.refresh_token_updater is not None else None
         self._name = name
         self._context = {"config": config, "parameters": component.parameters}
         self._lock = threading.RLock()
@@ -111,10 +111,10 @@ class OAuthAuthentication(Authentication):
         self._by_assertion = bool(component.use_profile_assertion) and as_truth(
             component.use_profile_assertion or False, self._context
         )
-        self._tokens = self._given()
+        self._tokens = self._configured_tokens()
         self._origin = _digest(self._tokens.refresh)
-        if self._memory is not None:
-            self._adopt(self._memory.load_token(name))
+        if self._token_store is not None:
+            self._adopt(self._token_store.load_token(name))
         self._check()
 
     def injection(self) -> Injection:
@@ -125,12 +125,12 @@ class OAuthAuthentication(Authentication):
             ConfigurationError: a template fails.
         """
         with self._lock:
-            if self._endpoint and not self._tokens.good(self._network.now()):
+            if self._endpoint and not self._tokens.is_valid(self._network.now()):
                 self._refresh()
             access = self._tokens.access
         return Injection(headers={"Authorization": f"Bearer {access}"}, place="the authenticator")
 
-    def refresh(self, spent: Injection) -> bool:
+    def refresh(self, rejected: Injection) -> bool:
         """Fetch a token that replaces a rejected one, unless that has already happened.
 
         Raises:
@@ -139,44 +139,44 @@ class OAuthAuthentication(Authentication):
         if not self._endpoint:
             return False
         with self._lock:
-            if spent.headers.get("Authorization") == f"Bearer {self._tokens.access}":
-                self._refresh(spent=self._tokens.access)
+            if rejected.headers.get("Authorization") == f"Bearer {self._tokens.access}":
+                self._refresh(rejected=self._tokens.access)
         return True
 
     def _text(self, template: str | None) -> str:
         return credential(template, self._context)
 
-    def _named(self, template: str | None, usual: str) -> str:
-        return self._text(template) or usual
+    def _text_or(self, template: str | None, default: str) -> str:
+        return self._text(template) or default
 
     def _check(self) -> None:
         component = self._component
         if not self._endpoint:
             if not self._tokens.access:
                 raise ConfigurationError(
-                    "OAuth has neither an access token nor a place to get one.",
-                    hint="Give the manifest's OAuthAuthenticator a token_refresh_endpoint.",
+                    "OAuth has neither an access token nor an endpoint that returns one.",
+                    hint="Set token_refresh_endpoint in the manifest's OAuthAuthenticator.",
                 )
             return
         if self._by_assertion:
             if self._assertion is None:
                 raise ConfigurationError(
-                    "OAuth by assertion has no profile_assertion.",
-                    hint="Give the manifest's OAuthAuthenticator one.",
+                    "OAuth with an assertion needs a profile_assertion.",
+                    hint="Set profile_assertion in the manifest's OAuthAuthenticator.",
                 )
         elif component.refresh_token_updater is None:
             if component.client_id is None or component.client_secret is None:
                 raise ConfigurationError(
                     "OAuth needs both a client_id and a client_secret.",
-                    hint="Give the manifest's OAuthAuthenticator both.",
+                    hint="Set both in the manifest's OAuthAuthenticator.",
                 )
             if self._grant_type() == "refresh_token" and component.refresh_token is None:
                 raise ConfigurationError(
-                    "OAuth by refresh token has no refresh_token.",
-                    hint="Give the manifest's OAuthAuthenticator one, or another grant_type.",
+                    "OAuth with the grant_type refresh_token needs a refresh_token.",
+                    hint="Set it in the manifest's OAuthAuthenticator, or use another grant_type.",
                 )
 
-    def _given(self) -> Tokens:
+    def _configured_tokens(self) -> Tokens:
         """Return the tokens in the config."""
         updater = self._component.refresh_token_updater
         if updater is None:
@@ -184,24 +184,24 @@ class OAuthAuthentication(Authentication):
             return Tokens(
                 access=self._text(self._component.access_token_value) or None,
                 refresh=self._text(self._component.refresh_token) or None,
-                expires=_moment(expires, ConfigurationError) if expires else 0.0,
+                expires=_parse_time(expires, ConfigurationError) if expires else 0.0,
             )
-        expires = _configured(self._config, updater.token_expiry_date_config_path)
+        expires = _config_text(self._config, updater.token_expiry_date_config_path)
         return Tokens(
-            access=_configured(self._config, updater.access_token_config_path) or None,
-            refresh=_configured(self._config, updater.refresh_token_config_path) or None,
-            expires=_moment(expires, ConfigurationError) if expires else 0.0,
+            access=_config_text(self._config, updater.access_token_config_path) or None,
+            refresh=_config_text(self._config, updater.refresh_token_config_path) or None,
+            expires=_parse_time(expires, ConfigurationError) if expires else 0.0,
         )
 
     def _grant_type(self) -> str:
         if self._by_assertion:
             return _BY_ASSERTION
-        return self._named(self._component.grant_type, "refresh_token")
+        return self._text_or(self._component.grant_type, "refresh_token")
 
     def _client(self, name: str, template: str | None) -> str:
         """Return a client's id or secret; rotating tokens prefer the config's `credentials`."""
         if self._component.refresh_token_updater is not None:
-            configured = _configured(self._config, ["credentials", name])
+            configured = _config_text(self._config, ["credentials", name])
             if configured:
                 return configured
         return self._text(template)
@@ -209,7 +209,7 @@ class OAuthAuthentication(Authentication):
     def _arguments(self, headers: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a refresh request."""
         component = self._component
-        grant_name = self._named(component.grant_type_name, "grant_type")
+        grant_name = self._text_or(component.grant_type_name, "grant_type")
         if self._by_assertion and self._assertion is not None:
             return {grant_name: self._grant_type(), "assertion": self._assertion()}
         arguments: dict[str, Any] = {grant_name: self._grant_type()}
@@ -217,10 +217,10 @@ class OAuthAuthentication(Authentication):
             client_id = self._client("client_id", component.client_id)
             if not client_id:
                 raise ConfigurationError(
-                    "OAuth's client_id is empty.", hint="Give one in the configuration."
+                    "The OAuth client_id is empty.", hint="Set it in the configuration."
                 )
-            arguments[self._named(component.client_id_name, "client_id")] = client_id
-            arguments[self._named(component.client_secret_name, "client_secret")] = self._client(
+            arguments[self._text_or(component.client_id_name, "client_id")] = client_id
+            arguments[self._text_or(component.client_secret_name, "client_secret")] = self._client(
                 "client_secret", component.client_secret
             )
         arguments[self._refresh_name()] = self._tokens.refresh
@@ -232,27 +232,29 @@ class OAuthAuthentication(Authentication):
         updater = self._component.refresh_token_updater
         if updater is not None:
             return updater.refresh_token_name
-        return self._named(self._component.refresh_token_name, "refresh_token")
+        return self._text_or(self._component.refresh_token_name, "refresh_token")
 
-    def _adopt(self, known: Mapping[str, Any] | None) -> None:
+    def _adopt(self, stored: Mapping[str, Any] | None) -> None:
         """Use the stored tokens if they originate from the token in the config."""
-        if known is not None and known.get("origin") == self._origin:
-            self._tokens = _restored(known)
+        if stored is not None and stored.get("origin") == self._origin:
+            self._tokens = _tokens_from(stored)
 
-    def _refresh(self, spent: str | None = None) -> None:
+    def _refresh(self, rejected: str | None = None) -> None:
         """Get a valid access token that differs from the rejected one."""
-        if self._memory is None:
-            self._exchange()
+        if self._token_store is None:
+            self._fetch_tokens()
         else:
-            self._memory.renew(self._name, partial(self._later, spent))
+            self._token_store.renew(self._name, partial(self._renew_stored, rejected))
 
-    def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def _renew_stored(
+        self, rejected: str | None, stored: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
         """Return the tokens to store: the known ones if they are still valid, or new ones."""
-        self._adopt(known)
-        is_of_use = self._tokens.good(self._network.now()) and self._tokens.access != spent
-        if known is not None and known.get("origin") == self._origin and is_of_use:
-            return known
-        self._exchange()
+        self._adopt(stored)
+        is_usable = self._tokens.is_valid(self._network.now()) and self._tokens.access != rejected
+        if stored is not None and stored.get("origin") == self._origin and is_usable:
+            return stored
+        self._fetch_tokens()
         return {
             "origin": self._origin,
             "access_token": self._tokens.access,
@@ -260,7 +262,7 @@ class OAuthAuthentication(Authentication):
             "expires": self._tokens.expires,
         }
 
-    def _exchange(self) -> None:
+    def _fetch_tokens(self) -> None:
         """Fetch the next tokens."""
         headers = as_mapping(self._component.refresh_request_headers or {}, self._context)
         arguments = self._arguments(headers)
@@ -268,15 +270,15 @@ class OAuthAuthentication(Authentication):
             request = Request("POST", self._endpoint, params=arguments, headers=headers)
         else:
             request = Request("POST", self._endpoint, data=arguments, headers=headers)
-        value = self._answered(request, arguments.keys())
-        access = _found(value, self._named(self._component.access_token_name, "access_token"))
+        value = self._send_with_retries(request, arguments.keys())
+        access = _find_key(value, self._text_or(self._component.access_token_name, "access_token"))
         if not access:
             raise SourceError(
-                "OAuth: the server's answer holds no access token.",
+                "OAuth: the server's response contains no access token.",
                 hint="Check the manifest's access_token_name.",
             )
         updater = self._component.refresh_token_updater
-        refresh = _found(value, self._refresh_name()) if updater is not None else None
+        refresh = _find_key(value, self._refresh_name()) if updater is not None else None
         self._tokens = Tokens(
             access=str(access),
             refresh=str(refresh) if refresh else self._tokens.refresh,
@@ -285,51 +287,53 @@ class OAuthAuthentication(Authentication):
 
     def _expiry(self, value: Any) -> float:
         now = self._network.now()
-        reported_expiry = _found(value, self._named(self._component.expires_in_name, "expires_in"))
+        reported_expiry = _find_key(
+            value, self._text_or(self._component.expires_in_name, "expires_in")
+        )
         if reported_expiry is None:
-            return self._tokens.expires if self._tokens.good(now) else now + _HOUR
+            return self._tokens.expires if self._tokens.is_valid(now) else now + _HOUR
         if self._component.token_expiry_date_format:
-            return _moment(str(reported_expiry), SourceError)
+            return _parse_time(str(reported_expiry), SourceError)
         try:
             return now + int(float(str(reported_expiry)))
         except (ValueError, OverflowError) as error:
             raise SourceError(
-                "OAuth: the server does not tell the access token's seconds as a number.",
-                hint="Give token_expiry_date_format if it tells a time.",
+                "OAuth: the server does not return the access token's lifetime in seconds.",
+                hint="If it returns a time, set token_expiry_date_format.",
             ) from error
 
-    def _answered(self, request: Request, hidden: Sequence[str] | Any) -> Any:
+    def _send_with_retries(self, request: Request, hidden: Sequence[str] | Any) -> Any:
         """Return the value of the server's response; retry if the server fails."""
         waited, attempt = 0.0, 0
         while True:
             attempt += 1
-            outcome: Answer | httpx.RequestError
+            outcome: Response | httpx.RequestError
             try:
-                outcome = exchanged(self._network, encoded(request), attempt=attempt, hidden=hidden)
+                outcome = send_once(self._network, encode(request), attempt=attempt, hidden=hidden)
             except httpx.RequestError as error:
                 outcome = error
             else:
                 if outcome.ok:
-                    return _value(outcome)
-                if outcome.status != _TOO_MANY and outcome.status < _SERVER_ERROR:
-                    raise _refused(outcome)
+                    return _parse_json(outcome)
+                if outcome.status != _TOO_MANY_REQUESTS and outcome.status < _SERVER_ERROR:
+                    raise _refused_error(outcome)
             seconds = float(2 ** (attempt - 1))
-            if waited + seconds > _PATIENCE:
-                raise _unanswered(outcome, attempt)
+            if waited + seconds > _MAX_RETRY_SECONDS:
+                raise _no_token_error(outcome, attempt)
             self._network.wait(seconds)
             waited += seconds
 
 
-def _configured(config: Mapping[str, Any], path: Sequence[str]) -> str:
+def _config_text(config: Mapping[str, Any], path: Sequence[str]) -> str:
     value = looked_up(dict(config), path)
     return "" if value is MISSING or value is None else str(value)
 
 
-def _restored(known: Mapping[str, Any]) -> Tokens:
+def _tokens_from(stored: Mapping[str, Any]) -> Tokens:
     return Tokens(
-        access=known.get("access_token"),
-        refresh=known.get("refresh_token"),
-        expires=float(known.get("expires") or 0.0),
+        access=stored.get("access_token"),
+        refresh=stored.get("refresh_token"),
+        expires=float(stored.get("expires") or 0.0),
     )
 
 
@@ -338,25 +342,25 @@ def _digest(token: str | None) -> str:
     return hashlib.sha256((token or "").encode()).hexdigest()
 
 
-def _moment(text: str, refusal: type[ConfigurationError | SourceError]) -> float:
+def _parse_time(text: str, error_type: type[ConfigurationError | SourceError]) -> float:
     """Return seconds since 1970, from such a number or from a date."""
     if text.isdigit() and len(text) <= _EPOCH_DIGITS:
         return float(text)
     try:
-        moment = parser.parse(text)
+        time = parser.parse(text)
     except (ValueError, OverflowError) as error:
-        raise refusal(
-            "OAuth: the time at which the access token expires is none.",
-            hint="Give a date and a time in ISO 8601, or seconds since 1970.",
+        raise error_type(
+            "OAuth: the time at which the access token expires is not valid.",
+            hint="Use a date and time in ISO 8601, or seconds since 1970.",
         ) from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp()
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return time.timestamp()
 
 
-def _found(value: Any, key: str, depth: int = 0) -> Any:
+def _find_key(value: Any, key: str, depth: int = 0) -> Any:
     """Return the first value of a key at any depth of a response."""
-    if depth > _DEPTH:
+    if depth > _MAX_DEPTH:
         return None
     if isinstance(value, dict):
         if key in value:
@@ -366,35 +370,38 @@ def _found(value: Any, key: str, depth: int = 0) -> Any:
         inner = value
     else:
         return None
-    found = (_found(one, key, depth + 1) for one in inner)
-    return next((one for one in found if one is not None), None)
+    values = (_find_key(item, key, depth + 1) for item in inner)
+    return next((item for item in values if item is not None), None)
 
 
-def _value(answer: Answer) -> Any:
+def _parse_json(response: Response) -> Any:
     try:
-        return answer.json()
+        return response.json()
     except ValueError as error:
         raise SourceError(
-            "OAuth: the server's answer is no JSON.",
+            "OAuth: the server's response is not valid JSON.",
             hint="Check the manifest's token_refresh_endpoint.",
         ) from error
 
 
-def _refused(answer: Answer) -> SourceError:
+def _refused_error(response: Response) -> SourceError:
     try:
-        code = looked_up(answer.json(), ("error",))
+        code = looked_up(response.json(), ("error",))
     except ValueError:
         code = None
     reported_code = f", {code}" if isinstance(code, str) and code in _REFUSALS else ""
     return SourceError(
-        f"OAuth: the server does not give an access token (status {answer.status}{reported_code}).",
+        "OAuth: the server refused to issue an access token "
+        f"(status {response.status}{reported_code}).",
         hint="Sign in again, and put the new credentials into the configuration.",
     )
 
 
-def _unanswered(outcome: Answer | httpx.RequestError, attempts: int) -> SourceError:
-    why = f"status {outcome.status}" if isinstance(outcome, Answer) else told(outcome)
+def _no_token_error(outcome: Response | httpx.RequestError, attempts: int) -> SourceError:
+    reason = (
+        f"status {outcome.status}" if isinstance(outcome, Response) else describe_failure(outcome)
+    )
     return SourceError(
-        f"OAuth: the server gives no access token in {attempts} attempts ({why}).",
-        hint="Read again later.",
+        f"OAuth: the server returned no access token in {attempts} attempts ({reason}).",
+        hint="Try again later.",
     )

@@ -42,7 +42,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _UNKNOWN: Final = "\ue000"
 _LABEL: Final = "[a-z0-9_-]+"
 #: The number of domain parts that a manifest must name before a host in the domain is its own.
-_NAMED_PARTS: Final = 2
+_MIN_PARTS: Final = 2
 #: Addresses of metadata services that are not link-local.
 _METADATA: Final = frozenset(
     map(
@@ -65,8 +65,10 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        usual = _PORTS.get(self.scheme) == self.port
-        return f"{self.scheme}://{host}" if usual else f"{self.scheme}://{host}:{self.port}"
+        is_default_port = _PORTS.get(self.scheme) == self.port
+        return (
+            f"{self.scheme}://{host}" if is_default_port else f"{self.scheme}://{host}:{self.port}"
+        )
 
 
 def origin_of(url: str) -> Origin | None:
@@ -96,12 +98,12 @@ def is_origin_listed(allowed: Collection[str], origin: Origin) -> bool:
     return any("://" in entry and origin_of(entry) == origin for entry in allowed)
 
 
-def is_named(allowed: Collection[str], host: str) -> bool:
+def is_listed_literally(allowed: Collection[str], host: str) -> bool:
     """Return whether `allowed_hosts` lists a host or address literally, not by a pattern."""
-    own = host.lower().rstrip(".")
+    name = host.lower().rstrip(".")
     for entry in allowed:
         origin = origin_of(entry) if "://" in entry else None
-        if own == (entry.lower().rstrip(".") if origin is None else origin.host):
+        if name == (entry.lower().rstrip(".") if origin is None else origin.host):
             return True
     return False
 
@@ -133,14 +135,16 @@ def is_refused_address(text: str) -> bool:
 def _is_refused(address: Address) -> bool:
     if address.is_link_local or address in _METADATA:
         return True
-    return isinstance(address, ipaddress.IPv6Address) and any(map(_is_refused, _within(address)))
+    return isinstance(address, ipaddress.IPv6Address) and any(
+        map(_is_refused, _embedded_ipv4(address))
+    )
 
 
-def _within(address: ipaddress.IPv6Address) -> list[Address]:
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> list[Address]:
+    candidates = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address in _NAT64 or int(address) <= _LOW_32:
-        found.append(ipaddress.IPv4Address(int(address) & _LOW_32))
-    return [one for one in found if one is not None]
+        candidates.append(ipaddress.IPv4Address(int(address) & _LOW_32))
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 # --------------------------------------------------------------------------- a requester's own
@@ -183,41 +187,41 @@ def own_origins(
     if requester.is_from_api:
         return frozenset()
     template = requester.url_base or requester.url or requester.path or ""
-    own = {name: context[name] for name in ("config", "parameters") if name in context}
-    others = context.keys() - own.keys()
+    known = {name: context[name] for name in ("config", "parameters") if name in context}
+    others = context.keys() - known.keys()
     if variables_of(template) <= {"config", "parameters"}:
-        origin = origin_of(_evaluated(template, own))
+        origin = origin_of(_evaluate(template, known))
         return frozenset() if origin is None else frozenset({origin})
     unknown: tuple[Any, ...] = (_Unknown(), None, {})
-    texts = [_evaluated(template, dict.fromkeys(others, one) | own) for one in unknown]
-    found = {_matching(text, url) for text in texts}
-    return frozenset(one for one in found if one is not None)
+    texts = [_evaluate(template, dict.fromkeys(others, value) | known) for value in unknown]
+    origins = {_match_origin(text, url) for text in texts}
+    return frozenset(origin for origin in origins if origin is not None)
 
 
-def _evaluated(template: str, variables: Mapping[str, Any]) -> str:
+def _evaluate(template: str, variables: Mapping[str, Any]) -> str:
     try:
         return as_text(template, variables)
     except ConfigurationError:
         return ""
 
 
-def _matching(text: str, url: str) -> Origin | None:
+def _match_origin(text: str, url: str) -> Origin | None:
     """Return a text's origin, with unknown parts taken from a URL, or None if they do not match."""
     if _UNKNOWN not in re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]:
         return None if text.startswith(_UNKNOWN) else origin_of(text)
     actual, pattern = origin_of(url), origin_of(text.replace(_UNKNOWN, "unknown-part"))
     host = text.partition("://")[2].partition("/")[0].partition(":")[0].lower()
-    named = host.rpartition(_UNKNOWN)[2]
+    suffix = host.rpartition(_UNKNOWN)[2]
     # The text after the unknown part must be a whole domain, such as ".example.com".
-    parts = named.split(".")
-    if actual is None or pattern is None or parts[0] or len(parts) <= _NAMED_PARTS:
+    parts = suffix.split(".")
+    if actual is None or pattern is None or parts[0] or len(parts) <= _MIN_PARTS:
         return None
-    fits = _LABEL.join(map(re.escape, host.split(_UNKNOWN)))
-    same = (actual.scheme, actual.port) == (pattern.scheme, pattern.port)
-    return actual if same and re.fullmatch(fits, actual.host) else None
+    host_pattern = _LABEL.join(map(re.escape, host.split(_UNKNOWN)))
+    is_same = (actual.scheme, actual.port) == (pattern.scheme, pattern.port)
+    return actual if is_same and re.fullmatch(host_pattern, actual.host) else None
 
 
-_ends: ContextVar[float | None] = ContextVar("ends", default=None)
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 _NO_TIMEOUT: Final = None
 
 
@@ -232,11 +236,11 @@ def deadline(seconds: float) -> Iterator[None]:
     Raises:
         DeadlineError: in the block, when an operation is still running after `seconds`.
     """
-    token = _ends.set(time.monotonic() + seconds)
+    token = _deadline.set(time.monotonic() + seconds)
     try:
         yield
     finally:
-        _ends.reset(token)
+        _deadline.reset(token)
 
 
 def time_left(timeout: float | None) -> float | None:
@@ -245,16 +249,16 @@ def time_left(timeout: float | None) -> float | None:
     Raises:
         DeadlineError: the deadline has passed.
     """
-    ends = _ends.get()
-    if ends is None:
+    end = _deadline.get()
+    if end is None:
         return timeout
-    left = ends - time.monotonic()
-    if left <= 0:
+    remaining = end - time.monotonic()
+    if remaining <= 0:
         raise DeadlineError
-    return left if timeout is None else min(timeout, left)
+    return remaining if timeout is None else min(timeout, remaining)
 
 
-def guarded(client: httpx.Client, allowed: Collection[str]) -> httpx.Client:
+def guard(client: httpx.Client, allowed: Collection[str]) -> httpx.Client:
     """Return the client with connections that follow the rules of this module.
 
     Args:
@@ -303,7 +307,7 @@ class _Backend(httpcore.NetworkBackend):
                 problem = failure
             else:
                 return _Stream(stream)
-        raise problem or httpcore.ConnectError("the name has no address")
+        raise problem or httpcore.ConnectError("the host name has no address")
 
     def sleep(self, seconds: float) -> None:
         self._inner.sleep(seconds)
@@ -312,15 +316,16 @@ class _Backend(httpcore.NetworkBackend):
         if self._allowed is None:
             return [host]
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as failure:
             raise httpcore.ConnectError(str(failure)) from failure
-        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        addresses = list(dict.fromkeys(str(result[4][0]) for result in results))
         for address in addresses:
             if is_refused_address(address) and not (
-                is_named(self._allowed, host) or is_named(self._allowed, address)
+                is_listed_literally(self._allowed, host)
+                or is_listed_literally(self._allowed, address)
             ):
-                raise refused_host(host)
+                raise refused_host_error(host)
         return addresses
 
 
@@ -363,20 +368,20 @@ class _Stream(httpcore.NetworkStream):
         return self._inner.get_extra_info(info)
 
 
-def refused_host(host: str) -> SourceError:
+def refused_host_error(host: str) -> SourceError:
     """Return the error for a host that is link-local or a metadata service."""
     return SourceError(
-        f"Requests may not go to {host!r}, which is a link-local address or a machine's metadata "
+        f"Requests to {host!r} are refused, because it is a link-local address or a cloud metadata "
         "service.",
-        hint="If that is where the data is, name it in the source's allowed_hosts.",
+        hint="If the data is there, add the host to the source's allowed_hosts.",
     )
 
 
-def expect_allowed(host: str, allowed: Collection[str]) -> None:
+def raise_if_refused(host: str, allowed: Collection[str]) -> None:
     """Raise if a host's name is link-local or a metadata service.
 
     Raises:
         SourceError: it is, and `allowed_hosts` does not list it literally.
     """
-    if is_refused_name(host) and not is_named(allowed, host):
-        raise refused_host(host)
+    if is_refused_name(host) and not is_listed_literally(allowed, host):
+        raise refused_host_error(host)

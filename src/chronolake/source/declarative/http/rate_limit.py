@@ -24,37 +24,37 @@ from chronolake.source.declarative.templating.times import seconds_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from chronolake.source.declarative.http.request_builder import Encoded
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.request_builder import EncodedRequest
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.models.requests import (
         HTTPAPIBudget,
         HttpRequestRegexMatcher,
         Policy,
     )
 
-_RESET: Final = "ratelimit-reset"
-_REMAINING: Final = "ratelimit-remaining"
-_HIT: Final = (429,)
+_RESET_HEADER: Final = "ratelimit-reset"
+_REMAINING_HEADER: Final = "ratelimit-remaining"
+_HIT_STATUSES: Final = (429,)
 _WHERE: Final = "the api_budget"
 
 
 class _Window(Protocol):
     """The calls that one policy has counted."""
 
-    def taken(self, weight: int, now: float) -> float:
+    def take(self, weight: int, now: float) -> float:
         """Take calls and return 0, or return the seconds until enough calls are available."""
 
-    def told(self, left: int | None, reset: float | None, now: float) -> None:
+    def update(self, remaining: int | None, reset: float | None, now: float) -> None:
         """Apply the remaining calls and the reset time that the API reports."""
 
 
 class Calls(Protocol):
     """The calls to an API so far, by the number of the policy that counts them."""
 
-    def taken(self, policy: int, weight: int) -> float:
+    def take_calls(self, policy: int, weight: int) -> float:
         """Take calls and return 0, or return the seconds until enough calls are available."""
 
-    def told(self, policy: int, left: int | None, reset: float | None) -> None:
+    def update_calls(self, policy: int, remaining: int | None, reset: float | None) -> None:
         """Apply the remaining calls and the reset time that the API reports."""
 
 
@@ -77,19 +77,19 @@ class CountedCalls:
         self._lock = threading.Lock()
         self._windows = [_window(policy, config) for policy in policies]
 
-    def taken(self, policy: int, weight: int) -> float:
+    def take_calls(self, policy: int, weight: int) -> float:
         """Take calls and return 0, or return the seconds until enough calls are available.
 
         Raises:
             ConfigurationError: a request's weight exceeds the whole budget.
         """
         with self._lock:
-            return self._windows[policy].taken(weight, self._now())
+            return self._windows[policy].take(weight, self._now())
 
-    def told(self, policy: int, left: int | None, reset: float | None) -> None:
+    def update_calls(self, policy: int, remaining: int | None, reset: float | None) -> None:
         """Apply the remaining calls and the reset time that the API reports."""
         with self._lock:
-            self._windows[policy].told(left, reset, self._now())
+            self._windows[policy].update(remaining, reset, self._now())
 
 
 class Budget:
@@ -110,11 +110,11 @@ class Budget:
             [Matcher.of(matcher, config, _WHERE) for matcher in policy.matchers]
             for policy in component.policies
         ]
-        self._reset_header = component.ratelimit_reset_header or _RESET
-        self._remaining_header = component.ratelimit_remaining_header or _REMAINING
-        self._hit = component.status_codes_for_ratelimit_hit or _HIT
+        self._reset_header = component.ratelimit_reset_header or _RESET_HEADER
+        self._remaining_header = component.ratelimit_remaining_header or _REMAINING_HEADER
+        self._hit_statuses = component.status_codes_for_ratelimit_hit or _HIT_STATUSES
 
-    def take(self, request: Encoded, wait: Callable[[float], None]) -> None:
+    def take(self, request: EncodedRequest, wait: Callable[[float], None]) -> None:
         """Wait until a request may be sent, and count it.
 
         Args:
@@ -124,29 +124,31 @@ class Budget:
         Raises:
             ConfigurationError: the request's weight exceeds the whole budget.
         """
-        policy, weight = self._matching(request)
+        policy, weight = self._match(request)
         if policy is None:
             return
-        while (seconds := self._calls.taken(policy, weight)) > 0:
+        while (seconds := self._calls.take_calls(policy, weight)) > 0:
             wait(seconds)
 
-    def learn(self, request: Encoded, answer: Answer) -> None:
+    def update(self, request: EncodedRequest, response: Response) -> None:
         """Apply what a response reports about the budget."""
-        policy, _ = self._matching(request)
+        policy, _ = self._match(request)
         if policy is None:
             return
-        left = _whole(answer.headers.get(self._remaining_header))
-        if left is None and answer.status in self._hit:
-            left = 0
-        self._calls.told(policy, left, _whole(answer.headers.get(self._reset_header)))
+        remaining = _as_integer(response.headers.get(self._remaining_header))
+        if remaining is None and response.status in self._hit_statuses:
+            remaining = 0
+        self._calls.update_calls(
+            policy, remaining, _as_integer(response.headers.get(self._reset_header))
+        )
 
-    def _matching(self, request: Encoded) -> tuple[int | None, int]:
+    def _match(self, request: EncodedRequest) -> tuple[int | None, int]:
         """Return the number of the policy that counts a request, and the request's weight."""
         for policy, matchers in enumerate(self._matchers):
             if not matchers:
                 return policy, 1
             for matcher in matchers:
-                if matcher.fits(request):
+                if matcher.matches(request):
                     return policy, matcher.weight
         return None, 1
 
@@ -185,7 +187,7 @@ class Matcher:
             path = re.compile(pattern) if pattern else None
         except re.error as error:
             raise ConfigurationError(
-                f"{pattern!r} of {where} is no regular expression.",
+                f"{pattern!r} of {where} is not a valid regular expression.",
                 hint="Correct the matcher's url_path_pattern.",
             ) from error
         return cls(
@@ -199,7 +201,7 @@ class Matcher:
             weight=1 if component.weight is None else _count(component.weight, config, where),
         )
 
-    def fits(self, request: Encoded) -> bool:
+    def matches(self, request: EncodedRequest) -> bool:
         """Return whether the matcher matches a request."""
         url = urlsplit(request.url)
         headers = {name.lower(): text for name, text in request.headers.items()}
@@ -213,15 +215,15 @@ class Matcher:
 
 
 class _Unlimited:
-    def taken(self, weight: int, now: float) -> float:  # noqa: ARG002 - there is no limit
+    def take(self, weight: int, now: float) -> float:  # noqa: ARG002 - there is no limit
         return 0
 
-    def told(self, left: int | None, reset: float | None, now: float) -> None:
+    def update(self, remaining: int | None, reset: float | None, now: float) -> None:
         pass
 
 
 @dataclass
-class _Fixed:
+class _FixedWindow:
     """Consecutive windows of equal length; the first begins with the first call."""
 
     limit: int
@@ -229,22 +231,22 @@ class _Fixed:
     calls: int = 0
     reset: float | None = None
 
-    def taken(self, weight: int, now: float) -> float:
+    def take(self, weight: int, now: float) -> float:
         _check_weight(weight, self.limit)
-        reset = self._move(now)
+        reset = self._advance(now)
         if self.calls + weight > self.limit:
             return reset - now
         self.calls += weight
         return 0
 
-    def told(self, left: int | None, reset: float | None, now: float) -> None:
-        self._move(now)
-        if left is not None and left < self.limit - self.calls:
-            self.calls = self.limit - left
+    def update(self, remaining: int | None, reset: float | None, now: float) -> None:
+        self._advance(now)
+        if remaining is not None and remaining < self.limit - self.calls:
+            self.calls = self.limit - remaining
         if reset is not None:
             self.reset = reset
 
-    def _move(self, now: float) -> float:
+    def _advance(self, now: float) -> float:
         if self.reset is None:
             self.reset = now + self.period
         elif now >= self.reset:
@@ -254,42 +256,42 @@ class _Fixed:
 
 
 @dataclass
-class _Moving:
+class _MovingWindow:
     """A sliding window; it keeps the calls within the longest interval of its rates."""
 
     rates: list[tuple[int, float]]
     calls: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def taken(self, weight: int, now: float) -> float:
+    def take(self, weight: int, now: float) -> float:
         _check_weight(weight, min(limit for limit, _ in self.rates))
         longest = max(interval for _, interval in self.rates)
         while self.calls and self.calls[0][0] <= now - longest:
             self.calls.popleft()
         seconds = max(
-            self._until_free(limit, interval, weight, now) for limit, interval in self.rates
+            self._seconds_until_free(limit, interval, weight, now) for limit, interval in self.rates
         )
         if seconds <= 0:
             self.calls.append((now, weight))
         return seconds
 
-    def told(self, left: int | None, reset: float | None, now: float) -> None:
+    def update(self, remaining: int | None, reset: float | None, now: float) -> None:
         # A reset time has no meaning for a sliding window.
-        if left != 0 or reset is not None:
+        if remaining != 0 or reset is not None:
             return
-        free = min(limit - self._used(interval, now) for limit, interval in self.rates)
+        free = min(limit - self._calls_within(interval, now) for limit, interval in self.rates)
         if free > 0:
             self.calls.append((now, free))
 
-    def _used(self, interval: float, now: float) -> int:
+    def _calls_within(self, interval: float, now: float) -> int:
         return sum(weight for at, weight in self.calls if at > now - interval)
 
-    def _until_free(self, limit: int, interval: float, weight: int, now: float) -> float:
-        too_many = self._used(interval, now) + weight - limit
-        for at, taken in self.calls:
+    def _seconds_until_free(self, limit: int, interval: float, weight: int, now: float) -> float:
+        too_many = self._calls_within(interval, now) + weight - limit
+        for at, weight_of_call in self.calls:
             if too_many <= 0:
                 break
             if at > now - interval:
-                too_many -= taken
+                too_many -= weight_of_call
                 if too_many <= 0:
                     return at + interval - now
         return 0
@@ -297,9 +299,11 @@ class _Moving:
 
 def _window(policy: Policy, config: Mapping[str, Any]) -> _Window:
     if isinstance(policy, FixedWindowCallRatePolicy):
-        return _Fixed(_count(policy.call_limit, config, _WHERE), seconds_of(policy.period, _WHERE))
+        return _FixedWindow(
+            _count(policy.call_limit, config, _WHERE), seconds_of(policy.period, _WHERE)
+        )
     if isinstance(policy, MovingWindowCallRatePolicy):
-        return _Moving(
+        return _MovingWindow(
             [
                 (_count(rate.limit, config, _WHERE), seconds_of(rate.interval, _WHERE))
                 for rate in policy.rates
@@ -311,22 +315,22 @@ def _window(policy: Policy, config: Mapping[str, Any]) -> _Window:
 def _check_weight(weight: int, limit: int) -> None:
     if weight > limit:
         raise ConfigurationError(
-            f"A request weighs {weight}, and the api_budget allows {limit} at most.",
+            f"A request has weight {weight}, but the api_budget allows at most {limit}.",
             hint="Lower the matcher's weight or raise the limit.",
         )
 
 
 def _count(value: int | str, config: Mapping[str, Any], where: str) -> int:
-    count = _whole(as_text(str(value), {"config": config, "parameters": {}}))
+    count = _as_integer(as_text(str(value), {"config": config, "parameters": {}}))
     if count is None or count < 1:
         raise ConfigurationError(
-            f"{value!r} of {where} is no number of calls.",
-            hint="Give a whole number from 1 on.",
+            f"{value!r} of {where} is not a valid number of calls.",
+            hint="Set a whole number of at least 1.",
         )
     return count
 
 
-def _whole(text: str | None) -> int | None:
+def _as_integer(text: str | None) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """Requests built from a requester's templates and from injected options.
 
 Cursors, the paginator, partitions and authenticators inject values in addition to the requester's
-own. `request_of` builds a request, `encoded` converts it to URL, headers and body; this module
+own. `build_request` builds a request, `encode` converts it to URL, headers and body; this module
 sends nothing.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.templating.templates import Context
 
 
-_AGAIN = "Put each value into a request once."
+_SET_ONCE = "Set each part of a request only once."
 
 
 @dataclass
@@ -83,11 +83,11 @@ class Injection:
         if option.inject_into == "body_json":
             return self.body_json
         if isinstance(self.body_data, str):
-            raise _text_and_more(self.place, self.place)
+            raise _mixed_body(self.place, self.place)
         return self.body_data
 
 
-def merged(injections: Iterable[Injection]) -> Injection:
+def merge(injections: Iterable[Injection]) -> Injection:
     """Return several injections merged into one.
 
     Args:
@@ -102,15 +102,15 @@ def merged(injections: Iterable[Injection]) -> Injection:
     json_places: dict[str, str] = {}
     text_from: str | None = None
     for injection in injections:
-        for kind, taken in places.items():
+        for kind, keys in places.items():
             values = getattr(injection, kind)
             if isinstance(values, str):
-                text_from = _kept_alone(text_from, taken, injection)
+                text_from = _check_text_body(text_from, keys, injection)
                 result.body_data = values
                 continue
             if values and kind == "body_data" and text_from is not None:
-                raise _text_and_more(text_from, injection.place)
-            _add(getattr(result, kind), values, taken, injection.place)
+                raise _mixed_body(text_from, injection.place)
+            _add(getattr(result, kind), values, keys, injection.place)
         _add_json(result.body_json, injection.body_json, (), json_places, injection.place)
     return result
 
@@ -121,68 +121,69 @@ def _name(text: str, option: RequestOption, config: Mapping[str, Any] | None) ->
     if config is None:
         raise ConfigurationError(
             f"The name {text!r} of a request option is a template, which cannot be used here.",
-            hint="Write the name out.",
+            hint="Replace the template by a fixed name.",
         )
     return as_text(text, {"config": config, "parameters": option.parameters})
 
 
-def _kept_alone(text_from: str | None, taken: Mapping[str, str], one: Injection) -> str:
-    other = text_from or next(iter(taken.values()), None)
+def _check_text_body(text_from: str | None, places: Mapping[str, str], injection: Injection) -> str:
+    other = text_from or next(iter(places.values()), None)
     if other is not None:
-        raise _text_and_more(other, one.place)
-    return one.place
+        raise _mixed_body(other, injection.place)
+    return injection.place
 
 
 def _add(
-    target: dict[str, Any], values: Mapping[str, Any], taken: dict[str, str], place: str
+    target: dict[str, Any], values: Mapping[str, Any], places: dict[str, str], place: str
 ) -> None:
     for key, value in values.items():
         if key in target:
-            raise _collision(key, taken[key], place)
+            raise _collision(key, places[key], place)
         target[key] = value
-        taken[key] = place
+        places[key] = place
 
 
 def _add_json(
     target: dict[str, Any],
     values: Mapping[str, Any],
     path: tuple[str, ...],
-    taken: dict[str, str],
+    places: dict[str, str],
     place: str,
 ) -> None:
     for key, value in values.items():
-        here = (*path, str(key))
+        key_path = (*path, str(key))
         if key not in target:
             target[key] = deepcopy(value)
-            taken[".".join(here)] = place
+            places[".".join(key_path)] = place
         elif isinstance(target[key], dict) and isinstance(value, dict):
-            _add_json(target[key], value, here, taken, place)
+            _add_json(target[key], value, key_path, places, place)
         elif target[key] != value:
-            raise _collision(".".join(here), _first(taken, here), place)
+            raise _collision(".".join(key_path), _place_of(places, key_path), place)
 
 
-def _first(taken: Mapping[str, str], path: tuple[str, ...]) -> str:
+def _place_of(places: Mapping[str, str], path: tuple[str, ...]) -> str:
     """Return the component that set the value at a path, or the closest object around it."""
     return next(
-        taken[".".join(path[:end])]
+        places[".".join(path[:end])]
         for end in range(len(path), 0, -1)
-        if ".".join(path[:end]) in taken
+        if ".".join(path[:end]) in places
     )
 
 
 def _collision(key: str, first: str, second: str) -> ConfigurationError:
     where = f"twice by {first}" if first == second else f"by {first} and by {second}"
-    return ConfigurationError(f"The key {key!r} of a request is set {where}.", hint=_AGAIN)
+    return ConfigurationError(f"The key {key!r} of a request is set {where}.", hint=_SET_ONCE)
 
 
-def _text_and_more(first: str, second: str) -> ConfigurationError:
+def _mixed_body(first: str, second: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The body of a request is a text by {first}, and {second} adds to it.", hint=_AGAIN
+        f"The body of a request is text set by {first}, and {second} adds values to it.",
+        hint=_SET_ONCE,
     )
 
 
 #: The types that a parameter's value may have; other literals remain text ("2.10" is not a number).
-_VALUES: Final = (str, list)
+_VALUE_TYPES: Final = (str, list)
 _REQUESTER: Final = "the requester"
 
 
@@ -220,18 +221,18 @@ class Request:
             body_json=dict(self.json),
             place="the request",
         )
-        whole = merged([own, injection])
+        combined = merge([own, injection])
         return replace(
             self,
-            params=whole.params,
-            headers=whole.headers,
-            json=whole.body_json,
-            data=whole.body_data,
+            params=combined.params,
+            headers=combined.headers,
+            json=combined.body_json,
+            data=combined.body_data,
         )
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedRequest:
     """A request as it is sent: URL, headers and body.
 
     Attributes:
@@ -245,7 +246,7 @@ class Encoded:
     is_public: bool = False
 
 
-def request_of(
+def build_request(
     requester: HttpRequester,
     config: Mapping[str, Any],
     *,
@@ -254,7 +255,7 @@ def request_of(
     injected: Sequence[Injection] = (),
     path: str | None = None,
     is_mixed: bool = False,
-    trusted: frozenset[Origin] = frozenset(),
+    trusted_origins: frozenset[Origin] = frozenset(),
 ) -> Request:
     """Return the request for one page, without credentials.
 
@@ -266,7 +267,7 @@ def request_of(
         injected: the values added by the paginator, the cursor and the partitions.
         path: the next page's path or URL; replaces the requester's own path.
         is_mixed: whether the manifest puts values of the configuration into that path.
-        trusted: origins that may receive the whole request, in addition to the requester's own.
+        trusted_origins: more origins that may receive the whole request.
 
     Raises:
         ConfigurationError: a template fails, a key is set twice, or a parameter is an object.
@@ -285,27 +286,27 @@ def request_of(
         body_json=_body_json(requester, context),
         place=_REQUESTER,
     )
-    whole = merged([own, *injected])
-    for name, value in whole.params.items():
+    combined = merge([own, *injected])
+    for name, value in combined.params.items():
         if isinstance(value, dict):
             raise ConfigurationError(
                 f"The request parameter {name!r} is an object.",
-                hint="Give a text, a number or a list.",
+                hint="Use a string, a number or a list.",
             )
     url = _url(requester, context, path)
     return Request(
         method=requester.http_method,
         url=url,
-        params=whole.params,
-        headers=whole.headers,
-        json=whole.body_json,
-        data=whole.body_data,
-        origins=own_origins(requester, context, url) | trusted,
-        is_mixed=is_mixed or _mixes(requester, path),
+        params=combined.params,
+        headers=combined.headers,
+        json=combined.body_json,
+        data=combined.body_data,
+        origins=own_origins(requester, context, url) | trusted_origins,
+        is_mixed=is_mixed or _is_mixed(requester, path),
     )
 
 
-def encoded(request: Request) -> Encoded:
+def encode(request: Request) -> EncodedRequest:
     """Return a request encoded as it is sent.
 
     Parameters that the URL already contains with the same value are omitted, and so are null
@@ -317,13 +318,13 @@ def encoded(request: Request) -> Encoded:
     """
     headers = _header_fields(request.headers)
     try:
-        url = as_sent(_with_params(request.url, request.params))
+        url = encode_url(_with_params(request.url, request.params))
     except ValueError as error:
-        raise _no_url() from error
+        raise _invalid_url() from error
     body, kind = _body(request)
     if kind is not None and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = kind
-    return Encoded(request.method, url, headers, body, request.is_public)
+    return EncodedRequest(request.method, url, headers, body, request.is_public)
 
 
 def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
@@ -334,10 +335,10 @@ def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
     try:
         return urljoin(base if base.endswith("/") else f"{base}/", path)
     except ValueError as error:
-        raise _no_url() from error
+        raise _invalid_url() from error
 
 
-def as_sent(url: str) -> str:
+def encode_url(url: str) -> str:
     """Return a URL with all characters percent-encoded that RFC 3986 does not reserve.
 
     Characters that are already encoded do not change. An invalid URL is returned unchanged.
@@ -350,7 +351,7 @@ def as_sent(url: str) -> str:
     return prepared.url or url
 
 
-def _mixes(requester: HttpRequester, path: str | None) -> bool:
+def _is_mixed(requester: HttpRequester, path: str | None) -> bool:
     """Return whether templates put both configuration and response values into a URL."""
     base = variables_of(requester.url_base or requester.url or "")
     own = frozenset[str]() if path else variables_of(requester.path or "")
@@ -358,9 +359,9 @@ def _mixes(requester: HttpRequester, path: str | None) -> bool:
     return bool(others) and "config" in (base | own if base & others else own)
 
 
-def _no_url() -> ConfigurationError:
+def _invalid_url() -> ConfigurationError:
     return ConfigurationError(
-        "The URL of a request is no URL.", hint="Give one that begins with https://."
+        "The URL of a request is not valid.", hint="Use a URL that begins with https://."
     )
 
 
@@ -369,17 +370,17 @@ def _params(
 ) -> dict[str, Any]:
     inputs = requester.request_parameters or {}
     if isinstance(inputs, str):
-        whole = _whole(inputs, context)
-        return _sent(whole) if isinstance(whole, dict) else {}
+        evaluated_inputs = _evaluate(inputs, context)
+        return _without_nulls(evaluated_inputs) if isinstance(evaluated_inputs, dict) else {}
     plain = {name: value for name, value in inputs.items() if not _is_query_properties(value)}
-    params = _named(plain, context)
+    params = _evaluate_pairs(plain, context)
     for name in inputs.keys() - plain.keys():
         extra = {} if stream_slice is None else stream_slice.extra_fields
         properties = extra.get("query_properties")
         if not isinstance(properties, list):
             raise ConfigurationError(
-                f"The request parameter {name!r} asks for properties, and the stream has none.",
-                hint="Give the stream's requester its query_properties.",
+                f"The request parameter {name!r} needs query properties, and the stream has none.",
+                hint="Set query_properties in the stream's requester.",
             )
         params[name] = ",".join(map(str, properties))
     return params
@@ -388,16 +389,16 @@ def _params(
 def _headers(requester: HttpRequester, context: Context) -> dict[str, Any]:
     inputs = requester.request_headers or {}
     if isinstance(inputs, dict):
-        return _sent(
+        return _without_nulls(
             {evaluated(name, context): evaluated(value, context) for name, value in inputs.items()}
         )
-    whole = _whole(inputs, context)
-    if whole and not isinstance(whole, dict):
+    evaluated_inputs = _evaluate(inputs, context)
+    if evaluated_inputs and not isinstance(evaluated_inputs, dict):
         raise ConfigurationError(
-            "request_headers evaluates to something that is no object.",
-            hint="Give names and values.",
+            "request_headers does not evaluate to an object.",
+            hint="Use an object of names and values.",
         )
-    return _sent(whole or {})
+    return _without_nulls(evaluated_inputs or {})
 
 
 def _body_data(requester: HttpRequester, context: Context) -> dict[str, Any] | str:
@@ -406,10 +407,10 @@ def _body_data(requester: HttpRequester, context: Context) -> dict[str, Any] | s
     if body is not None and not isinstance(body, RequestBodyJsonObject | RequestBodyGraphQL):
         inputs = body.value
     if isinstance(inputs, dict):
-        return _named(inputs, context)
-    whole = _whole(inputs, context) if inputs else {}
-    if isinstance(whole, dict):
-        return _sent(whole)
+        return _evaluate_pairs(inputs, context)
+    evaluated_inputs = _evaluate(inputs, context) if inputs else {}
+    if isinstance(evaluated_inputs, dict):
+        return _without_nulls(evaluated_inputs)
     return str(evaluated(inputs, context, default=inputs, kinds=(str,)))
 
 
@@ -421,29 +422,29 @@ def _body_json(requester: HttpRequester, context: Context) -> dict[str, Any]:
     elif isinstance(body, RequestBodyGraphQL):
         inputs = body.value.model_dump(exclude_none=True)
     is_text = isinstance(inputs, str)
-    whole = _whole(inputs, context) if is_text else as_nested(inputs or {}, context)
-    if whole and not isinstance(whole, dict):
+    evaluated_inputs = _evaluate(inputs, context) if is_text else as_nested(inputs or {}, context)
+    if evaluated_inputs and not isinstance(evaluated_inputs, dict):
         raise ConfigurationError(
-            "request_body_json evaluates to something that is no object.",
-            hint="Give a JSON object.",
+            "request_body_json does not evaluate to an object.",
+            hint="Use a JSON object.",
         )
-    return whole or {}
+    return evaluated_inputs or {}
 
 
-def _whole(template: str, context: Context) -> Any:
+def _evaluate(template: str, context: Context) -> Any:
     return evaluated(template, context, default=template)
 
 
-def _named(inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    return _sent(
+def _evaluate_pairs(inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    return _without_nulls(
         {
-            evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=_VALUES)
+            evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=_VALUE_TYPES)
             for name, value in inputs.items()
         }
     )
 
 
-def _sent(values: Mapping[Any, Any]) -> dict[str, Any]:
+def _without_nulls(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the pairs to send; pairs without a value are omitted."""
     return {str(name): value for name, value in values.items() if value is not None}
 
@@ -454,13 +455,13 @@ def _is_query_properties(value: object) -> bool:
 
 def _with_params(url: str, params: Mapping[str, Any]) -> str:
     parts = urlsplit(url)
-    there = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    existing = {name: values[0] for name, values in parse_qs(parts.query).items()}
     pairs = [
-        (name, one)
+        (name, item)
         for name, value in params.items()
-        if there.get(name) != str(value)
-        for one in (value if isinstance(value, list | tuple | set) else [value])
-        if one is not None
+        if existing.get(name) != str(value)
+        for item in (value if isinstance(value, list | tuple | set) else [value])
+        if item is not None
     ]
     query = "&".join(text for text in (parts.query, urlencode(pairs, doseq=True)) if text)
     return urlunsplit(parts._replace(query=query))
@@ -473,8 +474,8 @@ def _header_fields(headers: Mapping[str, Any]) -> dict[str, str]:
         text = str(value).strip(" \t")
         if any(sign in text or sign in name for sign in "\r\n\0") or not name.isascii():
             raise ConfigurationError(
-                f"The request header {name!r} holds what no header may hold.",
-                hint="Look for line breaks in its value.",
+                f"The request header {name!r} contains characters that headers must not contain.",
+                hint="Remove line breaks from its value.",
             )
         if value is not None:
             fields[name.lower()] = (name, text)
@@ -485,7 +486,7 @@ def _body(request: Request) -> tuple[bytes | None, str | None]:
     """Return the body and its content type; a text body has no default content type."""
     if request.json and request.data:
         raise ConfigurationError(
-            "A request has a JSON body and another one.",
+            "A request has a JSON body and another body.",
             hint="Use either request_body_json or request_body_data.",
         )
     if request.json:
@@ -493,17 +494,17 @@ def _body(request: Request) -> tuple[bytes | None, str | None]:
             text = json.dumps(request.json, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                "The JSON body of a request holds a value that JSON does not know.",
-                hint="Give texts, numbers, truth values, lists and objects.",
+                "The JSON body of a request contains a value that JSON cannot represent.",
+                hint="Use strings, numbers, booleans, lists and objects.",
             ) from error
         return text.encode(), "application/json"
     if isinstance(request.data, str):
         return (request.data.encode() or None), None
     pairs = [
-        (name, one)
+        (name, item)
         for name, value in request.data.items()
-        for one in (value if isinstance(value, list | tuple) else [value])
-        if one is not None
+        for item in (value if isinstance(value, list | tuple) else [value])
+        if item is not None
     ]
     if not pairs:
         return None, None

@@ -14,8 +14,8 @@ import requests
 from requests.structures import CaseInsensitiveDict
 from requests.utils import get_encoding_from_headers
 
-from chronolake.source.declarative.http.request_builder import Encoded
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.request_builder import EncodedRequest
+from chronolake.source.declarative.http.response import Response
 
 #: The attribute that airbyte-cdk's pagination strategies read for the record count of a response.
 _COUNT: Final = "_airbyte_extracted_record_count"
@@ -28,7 +28,7 @@ _FAILURES: Final = (
 )
 
 
-def response_of(answer: Answer, *, extracted: int | None = None) -> requests.Response:
+def response_of(answer: Response, *, extracted: int | None = None) -> requests.Response:
     """Convert a response to the type of `requests`.
 
     `extracted` is the number of records in the response, if known.
@@ -48,15 +48,15 @@ def response_of(answer: Answer, *, extracted: int | None = None) -> requests.Res
         response._content_consumed = True  # noqa: SLF001 - the same
         response.raw = io.BytesIO(answer.body)
     else:
-        response.raw = answer.opened()
+        response.raw = answer.open()
     if extracted is not None:
         setattr(response, _COUNT, extracted)
     return response
 
 
-def answer_of(response: requests.Response) -> Answer:
+def answer_of(response: requests.Response) -> Response:
     """Convert a response back, or one that a class received itself."""
-    return Answer(
+    return Response(
         status=response.status_code,
         headers=httpx.Headers(dict(response.headers)),
         body=response.content or b"",
@@ -65,9 +65,9 @@ def answer_of(response: requests.Response) -> Answer:
     )
 
 
-def outcome_of(outcome: Answer | httpx.RequestError) -> requests.Response | Exception:
+def outcome_of(outcome: Response | httpx.RequestError) -> requests.Response | Exception:
     """Convert a response, or the error of a failed request, to the types of `requests`."""
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, Response):
         return response_of(outcome)
     for theirs, ours in _FAILURES:
         if isinstance(outcome, theirs):
@@ -82,7 +82,7 @@ def _prepared(method: str, url: str) -> requests.PreparedRequest:
     return prepared
 
 
-def request_for(encoded: Encoded) -> requests.PreparedRequest:
+def request_for(encoded: EncodedRequest) -> requests.PreparedRequest:
     """Return a request that has not been sent, so that a class can change it."""
     prepared = _prepared(encoded.method, encoded.url)
     prepared.headers = CaseInsensitiveDict(encoded.headers)
@@ -90,10 +90,10 @@ def request_for(encoded: Encoded) -> requests.PreparedRequest:
     return prepared
 
 
-def encoded_from(prepared: Any) -> Encoded:
+def encoded_from(prepared: Any) -> EncodedRequest:
     """Convert a request that a class may have changed."""
     body = prepared.body
-    return Encoded(
+    return EncodedRequest(
         method=str(prepared.method),
         url=str(prepared.url),
         headers={

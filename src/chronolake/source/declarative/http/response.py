@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 MEMORY: Final = 512 << 20
 #: Bytes for each of these characters. Measured: `{},` takes 72, `[],` 85, `"ab",` 62, `{"a":"bc"},`
 #: 253.
-_SIGNS: Final = {b"{": 190, b"{}": -118, b"[": 64, b",": 58, b":": 40}
-_OF_TEMPLATES: Final = 32 << 20
+_CHARACTER_SIZES: Final = {b"{": 190, b"{}": -118, b"[": 64, b",": 58, b":": 40}
+_TEMPLATE_LIMIT: Final = 32 << 20
 #: A string, or the text between two strings.
 _PARTS: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"|[^"]++|"', re.DOTALL)
 
@@ -47,19 +47,19 @@ def size_of(text: bytes, limit: int = MEMORY) -> int:
         limit: threshold in bytes. A text above it is measured a second time, ignoring the
             structural characters within strings; that measurement stops above the limit.
     """
-    size = _size(text) + len(text) * _width(text)
+    size = _structure_size(text) + len(text) * _width(text)
     if size <= limit:
         return size
     size = 0
-    for found in _PARTS.finditer(text):
-        string = found[1]
-        size += _size(found[0]) if string is None else len(string) * _width(string)
+    for match in _PARTS.finditer(text):
+        string = match[1]
+        size += _structure_size(match[0]) if string is None else len(string) * _width(string)
         if size > limit:
             break
     return size
 
 
-def parsed(text: bytes, limit: int = MEMORY) -> Any:
+def parse_json(text: bytes, limit: int = MEMORY) -> Any:
     """Return the value of a JSON text; NaN, Infinity and lone surrogates are accepted.
 
     Raises:
@@ -67,7 +67,7 @@ def parsed(text: bytes, limit: int = MEMORY) -> Any:
         RecursionError: values are nested too deeply.
         SourceError: the values need more memory than the limit, in bytes; nothing was created.
     """
-    expect_small(text, limit)
+    raise_if_too_large(text, limit)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -81,31 +81,31 @@ def loads(text: str) -> Any:
         ValueError: the text is not valid JSON, or its values need more than 32 MiB.
     """
     data = text.encode()
-    if size_of(data, _OF_TEMPLATES) > _OF_TEMPLATES:
-        raise ValueError("too many values")
+    if size_of(data, _TEMPLATE_LIMIT) > _TEMPLATE_LIMIT:
+        raise ValueError("the values need too much memory")
     return json.loads(data)
 
 
-def expect_small(text: bytes, limit: int = MEMORY) -> None:
+def raise_if_too_large(text: bytes, limit: int = MEMORY) -> None:
     """Raise if the values of a JSON text need more memory than the limit, in bytes.
 
     Raises:
         SourceError: they do.
     """
     if size_of(text, limit) > limit:
-        raise too_large(limit)
+        raise too_large_error(limit)
 
 
-def too_large(limit: int) -> SourceError:
+def too_large_error(limit: int) -> SourceError:
     """Return the error for a response whose values need too much memory."""
     return SourceError(
-        f"An answer holds more values than fit into {limit >> 20} MiB.",
-        hint="Ask for smaller pages, or raise the source's response_memory_mib.",
+        f"The values of a response need more than {limit >> 20} MiB of memory.",
+        hint="Request smaller pages, or raise the source's response_memory_mib.",
     )
 
 
-def _size(text: bytes) -> int:
-    return sum(text.count(sign) * size for sign, size in _SIGNS.items())
+def _structure_size(text: bytes) -> int:
+    return sum(text.count(sign) * size for sign, size in _CHARACTER_SIZES.items())
 
 
 def _width(text: bytes) -> int:
@@ -117,11 +117,11 @@ def _width(text: bytes) -> int:
 
 
 #: Largest body, in bytes, that is read as a whole.
-MOST_AT_ONCE: Final = 512 << 20
+MAX_BODY_IN_MEMORY: Final = 512 << 20
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A complete HTTP response.
 
     Attributes:
@@ -132,7 +132,7 @@ class Answer:
         may_lack_records: whether the manifest's error handler accepted the response as it is, so
             that missing records are not an error.
         is_public: whether the request was sent without credentials because of its target.
-        memory: memory limit of the values in the response, in bytes.
+        memory_limit: memory limit of the values in the response, in bytes.
     """
 
     status: int
@@ -143,7 +143,7 @@ class Answer:
     file: IO[bytes] | None = None
     may_lack_records: bool = False
     is_public: bool = False
-    memory: int = MEMORY
+    memory_limit: int = MEMORY
 
     @property
     def ok(self) -> bool:
@@ -157,28 +157,29 @@ class Answer:
             ValueError: the body is not valid JSON.
             SourceError: its values need too much memory.
         """
-        return parsed(self.body, self.memory)
+        return parse_json(self.body, self.memory_limit)
 
-    def opened(self) -> io.BufferedReader[Any]:
-        """Return a stream of the body from its beginning."""
+    def open(self) -> io.BufferedReader[Any]:
+        """Open a stream of the body from its beginning."""
         return io.BufferedReader(
-            io.BytesIO(self.body) if self.file is None else _Reading(self.file)
+            io.BytesIO(self.body) if self.file is None else _FileReader(self.file)
         )
 
-    def whole(self) -> bytes:
-        """Return the body, from memory or from its file.
+    def read_body(self) -> bytes:
+        """Read the whole body, from memory or from its file.
 
         Raises:
             SourceError: the body is too large for memory.
         """
         if self.file is None:
             return self.body
-        if os.fstat(self.file.fileno()).st_size > MOST_AT_ONCE:
+        if os.fstat(self.file.fileno()).st_size > MAX_BODY_IN_MEMORY:
             raise SourceError(
-                f"A download of more than {MOST_AT_ONCE} bytes can only be read as a whole.",
-                hint="Let the manifest ask for smaller parts, or for CSV or lines of JSON.",
+                f"A download is larger than {MAX_BODY_IN_MEMORY} bytes, and its format can only be "
+                "read as a whole.",
+                hint="Change the manifest so that it requests smaller parts, CSV or JSON Lines.",
             )
-        return self.opened().read()
+        return self.open().read()
 
     def close(self) -> None:
         """Remove the file, if there is one."""
@@ -188,20 +189,20 @@ class Answer:
     @cached_property
     def links(self) -> dict[str, dict[str, str]]:
         """Return the `Link` header's links by their `rel`, or by their URL if they have none."""
-        response = httpx.Response(self.status, headers=self._only_links())
+        response = httpx.Response(self.status, headers=self._link_header())
         return {key: dict(link) for key, link in response.links.items() if key is not None}
 
-    def _only_links(self) -> dict[str, str]:
+    def _link_header(self) -> dict[str, str]:
         return {"Link": self.headers["Link"]} if "Link" in self.headers else {}
 
 
-class _Reading(io.RawIOBase):
+class _FileReader(io.RawIOBase):
     """A reader of a file with its own position; closing it does not close the file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
         self._file = file
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -210,54 +211,56 @@ class _Reading(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        ends = os.fstat(self._file.fileno()).st_size
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: ends}[whence]
-        return self._at
+        end = os.fstat(self._file.fileno()).st_size
+        self._position = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: end}[whence]
+        )
+        return self._position
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer)
-        data = os.pread(self._file.fileno(), len(view), self._at)
+        data = os.pread(self._file.fileno(), len(view), self._position)
         view[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
 
-_LIMIT: Final = 64 << 20
+_CACHE_LIMIT: Final = 64 << 20
 
 
-class AnswerCache:
+class ResponseCache:
     """A cache of the most recently used responses; thread-safe.
 
     Args:
         limit: total size of all bodies in bytes.
     """
 
-    def __init__(self, limit: int = _LIMIT) -> None:
+    def __init__(self, limit: int = _CACHE_LIMIT) -> None:
         self._limit = limit
         self._size = 0
-        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._responses: OrderedDict[Hashable, Response] = OrderedDict()
         self._lock = threading.Lock()
 
-    def kept(self, key: Hashable) -> Answer | None:
+    def get(self, key: Hashable) -> Response | None:
         """Return the cached response to a request, or None."""
         with self._lock:
-            answer = self._answers.get(key)
-            if answer is not None:
-                self._answers.move_to_end(key)
-            return answer
+            response = self._responses.get(key)
+            if response is not None:
+                self._responses.move_to_end(key)
+            return response
 
-    def keep(self, key: Hashable, answer: Answer) -> None:
+    def put(self, key: Hashable, response: Response) -> None:
         """Store a response; evict the least recently used ones if the cache is full."""
         with self._lock:
-            before = self._answers.pop(key, None)
-            self._size += len(answer.body) - (len(before.body) if before else 0)
-            self._answers[key] = answer
+            previous = self._responses.pop(key, None)
+            self._size += len(response.body) - (len(previous.body) if previous else 0)
+            self._responses[key] = response
             while self._size > self._limit:
-                _, oldest = self._answers.popitem(last=False)
+                _, oldest = self._responses.popitem(last=False)
                 self._size -= len(oldest.body)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove all responses."""
         with self._lock:
-            self._answers.clear()
+            self._responses.clear()
             self._size = 0

@@ -13,7 +13,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import MISSING, looked_up, only_value
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
 from chronolake.source.declarative.http.decoders import decoded
-from chronolake.source.declarative.http.request_builder import Injection, Request, request_of
+from chronolake.source.declarative.http.request_builder import Injection, Request, build_request
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.requests import SessionTokenRequestBearerAuthenticator
 from chronolake.source.declarative.templating.times import seconds_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chronolake.source.declarative.http.client import Sender
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.http.transport import Network
     from chronolake.source.declarative.models.records import Decoder
     from chronolake.source.declarative.models.requests import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         SessionTokenAuthenticator,
     )
 
-_SESSION: Final = "a session's expiration_duration"
+_DURATION_NAME: Final = "a session's expiration_duration"
 #: Seconds until the next login if no lifetime of the token is configured: a day.
 _DAY: Final = 86_400.0
 
@@ -49,7 +49,7 @@ class SessionAuthentication(Authentication):
     sender: Sender
     network: Network
     _token: str | None = None
-    _until: float = 0.0
+    _expires: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def injection(self) -> Injection:
@@ -59,10 +59,10 @@ class SessionAuthentication(Authentication):
             SourceError: the login fails, or its response contains no token.
             ConfigurationError: the login request cannot be built from the manifest.
         """
-        token = self._current()
-        wanted = self.component.request_authentication
+        token = self._current_token()
+        settings = self.component.request_authentication
         credentials = Injection(place=PLACE)
-        if isinstance(wanted, SessionTokenRequestBearerAuthenticator):
+        if isinstance(settings, SessionTokenRequestBearerAuthenticator):
             credentials.headers["Authorization"] = f"Bearer {token}"
             return credentials
         context = {
@@ -70,35 +70,36 @@ class SessionAuthentication(Authentication):
             "parameters": self.component.parameters,
             "session_token": token,
         }
-        credentials.put(wanted.inject_into, credential(wanted.api_token, context), self.config)
+        credentials.put(settings.inject_into, credential(settings.api_token, context), self.config)
         return credentials
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - a login replaces it
+    def refresh(self, rejected: Injection) -> bool:  # noqa: ARG002 - a login replaces it
         """Mark the token as expired, so that the next request logs in again."""
         with self._lock:
-            self._until = 0.0
+            self._expires = 0.0
         return True
 
-    def _current(self) -> str:
+    def _current_token(self) -> str:
         with self._lock:
             now = self.network.now()
-            if self._token is None or now >= self._until:
-                self._token = self._logged_in()
-                span = self.component.expiration_duration
-                self._until = now + (seconds_of(span, _SESSION) if span else 0.0)
+            if self._token is None or now >= self._expires:
+                self._token = self._log_in()
+                lifetime = self.component.expiration_duration
+                self._expires = now + (seconds_of(lifetime, _DURATION_NAME) if lifetime else 0.0)
             return self._token
 
-    def _logged_in(self) -> str:
-        request = request_of(
+    def _log_in(self) -> str:
+        request = build_request(
             self.component.login_requester, self.config, stream_slice=None, next_page_token=None
         )
-        answer = self.sender.send(request)
+        response = self.sender.send(request)
         decoder = self.component.decoder or JsonDecoder(type="JsonDecoder")
-        value = _first(decoder, answer)
+        value = _first_value(decoder, response)
         token = only_value(value, self.component.session_token_path)
         if token is MISSING or token is None:
+            path = ".".join(self.component.session_token_path)
             raise SourceError(
-                f"The login gives no token at {'.'.join(self.component.session_token_path)}.",
+                f"The login's response contains no token at {path}.",
                 hint="Check the credentials and the manifest's session_token_path.",
             )
         return str(token)
@@ -118,7 +119,7 @@ class LegacySessionAuthentication(Authentication):
     sender: Sender
     network: Network
     _token: str | None = None
-    _until: float = 0.0
+    _expires: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def injection(self) -> Injection:
@@ -130,15 +131,15 @@ class LegacySessionAuthentication(Authentication):
         """
         with self._lock:
             now = self.network.now()
-            if self._token is None or now >= self._until:
-                self._token = self._given() or self._logged_in()
-                self._until = now + _DAY
+            if self._token is None or now >= self._expires:
+                self._token = self._configured_token() or self._log_in()
+                self._expires = now + _DAY
         return Injection(headers={self._text(self.component.header): self._token}, place=PLACE)
 
-    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - a login replaces it
+    def refresh(self, rejected: Injection) -> bool:  # noqa: ARG002 - a login replaces it
         """Mark the token as expired, so that the next request logs in again."""
         with self._lock:
-            self._until = 0.0
+            self._expires = 0.0
         return True
 
     def _text(self, template: str | None) -> str:
@@ -146,33 +147,35 @@ class LegacySessionAuthentication(Authentication):
             template, {"config": self.config, "parameters": self.component.parameters}
         )
 
-    def _given(self) -> str | None:
+    def _configured_token(self) -> str | None:
         token = self._text(self.component.session_token)
         if not token:
             return None
         url = f"{self.api_url}{self._text(self.component.validate_session_url)}"
         header = self._text(self.component.header)
-        answer = self.sender.send(Request("GET", url, headers={header: token}))
-        return token if answer is not None else None
+        response = self.sender.send(Request("GET", url, headers={header: token}))
+        return token if response is not None else None
 
-    def _logged_in(self) -> str:
+    def _log_in(self) -> str:
         user, password = self._text(self.component.username), self._text(self.component.password)
         if not (user and password):
             raise ConfigurationError(
-                "The session's token is not accepted, and there are no user and password.",
-                hint="Give a session token that is good, or a user and a password.",
+                "The API does not accept the session token, and no user and password are set.",
+                hint="Set a valid session token, or a user and a password.",
             )
         url = f"{self.api_url}{self._text(self.component.login_url)}"
-        answer = self.sender.send(
+        response = self.sender.send(
             Request("POST", url, json={"username": user, "password": password})
         )
         key = self._text(self.component.session_token_response_key)
-        token = looked_up(_first(JsonDecoder(type="JsonDecoder"), answer), (key,))
+        token = looked_up(_first_value(JsonDecoder(type="JsonDecoder"), response), (key,))
         if token is MISSING or token is None:
-            raise SourceError(f"The login gives no {key!r}.", hint="Check the credentials.")
+            raise SourceError(
+                f"The login's response contains no {key!r}.", hint="Check the credentials."
+            )
         return str(token)
 
 
-def _first(decoder: Decoder, answer: Answer | None) -> Any:
+def _first_value(decoder: Decoder, response: Response | None) -> Any:
     """Return the first value of a login's response, or None if it is empty."""
-    return next(iter(decoded(decoder, answer)), None) if answer is not None else None
+    return next(iter(decoded(decoder, response)), None) if response is not None else None

@@ -19,7 +19,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import looked_up
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
 from chronolake.source.declarative.http.rate_limit import Matcher
-from chronolake.source.declarative.http.request_builder import Injection, Request, encoded
+from chronolake.source.declarative.http.request_builder import Injection, Request, encode
 from chronolake.source.declarative.models.requests import DefaultErrorHandler, HttpResponseFilter
 from chronolake.source.declarative.templating.templates import as_text
 from chronolake.source.declarative.templating.times import seconds_of
@@ -27,8 +27,8 @@ from chronolake.source.declarative.templating.times import seconds_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from chronolake.source.declarative.http.request_builder import Encoded
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.request_builder import EncodedRequest
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.http.transport import Network
     from chronolake.source.declarative.models.requests import (
         QuotaStatusSource,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 #: A longer number is not a time in seconds since 1970.
 _EPOCH_DIGITS: Final = 10
 #: The last calls are spread over the time until the reset, with pauses of at most 10 seconds.
-_LONGEST_PAUSE: Final = 10.0
-_SHORTEST_PAUSE: Final = 0.1
+_MAX_PAUSE: Final = 10.0
+_MIN_PAUSE: Final = 0.1
 _RESERVE: Final = 50
 _FRACTION: Final = 0.1
 #: The largest difference, in seconds, between the reset times that the quota endpoint and responses
@@ -50,59 +50,59 @@ _SKEW: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class TokenGrant:
     """The result of requesting a token.
 
     Attributes:
         token: the token's number; one of its calls is already counted. None: all tokens are
             exhausted.
         seconds: time to wait before the request is sent, or until the first token has calls again.
-        asked: number of times that the quotas had been fetched from the API.
+        fetches: number of times that the quotas had been fetched from the API.
     """
 
     token: int | None
     seconds: float
-    asked: int
+    fetches: int
 
 
 @dataclass(frozen=True)
-class Report:
+class QuotaReport:
     """The values that a response reports about a quota; None means not reported.
 
     Attributes:
         left: number of remaining calls.
         limit: number of calls in a whole window.
         reset: start of the next window, in seconds since 1970.
-        refused: whether the response means that no calls remain.
+        is_exhausted: whether the response means that no calls remain.
     """
 
     left: int | None
     limit: int | None
     reset: float | None
-    refused: bool
+    is_exhausted: bool
 
 
 class Quotas(Protocol):
     """The remaining calls of tokens; tokens are identified by number, quotas by name."""
 
-    def turn(self, quota: str, waited: int | None) -> Turn:
+    def take_token(self, quota: str, waited_for: int | None) -> TokenGrant:
         """Take a call from a token that has calls left.
 
         Args:
             quota: the quota's name.
-            waited: the `asked` of the previous turn, if that turn gave no token and the caller
-                waited for it.
+            waited_for: the `fetches` of the previous result, if it had no token and the caller has
+                waited for one.
         """
 
-    def reported(self, token: int, quota: str, report: Report) -> None:
+    def apply_report(self, token: int, quota: str, report: QuotaReport) -> None:
         """Apply the quota that a response to a token's request reports."""
 
-    def others(self, token: int, quota: str) -> bool:
+    def has_alternative(self, token: int, quota: str) -> bool:
         """Return whether a token is exhausted and another one is not."""
 
 
 @dataclass
-class Left:
+class QuotaCount:
     """The remaining calls of one token for one quota.
 
     Attributes:
@@ -115,7 +115,7 @@ class Left:
 
 
 #: One token's quotas, by name; None: the API does not count its calls.
-Counts = dict[str, Left] | None
+Counts = dict[str, QuotaCount] | None
 
 
 class CountedQuotas:
@@ -123,101 +123,103 @@ class CountedQuotas:
 
     Args:
         component: the manifest's component.
-        fetched: fetches the quotas of all tokens from the API.
+        fetch: fetches the quotas of all tokens from the API.
         now: returns the time in seconds since 1970.
     """
 
     def __init__(
         self,
         component: RateLimitedMultipleTokenAuthenticator,
-        fetched: Callable[[], Sequence[Counts]],
+        fetch: Callable[[], Sequence[Counts]],
         now: Callable[[], float],
     ) -> None:
-        least, fraction = component.budget_min_reserve, component.budget_reserve_fraction
-        self._least = _RESERVE if least is None else least
+        reserve, fraction = component.budget_min_reserve, component.budget_reserve_fraction
+        self._reserve = _RESERVE if reserve is None else reserve
         self._fraction = _FRACTION if fraction is None else fraction
-        self._fetched = fetched
+        self._fetch_all = fetch
         self._now = now
         self._counts: Sequence[Counts] = ()
         self._active = 0
-        self._asked = 0
+        self._fetches = 0
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
+        self._fetching = threading.Lock()
 
-    def turn(self, quota: str, waited: int | None) -> Turn:
+    def take_token(self, quota: str, waited_for: int | None) -> TokenGrant:
         """Take a call from a token that has calls left.
 
         Args:
             quota: the quota's name.
-            waited: the `asked` of the previous turn, if that turn gave no token and the caller
-                waited for it.
+            waited_for: the `fetches` of the previous result, if it had no token and the caller has
+                waited for one.
 
         Raises:
             SourceError: the API does not report the quotas.
         """
-        if self._asked == 0 or waited is not None:
-            self._ask(quota, waited)
+        if self._fetches == 0 or waited_for is not None:
+            self._fetch(quota, waited_for)
         with self._lock:
-            of_all = self._of_all(quota)
-            for step in range(len(of_all)):
-                number = (self._active + step) % len(of_all)
-                one = of_all[number]
-                if one is None:
+            quota_counts = self._counts_of(quota)
+            for step in range(len(quota_counts)):
+                number = (self._active + step) % len(quota_counts)
+                count = quota_counts[number]
+                if count is None:
                     # These tokens have no counts, so they are used in turn.
-                    self._active = (number + 1) % len(of_all)
-                    return Turn(number, 0, self._asked)
-                if one.calls > 0:
+                    self._active = (number + 1) % len(quota_counts)
+                    return TokenGrant(number, 0, self._fetches)
+                if count.calls > 0:
                     self._active = number
-                    one.calls -= 1
-                    return Turn(number, self._pause(one, of_all), self._asked)
-            soonest = min(one.reset for one in of_all if one is not None)
-            return Turn(None, soonest - self._now(), self._asked)
+                    count.calls -= 1
+                    return TokenGrant(number, self._pause(count, quota_counts), self._fetches)
+            soonest = min(count.reset for count in quota_counts if count is not None)
+            return TokenGrant(None, soonest - self._now(), self._fetches)
 
-    def reported(self, token: int, quota: str, report: Report) -> None:
+    def apply_report(self, token: int, quota: str, report: QuotaReport) -> None:
         """Apply the quota that a response to a token's request reports."""
         with self._lock:
-            found = self._of_all(quota)[token]
-            if found is not None:
-                _learn(found, report)
+            count = self._counts_of(quota)[token]
+            if count is not None:
+                _apply_report(count, report)
 
-    def others(self, token: int, quota: str) -> bool:
+    def has_alternative(self, token: int, quota: str) -> bool:
         """Return whether a token is exhausted and another one is not."""
         with self._lock:
-            of_all = self._of_all(quota)
-            sender = of_all[token]
+            quota_counts = self._counts_of(quota)
+            used = quota_counts[token]
             return (
-                sender is not None
-                and sender.calls <= 0
-                and any(one is not None and one.calls > 0 for one in of_all)
+                used is not None
+                and used.calls <= 0
+                and any(count is not None and count.calls > 0 for count in quota_counts)
             )
 
-    def _ask(self, quota: str, waited: int | None) -> None:
+    def _fetch(self, quota: str, waited_for: int | None) -> None:
         """Fetch the quotas, unless another thread has just done so, or a token has calls left."""
-        with self._asking:
+        with self._fetching:
             with self._lock:
-                spent = all(one is not None and one.calls <= 0 for one in self._of_all(quota))
-            if self._asked and not (waited == self._asked and spent):
+                are_exhausted = all(
+                    count is not None and count.calls <= 0 for count in self._counts_of(quota)
+                )
+            if self._fetches and not (waited_for == self._fetches and are_exhausted):
                 return
-            counts = self._fetched()
+            counts = self._fetch_all()
             with self._lock:
                 self._counts = counts
-                self._asked += 1
+                self._fetches += 1
 
-    def _of_all(self, quota: str) -> list[Left | None]:
+    def _counts_of(self, quota: str) -> list[QuotaCount | None]:
         return [None if counts is None else counts[quota] for counts in self._counts]
 
-    def _pause(self, one: Left, of_all: Sequence[Left | None]) -> float:
+    def _pause(self, chosen: QuotaCount, quota_counts: Sequence[QuotaCount | None]) -> float:
         """Return the seconds to wait before a call, so that the last calls last until the reset."""
-        tracked = [each for each in of_all if each is not None]
-        if len(tracked) < len(of_all) or any(
-            each.calls > max(self._least, each.limit * self._fraction) for each in tracked
+        tracked = [count for count in quota_counts if count is not None]
+        if len(tracked) < len(quota_counts) or any(
+            count.calls > max(self._reserve, count.limit * self._fraction) for count in tracked
         ):
             return 0
-        calls = sum(max(each.calls, 0) for each in tracked)
+        calls = sum(max(count.calls, 0) for count in tracked)
         if calls == 0:
             return 0
-        pause = min((one.reset - self._now()) / calls, _LONGEST_PAUSE)
-        return pause if pause >= _SHORTEST_PAUSE else 0
+        pause = min((chosen.reset - self._now()) / calls, _MAX_PAUSE)
+        return pause if pause >= _MIN_PAUSE else 0
 
 
 class QuotaStatus:
@@ -226,7 +228,7 @@ class QuotaStatus:
     Args:
         component: the manifest's component.
         config: for its templates.
-        sends: one function per token that sends a request with the token's credentials and the
+        senders: one function per token that sends a request with the token's credentials and the
             error handler of `handler_of`; it returns None for an ignored error.
 
     Raises:
@@ -237,7 +239,7 @@ class QuotaStatus:
         self,
         component: RateLimitedMultipleTokenAuthenticator,
         config: Mapping[str, Any],
-        sends: Sequence[Callable[[Request], Answer | None]],
+        senders: Sequence[Callable[[Request], Response | None]],
     ) -> None:
         source = component.quota_status_source
         context = {"config": config, "parameters": source.parameters}
@@ -253,38 +255,38 @@ class QuotaStatus:
         )
         self._unavailable = source.unavailable_status_codes
         self._quotas = component.quotas
-        self._sends = sends
+        self._senders = senders
 
-    def fetched(self) -> list[Counts]:
+    def fetch(self) -> list[Counts]:
         """Return the quotas of each token.
 
         Raises:
             SourceError: the API does not report them.
         """
-        return [self._counts(send) for send in self._sends]
+        return [self._counts(send) for send in self._senders]
 
-    def _counts(self, send: Callable[[Request], Answer | None]) -> Counts:
-        answer = send(self._request)
-        if answer is None or answer.status in self._unavailable:
+    def _counts(self, send: Callable[[Request], Response | None]) -> Counts:
+        response = send(self._request)
+        if response is None or response.status in self._unavailable:
             return None
         try:
-            body = answer.json()
+            body = response.json()
         except ValueError:
             body = None
-        return {quota.name: _left(quota, body) for quota in self._quotas}
+        return {quota.name: _parse_quota(quota, body) for quota in self._quotas}
 
 
 def handler_of(source: QuotaStatusSource) -> DefaultErrorHandler | None:
     """Return the quota endpoint's error handler; some errors mean that calls are not counted."""
     if not source.unavailable_status_codes:
         return None
-    passed_over = HttpResponseFilter(
+    ignored = HttpResponseFilter(
         type="HttpResponseFilter", action="IGNORE", http_codes=source.unavailable_status_codes
     )
-    return DefaultErrorHandler(type="DefaultErrorHandler", response_filters=[passed_over])
+    return DefaultErrorHandler(type="DefaultErrorHandler", response_filters=[ignored])
 
 
-def whole(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     """Return a value as an integer, or None if it is not one."""
     try:
         return int(value)
@@ -292,56 +294,56 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def moment(value: Any) -> float | None:
+def parse_time(value: Any) -> float | None:
     """Return a time, given in seconds since 1970 or as ISO 8601, or None if it is invalid."""
     text = str(value).strip()
     if text.isdecimal():
         return float(text) if len(text) <= _EPOCH_DIGITS else None
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _left(quota: TokenQuota, body: Any) -> Left:
+def _parse_quota(quota: TokenQuota, body: Any) -> QuotaCount:
     """Return one quota from a response of the quota endpoint.
 
     Raises:
         SourceError: a value is missing.
     """
-    calls = whole(looked_up(body, quota.remaining_path))
+    calls = as_integer(looked_up(body, quota.remaining_path))
     if calls is None:
-        raise _omitted(quota, "a number of calls", quota.remaining_path)
-    reset = moment(looked_up(body, quota.reset_path))
+        raise _missing_value(quota, "number of calls", quota.remaining_path)
+    reset = parse_time(looked_up(body, quota.reset_path))
     if reset is None:
-        raise _omitted(quota, "a time", quota.reset_path)
+        raise _missing_value(quota, "time", quota.reset_path)
     if quota.limit_path is None:
-        return Left(calls, calls, reset)
-    limit = whole(looked_up(body, quota.limit_path))
+        return QuotaCount(calls, calls, reset)
+    limit = as_integer(looked_up(body, quota.limit_path))
     if limit is None:
-        raise _omitted(quota, "a number of calls", quota.limit_path)
-    return Left(calls, limit, reset)
+        raise _missing_value(quota, "number of calls", quota.limit_path)
+    return QuotaCount(calls, limit, reset)
 
 
-def _omitted(quota: TokenQuota, what: str, path: Sequence[str]) -> SourceError:
+def _missing_value(quota: TokenQuota, expected: str, path: Sequence[str]) -> SourceError:
     return SourceError(
-        f"The status of the quota {quota.name!r} does not tell {what} at {'.'.join(path)}.",
+        f"The status of the quota {quota.name!r} has no valid {expected} at {'.'.join(path)}.",
         hint="Correct the paths in the manifest's quotas.",
     )
 
 
-def _learn(known: Left, told: Report) -> None:
-    left = 0 if told.left is None and told.refused else told.left
-    reset = told.reset
+def _apply_report(known: QuotaCount, report: QuotaReport) -> None:
+    left = 0 if report.left is None and report.is_exhausted else report.left
+    reset = report.reset
     # A late response may describe a window that is already over.
-    if told.limit is not None and told.limit > 0 and (reset is None or reset >= known.reset):
-        known.limit = told.limit
+    if report.limit is not None and report.limit > 0 and (reset is None or reset >= known.reset):
+        known.limit = report.limit
     if reset is not None and reset > known.reset:
         known.reset = reset
         known.calls = known.limit if left is None else left
     elif left is not None and (
-        reset is None or reset >= known.reset - _SKEW or (left <= 0 and told.refused)
+        reset is None or reset >= known.reset - _SKEW or (left <= 0 and report.is_exhausted)
     ):
         # Other requests may be in flight that the server has not counted yet.
         known.calls = min(known.calls, left)
@@ -351,7 +353,7 @@ _WHERE: Final = "an authenticator's quotas"
 #: Seconds until another token is tried, instead of waiting for the exhausted one.
 _ROTATION: Final = 0.1
 #: A server's clock may be late, so the next query waits at least this many seconds.
-_LEAST_WAIT: Final = 5.0
+_MIN_WAIT: Final = 5.0
 
 
 def credentials_of(
@@ -370,11 +372,11 @@ def credentials_of(
     tokens = list(dict.fromkeys(text.strip() for text in texts if text.strip()))
     if not tokens:
         raise ConfigurationError(
-            "The configuration has no tokens for the authenticator.", hint="Give one at least."
+            "The configuration has no tokens for the authenticator.", hint="Set at least one."
         )
     header = component.header or "Authorization"
-    word = component.auth_method or "Bearer"
-    return [Injection(headers={header: f"{word} {token}"}, place=PLACE) for token in tokens]
+    scheme = component.auth_method or "Bearer"
+    return [Injection(headers={header: f"{scheme} {token}"}, place=PLACE) for token in tokens]
 
 
 class TokenRotation(Authentication):
@@ -407,8 +409,8 @@ class TokenRotation(Authentication):
         self.quotas = quotas
         self._network = network
         context = {"config": config, "parameters": component.parameters}
-        longest = as_text(component.max_wait_time or "PT2H", context)
-        self._longest = seconds_of(longest, "max_wait_time", none=True)
+        max_wait = as_text(component.max_wait_time or "PT2H", context)
+        self._max_wait = seconds_of(max_wait, "max_wait_time", none=True)
         self._matchers = [
             (quota, [Matcher.of(matcher, config, _WHERE) for matcher in quota.matchers])
             for quota in component.quotas
@@ -419,65 +421,65 @@ class TokenRotation(Authentication):
 
     def injection(self) -> Injection:
         """Return a token for an unknown request; raise the same errors as `prepare`."""
-        return self._turn(self._default.name)
+        return self._take_token(self._default.name)
 
     @property
     def secrets(self) -> Sequence[Injection]:
         """Return the credentials of all tokens."""
         return self.credentials
 
-    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+    def prepare(self, request: Request) -> tuple[EncodedRequest, Injection]:
         """Return a request with a token that has calls left for it; wait until there is one.
 
         Raises:
             SourceError: all tokens stay exhausted for longer than the manifest's `max_wait_time`,
                 the API does not report the quotas, or the read is cancelled.
         """
-        credentials = self._turn(self._quota(encoded(request)).name)
-        return encoded(request.with_injection(credentials)), credentials
+        credentials = self._take_token(self._quota(encode(request)).name)
+        return encode(request.with_injection(credentials)), credentials
 
-    def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
+    def observe(self, request: EncodedRequest, credentials: Injection, response: Response) -> None:
         """Record what a response reports about the quota that its request counts against."""
         quota = self._quota(request)
-        report = Report(
-            left=whole(_header(answer, quota.remaining_header)),
-            limit=whole(_header(answer, quota.limit_header)),
-            reset=moment(_header(answer, quota.reset_header)),
-            refused=answer.status in quota.exhaustion_status_codes,
+        report = QuotaReport(
+            left=as_integer(_header(response, quota.remaining_header)),
+            limit=as_integer(_header(response, quota.limit_header)),
+            reset=parse_time(_header(response, quota.reset_header)),
+            is_exhausted=response.status in quota.exhaustion_status_codes,
         )
-        if report != Report(left=None, limit=None, reset=None, refused=False):
-            self.quotas.reported(self.credentials.index(credentials), quota.name, report)
+        if report != QuotaReport(left=None, limit=None, reset=None, is_exhausted=False):
+            self.quotas.apply_report(self.credentials.index(credentials), quota.name, report)
 
-    def retry_after(self, request: Encoded, credentials: Injection) -> float | None:
+    def retry_after(self, request: EncodedRequest, credentials: Injection) -> float | None:
         """Return a short wait if the request's token is exhausted and another one is not."""
         token = self.credentials.index(credentials)
-        return _ROTATION if self.quotas.others(token, self._quota(request).name) else None
+        return _ROTATION if self.quotas.has_alternative(token, self._quota(request).name) else None
 
-    def _quota(self, request: Encoded) -> TokenQuota:
+    def _quota(self, request: EncodedRequest) -> TokenQuota:
         for quota, matchers in self._matchers:
-            if any(matcher.fits(request) for matcher in matchers):
+            if any(matcher.matches(request) for matcher in matchers):
                 return quota
         return self._default
 
-    def _turn(self, quota: str) -> Injection:
-        deadline, waited = None, None
+    def _take_token(self, quota: str) -> Injection:
+        deadline, waited_for = None, None
         while True:
-            turn = self.quotas.turn(quota, waited)
-            if turn.token is not None:
-                if turn.seconds > 0:
-                    self._network.wait(turn.seconds)
-                return self.credentials[turn.token]
+            grant = self.quotas.take_token(quota, waited_for)
+            if grant.token is not None:
+                if grant.seconds > 0:
+                    self._network.wait(grant.seconds)
+                return self.credentials[grant.token]
             now = self._network.now()
-            deadline = now + self._longest if deadline is None else deadline
-            if turn.seconds >= deadline - now or deadline <= now:
+            deadline = now + self._max_wait if deadline is None else deadline
+            if grant.seconds >= deadline - now or deadline <= now:
                 raise SourceError(
-                    f"All tokens are spent (quota {quota!r}), the first for at least "
-                    f"{max(turn.seconds, 0):.0f} seconds more.",
-                    hint="Read again later, with more tokens, or with a longer max_wait_time.",
+                    f"All tokens are exhausted (quota {quota!r}). The first one has calls again in "
+                    f"{max(grant.seconds, 0):.0f} seconds or later.",
+                    hint="Try again later, add tokens, or raise max_wait_time.",
                 )
-            self._network.wait(min(max(turn.seconds, _LEAST_WAIT), deadline - now))
-            waited = turn.asked
+            self._network.wait(min(max(grant.seconds, _MIN_WAIT), deadline - now))
+            waited_for = grant.fetches
 
 
-def _header(answer: Answer, name: str | None) -> str | None:
-    return answer.headers.get(name) if name else None
+def _header(response: Response, name: str | None) -> str | None:
+    return response.headers.get(name) if name else None

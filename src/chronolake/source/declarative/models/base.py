@@ -35,21 +35,21 @@ class Component(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict, alias="$parameters", repr=False)
 
 
-def _refused(value: object) -> None:
+def _reject(value: object) -> None:
     if value:
         raise ValueError("is not supported")
 
 
-def _several(value: object) -> object:
+def _as_sequence(value: object) -> object:
     if not value:
         return ()
     return value if isinstance(value, list | tuple) else (value,)
 
 
 #: Accepts one value, a list of values, or nothing, and returns a sequence.
-SEVERAL = BeforeValidator(_several)
+SEVERAL = BeforeValidator(_as_sequence)
 #: An option that would change what is read and is not supported yet.
-Unsupported = Annotated[None, BeforeValidator(_refused)]
+Unsupported = Annotated[None, BeforeValidator(_reject)]
 #: HTTP status codes. They are serialized in sorted order, so that the output is stable.
 Statuses = Annotated[frozenset[int], PlainSerializer(sorted, when_used="json")]
 #: A number, or a template that renders to one.
@@ -84,7 +84,7 @@ class CustomComponent(Component):
     _calls: Any = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _knows_where_it_stands(self, info: ValidationInfo) -> CustomComponent:
+    def _set_origin(self, info: ValidationInfo) -> CustomComponent:
         if isinstance(info.context, Origin):
             self._origin = info.context
         return self
@@ -98,8 +98,8 @@ class CustomComponent(Component):
         """
         if self._origin is None:
             raise ConfigurationError(
-                f"A {self.type} cannot stand where {self.class_name} does.",
-                hint="Components stand in streams, and in what these say themselves.",
+                f"The {self.type} {self.class_name} is not supported at its place.",
+                hint="Use custom components only in streams and their parts.",
             )
         return self._origin
 
@@ -125,8 +125,8 @@ class CustomComponent(Component):
         """
         if self._calls is None:
             raise ConfigurationError(
-                f"A {self.type} cannot stand where {self.class_name} does.",
-                hint="Components stand in streams, and in what these say themselves.",
+                f"The {self.type} {self.class_name} is not supported at its place.",
+                hint="Use custom components only in streams and their parts.",
             )
         return self._calls
 

@@ -53,14 +53,16 @@ class DefaultPaginator(Component):
     page_token_option: PageTokenOption | None = None
 
     @model_validator(mode="after")
-    def _puts_two_values_in_two_places(self) -> Self:
+    def _check_distinct_targets(self) -> Self:
         token, size = self.page_token_option, self.page_size_option
         if size is None or not isinstance(token, RequestOption):
             return self
         pairs = zip(_path(token), _path(size), strict=False)
-        if token.inject_into == size.inject_into and all(one == other for one, other in pairs):
+        if token.inject_into == size.inject_into and all(
+            token_part == size_part for token_part, size_part in pairs
+        ):
             raise ValueError(
-                f"the page token and the page size are put in one place ({token.inject_into} "
+                f"the page token and the page size have the same target ({token.inject_into} "
                 f"{'.'.join(_path(token))})"
             )
         return self
@@ -71,8 +73,8 @@ def _path(option: RequestOption) -> list[str]:
 
     A part with a template counts as a different place for each option until it is rendered.
     """
-    reported = option.field_path or [option.field_name or ""]
-    return [f"{part} of {id(option)}" if is_template(part) else part for part in reported]
+    path = option.field_path or [option.field_name or ""]
+    return [f"{part} of {id(option)}" if is_template(part) else part for part in path]
 
 
 class NoPagination(Component):

@@ -39,13 +39,15 @@ class RequestOption(Component):
     field_path: list[str] | None = None
 
     @model_validator(mode="after")
-    def _names_one_place(self) -> RequestOption:
+    def _check_target(self) -> RequestOption:
         if not self.field_name and not self.field_path:
             raise ValueError("a RequestOption needs a field_name or a field_path")
         if self.field_name and self.field_path:
             raise ValueError("a RequestOption has a field_name or a field_path, not both")
         if self.field_path and self.inject_into != "body_json":
-            raise ValueError("a field_path leads into a JSON body only (inject_into: body_json)")
+            raise ValueError(
+                "a field_path is only possible in a JSON body (inject_into: body_json)"
+            )
         return self
 
 
@@ -112,9 +114,9 @@ class ApiKeyAuthenticator(Component):
     inject_into: RequestOption | None = None
 
     @model_validator(mode="after")
-    def _goes_to_one_place(self) -> ApiKeyAuthenticator:
+    def _check_target_of_key(self) -> ApiKeyAuthenticator:
         if (self.header is None) == (self.inject_into is None):
-            raise ValueError("an ApiKeyAuthenticator has either inject_into or header")
+            raise ValueError("an ApiKeyAuthenticator needs either inject_into or header")
         return self
 
 

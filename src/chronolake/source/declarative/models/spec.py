@@ -22,13 +22,13 @@ class DynamicStreamCheckConfig(Component):
     stream_count: Annotated[int, Field(ge=1)] | None = None
 
 
-class _Look(Component):
+class _CheckOptions(Component):
     """Options of all connection checks: values of the configuration to replace during the check."""
 
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
 
-class CheckStream(_Look):
+class CheckStream(_CheckOptions):
     """A check of streams by their names, and of streams that are generated from templates."""
 
     type: Literal["CheckStream"]
@@ -36,7 +36,7 @@ class CheckStream(_Look):
     dynamic_streams_check_configs: tuple[DynamicStreamCheckConfig, ...] = ()
 
 
-class CheckDynamicStream(_Look):
+class CheckDynamicStream(_CheckOptions):
     """A check of the first `stream_count` streams, whether they are static or generated."""
 
     type: Literal["CheckDynamicStream"]

@@ -146,7 +146,7 @@ class QueryProperties(Component):
 
 
 #: Actions that only the requester of a stream's pages supports.
-_OF_PAGES = frozenset({"REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"})
+_PAGE_ACTIONS = frozenset({"REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"})
 
 
 class AsyncJobStatusMap(Component):
@@ -160,17 +160,17 @@ class AsyncJobStatusMap(Component):
     skipped: list[str] | None = None
 
     @model_validator(mode="after")
-    def _each_means_one_thing(self) -> Self:
-        named = [
+    def _check_distinct_names(self) -> Self:
+        names = [
             *self.running,
             *self.completed,
             *self.failed,
             *self.timeout,
             *(self.skipped or ()),
         ]
-        for status, times in Counter(named).items():
+        for status, times in Counter(names).items():
             if times > 1:
-                raise ValueError(f"the status {status!r} is named {times} times")
+                raise ValueError(f"the status {status!r} is listed {times} times")
         return self
 
 
@@ -210,14 +210,14 @@ class AsyncRetriever(Component):
     download_decoder: Decoder | None = None
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_requesters(self) -> Self:
         if self.download_target_requester and not self.download_target_extractor:
             raise ValueError("a download_target_requester needs a download_target_extractor")
         for name, value in self:
             if isinstance(value, HttpRequester):
-                wrong = sorted(_actions_of(value.error_handler) & _OF_PAGES)
-                if wrong:
-                    raise ValueError(f"the {name} of a report knows no action {wrong[0]}")
+                unsupported = sorted(_actions_of(value.error_handler) & _PAGE_ACTIONS)
+                if unsupported:
+                    raise ValueError(f"the {name} does not support the action {unsupported[0]}")
         return self
 
 
@@ -238,9 +238,9 @@ class ComplexFieldType(BaseModel):
     items: str | ComplexFieldType | None = None
 
     @model_validator(mode="after")
-    def _only_arrays_have_items(self) -> Self:
+    def _check_items(self) -> Self:
         if self.items and self.field_type != "array":
-            raise ValueError("only an array has items")
+            raise ValueError("only an array can have items")
         return self
 
 
@@ -266,10 +266,10 @@ class SchemaTypeIdentifier(Component):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nothing(cls, told: Any) -> Any:
-        if not isinstance(told, dict):
-            return told
-        return {key: value for key, value in told.items() if value is not None}
+    def _remove_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class InlineSchemaLoader(Component):
@@ -301,9 +301,9 @@ class ParentStreamConfig(Component):
 
     @field_validator("lazy_read_pointer")
     @classmethod
-    def _leads_to_one_place(cls, pointer: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_pointer(cls, pointer: tuple[str, ...]) -> tuple[str, ...]:
         if any("*" in part for part in pointer):
-            raise ValueError("a lazy_read_pointer leads to one place, without a *")
+            raise ValueError("a lazy_read_pointer must not contain a *")
         return pointer
 
 
@@ -348,7 +348,7 @@ class UnionPartitionRouter(Component):
 
     @field_validator("partition_routers")
     @classmethod
-    def _put_nothing_into_requests(
+    def _check_no_request_options(
         cls, routers: tuple[PartitionRouter, ...]
     ) -> tuple[PartitionRouter, ...]:
         for router in routers:
@@ -360,7 +360,9 @@ class UnionPartitionRouter(Component):
                 else []
             )
             if any(options):
-                raise ValueError("the routers of a UnionPartitionRouter have no request_option")
+                raise ValueError(
+                    "the routers of a UnionPartitionRouter must not have a request_option"
+                )
         return routers
 
 
@@ -407,29 +409,31 @@ class SimpleRetriever(Component):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_properties(cls, told: Any) -> Any:
-        requester = told.get("requester") if isinstance(told, dict) else None
+    def _collect_properties(cls, data: Any) -> Any:
+        requester = data.get("requester") if isinstance(data, dict) else None
         if not isinstance(requester, dict):
-            return told
-        found = list(_properties_of(requester))
-        if len(found) > 1:
-            raise ValueError("a requester has one QueryProperties, or properties from one endpoint")
-        return {**told, "properties": found[0]} if found else told
+            return data
+        definitions = list(_properties_of(requester))
+        if len(definitions) > 1:
+            raise ValueError(
+                "a requester must have only one QueryProperties or one property endpoint"
+            )
+        return {**data, "properties": definitions[0]} if definitions else data
 
 
 def _properties_of(requester: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the query properties that a requester defines."""
-    asked = requester.get("request_parameters")
-    values = asked.values() if isinstance(asked, dict) else ()
-    named = [
+    parameters = requester.get("request_parameters")
+    values = parameters.values() if isinstance(parameters, dict) else ()
+    in_parameters = [
         value
         for value in values
         if isinstance(value, dict) and value.get("type") == "QueryProperties"
     ]
-    yield from named
+    yield from in_parameters
     if endpoint := requester.get("fetch_properties_from_endpoint"):
         yield {"type": "QueryProperties", "property_list": endpoint}
-    elif (query := requester.get("query_properties")) and not named:
+    elif (query := requester.get("query_properties")) and not in_parameters:
         yield query
 
 
@@ -447,9 +451,9 @@ class DynamicSchemaLoader(Component):
 
     @field_validator("retriever")
     @classmethod
-    def _makes_one_report(cls, retriever: Retriever) -> Retriever:
+    def _check_single_job(cls, retriever: Retriever) -> Retriever:
         if isinstance(retriever, AsyncRetriever) and retriever.partition_router:
-            raise ValueError("reports that tell a schema have no partition_router")
+            raise ValueError("an AsyncRetriever for a schema must not have a partition_router")
         return retriever
 
 
@@ -523,15 +527,17 @@ class ComponentMappingDefinition(Component):
     condition: str | None = None
 
 
-def _unconditional(
+def _check_unconditional(
     mappings: tuple[ComponentMappingDefinition, ...],
 ) -> tuple[ComponentMappingDefinition, ...]:
     if any(mapping.condition for mapping in mappings):
-        raise ValueError("only mappings of a ConfigComponentsResolver have a condition")
+        raise ValueError("only mappings of a ConfigComponentsResolver can have a condition")
     return mappings
 
 
-_Unconditional = Annotated[tuple[ComponentMappingDefinition, ...], AfterValidator(_unconditional)]
+_Unconditional = Annotated[
+    tuple[ComponentMappingDefinition, ...], AfterValidator(_check_unconditional)
+]
 
 
 class HttpComponentsResolver(Component):

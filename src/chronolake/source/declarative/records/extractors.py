@@ -28,7 +28,7 @@ from chronolake.source.declarative.field_paths import (
 )
 from chronolake.source.declarative.http.decoders import Memory, decoded
 from chronolake.source.declarative.http.requests_conversion import response_of
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.base import CustomRecordExtractor
 from chronolake.source.declarative.models.records import (
     CombinedExtractor,
@@ -220,7 +220,7 @@ def raise_if_missing(found: Extracted) -> None:
 
 #: Finds the records of a response. It raises the same errors as `decoded`, and SourceError for a
 #: path whose pattern matches several values.
-Extraction = Callable[[Answer], Extracted]
+Extraction = Callable[[Response], Extracted]
 #: Finds records in decoded values.
 Find = Callable[[Iterable[Any]], Extracted]
 
@@ -252,7 +252,7 @@ def extraction_of(
 
 def batches_of(
     component: DownloadExtractor, decoder: Decoder, config: Mapping[str, Any]
-) -> Callable[[Answer], Iterator[Extracted]]:
+) -> Callable[[Response], Iterator[Extracted]]:
     """Return a function that finds records with an extractor in batches, as they are decoded.
 
     The batches raise the same errors as an `Extraction`.
@@ -269,9 +269,9 @@ def batches_of(
     return _batches(decoder, find)
 
 
-def _batches(decoder: Decoder, find: Find) -> Callable[[Answer], Iterator[Extracted]]:
-    def batches(answer: Answer) -> Iterator[Extracted]:
-        memory = Memory(answer.memory)
+def _batches(decoder: Decoder, find: Find) -> Callable[[Response], Iterator[Extracted]]:
+    def batches(answer: Response) -> Iterator[Extracted]:
+        memory = Memory(answer.memory_limit)
         iterator = iter(decoded(decoder, answer, memory))
         known = memory.taken
         while batch := list(_taken(iterator, memory, known)):
@@ -383,7 +383,7 @@ def _own(component: CustomRecordExtractor) -> Extraction:
     """Return a function that finds records with a custom extractor class."""
     calls = component.calls
 
-    def extracted(answer: Answer) -> Extracted:
+    def extracted(answer: Response) -> Extracted:
         found = calls.listed("extract_records", response_of(answer))
         records = [dict(one) if isinstance(one, Mapping) else one for one in found]
         return Extracted(records, len(records))
@@ -401,7 +401,7 @@ def _combined(
         extraction_of(extractor, decoder, config, fetch_of) for extractor in component.extractors
     ]
 
-    def of(extraction: Extraction, answer: Answer) -> Extracted:
+    def of(extraction: Extraction, answer: Response) -> Extracted:
         found = extraction(answer)
         if not component.skip_empty_records:
             return found
@@ -416,12 +416,12 @@ def _combined(
         return " and no ".join(missing) if missing and len(missing) == len(parts) else None
 
     # The response is decoded again for each extractor, because records are changed in place later.
-    def union(answer: Answer) -> Extracted:
+    def union(answer: Response) -> Extracted:
         parts = [of(extraction, answer) for extraction in extractions]
         records = [record for part in parts for record in part.records]
         return Extracted(records, sum(part.count for part in parts), missing_of(parts))
 
-    def first_match(answer: Answer) -> Extracted:
+    def first_match(answer: Response) -> Extracted:
         parts: list[Extracted] = []
         for extraction in extractions:
             parts.append(part := of(extraction, answer))

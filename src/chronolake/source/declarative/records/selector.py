@@ -28,7 +28,7 @@ from chronolake.source.declarative.stream_slice import slice_for_class
 from chronolake.source.declarative.templating.templates import as_truth
 
 if TYPE_CHECKING:
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.models.records import Decoder, RecordSelector, Transformation
     from chronolake.source.declarative.records.extractors import FetchOf
     from chronolake.source.declarative.stream_slice import StreamSlice
@@ -247,7 +247,7 @@ class Selection:
 
     def page(
         self,
-        answer: Answer,
+        answer: Response,
         stream_slice: StreamSlice,
         next_page_token: Mapping[str, Any] | None = None,
         *,

@@ -1,4 +1,4 @@
-"""Async jobs: creation, polling and download of one report for each slice of a stream.
+"""Async jobs: creation, polling and download of one export job for each slice of a stream.
 
 A job that fails is created again. An API runs a limited number of jobs at a time, across all
 streams. A job occupies one of these places from its first creation until it is ready or given up.
@@ -16,7 +16,7 @@ import structlog
 
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.source.declarative.http.origins import own_origins
-from chronolake.source.declarative.http.request_builder import encoded, request_of
+from chronolake.source.declarative.http.request_builder import build_request, encode
 from chronolake.source.declarative.models.records import (
     CombinedExtractor,
     DpathExtractor,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.http.client import Sender
     from chronolake.source.declarative.http.origins import Origin
     from chronolake.source.declarative.http.request_builder import Request
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.models.requests import HttpRequester
     from chronolake.source.declarative.models.streams import AsyncJobStatusMap, AsyncRetriever
     from chronolake.source.declarative.records.extractors import Extracted
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 #: Seconds between two polls of a job, and before it is created again.
 _INTERVAL: Final = 5.0
 #: The most times that a job is created.
-_ORDERS: Final = 3
+_MAX_CREATIONS: Final = 3
 _MINUTES: Final = 60
 _JSON: Final = JsonDecoder(type="JsonDecoder")
 _EVERYTHING: Final = DpathExtractor(type="DpathExtractor", field_path=[])
@@ -72,40 +72,40 @@ class _Ready:
 
     Attributes:
         slice: the slice with the variables for templates of later requests.
-        answer: the polling response that reported completion.
+        response: the polling response that reported completion.
         polled: the same response as a template variable.
     """
 
     slice: StreamSlice
-    answer: Answer
+    response: Response
     polled: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _JobRequest:
     """A sender of one requester's requests."""
 
     requester: HttpRequester
     sender: Sender
     config: Mapping[str, Any]
-    trusted: frozenset[Origin] = frozenset()
+    trusted_origins: frozenset[Origin] = frozenset()
 
     @property
     def origins(self) -> frozenset[Origin]:
         own = {"config": self.config, "parameters": self.requester.parameters}
         return own_origins(self.requester, own, "")
 
-    def request(self, one: StreamSlice) -> Request:
-        return request_of(
+    def request(self, stream_slice: StreamSlice) -> Request:
+        return build_request(
             self.requester,
             self.config,
-            stream_slice=one,
+            stream_slice=stream_slice,
             next_page_token=None,
-            trusted=self.trusted,
+            trusted_origins=self.trusted_origins,
         )
 
-    def answer(self, one: StreamSlice, what: str) -> Answer:
-        return _needed(self.sender.send(self.request(one)), what)
+    def send(self, stream_slice: StreamSlice, what: str) -> Response:
+        return _require_response(self.sender.send(self.request(stream_slice)), what)
 
 
 def downloads_of(retriever: AsyncRetriever) -> SimpleRetriever:
@@ -118,7 +118,7 @@ def downloads_of(retriever: AsyncRetriever) -> SimpleRetriever:
     )
 
 
-class Reports:
+class AsyncJobs:
     """The async jobs of a stream; thread-safe."""
 
     def __init__(self, retriever: AsyncRetriever, api: Api, name: str) -> None:
@@ -135,55 +135,55 @@ class Reports:
         """
         self._api = api
         self._name = name
-        self._network = api.access.network
+        self._network = api.session.network
         # Responses contain a result's URL; what may be sent there depends on where the job was
         # created.
-        self._trusted: frozenset[Origin] = frozenset()
-        self._order = self._asking(retriever.creation_requester)
-        self._trusted = self._order.origins
-        self._poll = self._asking(retriever.polling_requester)
-        self._download = self._asking(retriever.download_requester)
-        self._locate = self._asking_if(retriever.download_target_requester)
-        self._abort = self._asking_if(retriever.abort_requester)
-        self._delete = self._asking_if(retriever.delete_requester)
+        self._trusted_origins: frozenset[Origin] = frozenset()
+        self._creation = self._request_for(retriever.creation_requester)
+        self._trusted_origins = self._creation.origins
+        self._poll = self._request_for(retriever.polling_requester)
+        self._download = self._request_for(retriever.download_requester)
+        self._locate = self._optional_request(retriever.download_target_requester)
+        self._abort = self._optional_request(retriever.abort_requester)
+        self._delete = self._optional_request(retriever.delete_requester)
         decoder = retriever.decoder or _JSON
         self._status = extraction_of(retriever.status_extractor, decoder, api.config)
         target = retriever.download_target_extractor
         self._targets = None if target is None else extraction_of(target, decoder, api.config)
-        found, decoder = retriever.download_extractor, retriever.download_decoder or _JSON
-        self._batches = batches_of(found or _EVERYTHING, decoder, api.config)
-        united = found if isinstance(found, CombinedExtractor) else None
-        self._pages = Pages(retriever.download_paginator, api.config, decoder, united)
-        self._meanings = _meanings(retriever.status_mapping)
+        extractor, decoder = retriever.download_extractor, retriever.download_decoder or _JSON
+        self._batches = batches_of(extractor or _EVERYTHING, decoder, api.config)
+        combined = extractor if isinstance(extractor, CombinedExtractor) else None
+        self._pages = Pages(retriever.download_paginator, api.config, decoder, combined)
+        self._status_names = _status_names(retriever.status_mapping)
         self._timeout = _MINUTES * (self._number(retriever, "polling_job_timeout") or 60)
-        rest = self._number(retriever, "failed_retry_wait_time_in_seconds")
-        self._rest = max(rest or 0, _INTERVAL)
+        retry_wait = self._number(retriever, "failed_retry_wait_time_in_seconds")
+        self._retry_wait = max(retry_wait or 0, _INTERVAL)
 
-    def _asking(self, requester: HttpRequester) -> _Asking:
+    def _request_for(self, requester: HttpRequester) -> _JobRequest:
         # Each response about a job may differ from the previous one.
-        sender = self._api.access.sender(requester, cached=False)
-        return _Asking(requester, sender, self._api.config, self._trusted)
+        sender = self._api.session.sender(requester, cached=False)
+        return _JobRequest(requester, sender, self._api.config, self._trusted_origins)
 
-    def _asking_if(self, requester: HttpRequester | None) -> _Asking | None:
-        return None if requester is None else self._asking(requester)
+    def _optional_request(self, requester: HttpRequester | None) -> _JobRequest | None:
+        return None if requester is None else self._request_for(requester)
 
     def _number(self, retriever: AsyncRetriever, name: str) -> int | None:
-        wanted = getattr(retriever, name)
-        if not wanted:
+        value = getattr(retriever, name)
+        if not value:
             return None
         try:
-            number = int(as_text(str(wanted), {"config": self._api.config, "parameters": {}}))
+            number = int(as_text(str(value), {"config": self._api.config, "parameters": {}}))
         except ValueError:
             number = 0
         if number < 1:
             raise ConfigurationError(
-                f"{name} gives no whole number above zero.", hint="Write one, e.g. 60."
+                f"{name} is not a whole number above zero.", hint="Set a number, e.g. 60."
             )
         return number
 
-    # ------------------------------------------------------------------ a report's records
+    # ------------------------------------------------------------------ a job's records
 
-    def batches(self, one: StreamSlice) -> Iterator[Extracted]:
+    def batches(self, stream_slice: StreamSlice) -> Iterator[Extracted]:
         """Yield the records of a slice's job in batches; create the job when they are first needed.
 
         Raises:
@@ -191,191 +191,206 @@ class Reports:
             ConfigurationError: the requests cannot be built from the manifest and the
                 configuration.
         """
-        ready = self._made(one)
+        ready = self._run_job(stream_slice)
         if ready is None:
             return
-        for target in self._found_targets(ready):
-            yield from self._downloaded(
-                _with(ready.slice, polling_response=ready.polled, download_target=target)
+        for target in self._find_targets(ready):
+            yield from self._read_result(
+                _with_fields(ready.slice, polling_response=ready.polled, download_target=target)
             )
-        self._tell(self._delete, ready.slice, "delete")
+        self._send_ignoring_errors(self._delete, ready.slice, "delete")
 
-    def _found_targets(self, ready: _Ready) -> list[Any]:
+    def _find_targets(self, ready: _Ready) -> list[Any]:
         """Return a job's download targets, or one empty target if the manifest defines none."""
         if self._targets is None:
             return [""]
-        answer = ready.answer
+        response = ready.response
         if self._locate is not None:
-            seen = StreamSlice({}, {}, {"polling_response": ready.polled})
-            answer = self._locate.answer(seen, "where a report is")
-        found = self._targets(answer)
-        if not answer.may_lack_records:
-            raise_if_missing(found)
-        return found.records
+            polled_slice = StreamSlice({}, {}, {"polling_response": ready.polled})
+            response = self._locate.send(polled_slice, "the location of the result")
+        targets = self._targets(response)
+        if not response.may_lack_records:
+            raise_if_missing(targets)
+        return targets.records
 
-    def _downloaded(self, one: StreamSlice) -> Iterator[Extracted]:
-        token = self._pages.initial()
-        repetition = Repetition(self._name, self._network.mask, may_repeat=self._pages.keeps_place)
+    def _read_result(self, stream_slice: StreamSlice) -> Iterator[Extracted]:
+        token = self._pages.initial_token()
+        repetition = Repetition(
+            self._name, self._network.mask, may_repeat=self._pages.stores_position
+        )
         while True:
-            request = request_of(
+            request = build_request(
                 self._download.requester,
                 self._api.config,
-                stream_slice=one,
+                stream_slice=stream_slice,
                 next_page_token=token,
                 injected=[self._pages.injection(token)],
                 path=self._pages.path(token),
                 is_mixed=self._pages.adds_config,
-                trusted=self._trusted,
+                trusted_origins=self._trusted_origins,
             )
-            answer = self._download.sender.send(request, in_file=True)
-            if answer is None:
+            response = self._download.sender.send(request, in_file=True)
+            if response is None:
                 return
-            asked, extracted, kept = token, 0, 0
+            requested_token, extracted, kept_count = token, 0, 0
             last: Any = None
             try:
-                for batch in self._batches(answer):
+                for batch in self._batches(response):
                     extracted += batch.count
-                    kept += len(batch.records)
+                    kept_count += len(batch.records)
                     last = batch.records[-1] if batch.records else last
-                    yield replace(batch, missing=None) if answer.may_lack_records else batch
-                token = self._pages.following(
-                    answer, extracted, last, token, last_page_size=kept, stream_slice=one
+                    yield replace(batch, missing=None) if response.may_lack_records else batch
+                token = self._pages.next_token(
+                    response,
+                    extracted,
+                    last,
+                    token,
+                    last_page_size=kept_count,
+                    stream_slice=stream_slice,
                 )
             finally:
-                answer.close()
-            repetition.raise_if_repeated(asked, token, Page([], extracted), None)
+                response.close()
+            repetition.raise_if_repeated(requested_token, token, Page([], extracted), None)
             if token is None:
                 return
 
     # ------------------------------------------------------------------ creation and polling
 
-    def _made(self, one: StreamSlice) -> _Ready | None:
+    def _run_job(self, stream_slice: StreamSlice) -> _Ready | None:
         """Return a job once it is ready, or None if the API reports that it has no records."""
-        with self._place():
+        with self._job_slot():
             problem: SourceError | None = None
             pause = _INTERVAL
-            for number in range(_ORDERS):
-                if number:
+            for attempt in range(_MAX_CREATIONS):
+                if attempt:
                     self._network.wait(pause)
                 try:
-                    ordered = self._ordered(one)
+                    job_slice = self._create_job(stream_slice)
                 except SourceError as failure:
                     log.warning("report_not_ordered", reason=str(failure))
                     problem, pause = failure, _INTERVAL
                     continue
-                status, answer = self._outcome(ordered)
+                status, response = self._poll_until_done(job_slice)
                 if status is _Status.SKIPPED:
                     return None
-                if answer is not None and status is _Status.COMPLETED:
-                    return _Ready(ordered, answer, _seen(self._poll.request(ordered), answer))
+                if response is not None and status is _Status.COMPLETED:
+                    return _Ready(
+                        job_slice,
+                        response,
+                        _template_variable(self._poll.request(job_slice), response),
+                    )
                 log.warning("report_not_made", status=status.name.lower())
                 problem = None
-                pause = self._rest if status is _Status.FAILED else _INTERVAL
-        reported = "it failed, or took too long" if problem is None else problem.message
+                pause = self._retry_wait if status is _Status.FAILED else _INTERVAL
+        description = "it failed or timed out" if problem is None else problem.message
         raise SourceError(
-            f"A report was ordered {_ORDERS} times, and was not made: {reported}",
-            hint="Read again later, or for less time at once.",
+            f"The export job failed after {_MAX_CREATIONS} attempts: {description}",
+            hint="Try again later, or read a shorter time range at once.",
         ) from problem
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _job_slot(self) -> Iterator[None]:
         """Wait until the API may run one more job; occupy a place within the block."""
         while not self._api.reports.acquire(timeout=1):
-            self._network.go_on()
+            self._network.raise_if_cancelled()
         try:
             yield
         finally:
             self._api.reports.release()
 
-    def _ordered(self, one: StreamSlice) -> StreamSlice:
+    def _create_job(self, stream_slice: StreamSlice) -> StreamSlice:
         """Create a job, and return the slice with the response for templates of later requests."""
-        request = self._order.request(one)
-        answer = _needed(self._order.sender.send(request), "a report's order")
-        return _with(one, creation_response=_seen(request, answer))
+        request = self._creation.request(stream_slice)
+        response = _require_response(self._creation.sender.send(request), "the created job")
+        return _with_fields(stream_slice, creation_response=_template_variable(request, response))
 
-    def _outcome(self, ordered: StreamSlice) -> tuple[_Status, Answer | None]:
+    def _poll_until_done(self, job_slice: StreamSlice) -> tuple[_Status, Response | None]:
         """Poll a job until it ends; return its status and last response. Abort it on an error."""
-        began = self._network.now()
-        status, answer = _Status.RUNNING, None
+        started = self._network.now()
+        status, response = _Status.RUNNING, None
         try:
             while status is _Status.RUNNING:
-                if answer is not None:
+                if response is not None:
                     self._network.wait(_INTERVAL)
-                if self._network.now() - began > self._timeout:
+                if self._network.now() - started > self._timeout:
                     status = _Status.TIMED_OUT
                     break
-                answer = self._poll.answer(ordered, "how far a report is")
-                status = self._status_in(answer)
+                response = self._poll.send(job_slice, "the status of the job")
+                status = self._status_in(response)
         except ChronolakeError:
-            self._tell(self._abort, ordered, "abort")
+            self._send_ignoring_errors(self._abort, job_slice, "abort")
             raise
         if status is _Status.TIMED_OUT:
-            self._tell(self._abort, ordered, "abort")
-        return status, answer
+            self._send_ignoring_errors(self._abort, job_slice, "abort")
+        return status, response
 
-    def _status_in(self, answer: Answer) -> _Status:
-        reported = next(iter(self._status(answer).records), None)
-        if str(reported) not in self._meanings:
+    def _status_in(self, response: Response) -> _Status:
+        reported = next(iter(self._status(response).records), None)
+        if str(reported) not in self._status_names:
+            shown = self._network.mask(repr(reported))[:100]
             raise SourceError(
-                f"The API says {self._network.mask(repr(reported))[:100]} of a report, which the "
-                "manifest does not know.",
-                hint="Name it in the status_mapping, and look at the status_extractor.",
+                f"The API reports the job status {shown}, which the manifest does not define.",
+                hint="Add it to the status_mapping, and check the status_extractor.",
             )
-        return self._meanings[str(reported)]
+        return self._status_names[str(reported)]
 
-    def _tell(self, asking: _Asking | None, one: StreamSlice, what: str) -> None:
+    def _send_ignoring_errors(
+        self, job_request: _JobRequest | None, stream_slice: StreamSlice, what: str
+    ) -> None:
         """Send a request whose result does not matter; log a failure."""
-        if asking is None:
+        if job_request is None:
             return
         try:
-            asking.sender.send(asking.request(one))
+            job_request.sender.send(job_request.request(stream_slice))
         except SourceError as failure:
             log.warning("report_left_there", wanted=what, reason=str(failure))
 
 
-def _meanings(statuses: AsyncJobStatusMap) -> dict[str, _Status]:
-    named = {
+def _status_names(statuses: AsyncJobStatusMap) -> dict[str, _Status]:
+    names = {
         _Status.RUNNING: statuses.running,
         _Status.COMPLETED: statuses.completed,
         _Status.FAILED: statuses.failed,
         _Status.TIMED_OUT: statuses.timeout,
         _Status.SKIPPED: statuses.skipped or (),
     }
-    return {word: status for status, words in named.items() for word in words}
+    return {word: status for status, words in names.items() for word in words}
 
 
-def _needed(answer: Answer | None, what: str) -> Answer:
-    if answer is None:
+def _require_response(response: Response | None, what: str) -> Response:
+    if response is None:
         raise SourceError(
-            f"The API does not say {what}, and its error is ignored.",
-            hint="Let the requester's error handler not ignore it.",
+            f"The API did not return {what}, and the error handler ignores the error.",
+            hint="Change the requester's error handler so that it does not ignore this error.",
         )
-    return answer
+    return response
 
 
-def _with(one: StreamSlice, **more: Any) -> StreamSlice:
-    return StreamSlice(one.partition, one.cursor_slice, {**one.extra_fields, **more})
+def _with_fields(stream_slice: StreamSlice, **more: Any) -> StreamSlice:
+    return StreamSlice(
+        stream_slice.partition, stream_slice.cursor_slice, {**stream_slice.extra_fields, **more}
+    )
 
 
-def _seen(request: Request, answer: Answer) -> dict[str, Any]:
+def _template_variable(request: Request, response: Response) -> dict[str, Any]:
     """Return a response as a template variable: its object, its headers and its request.
 
     The request contains no credentials.
     """
     try:
-        reported = answer.json()
+        fields = response.json()
     except ValueError:
-        reported = None
-    if not isinstance(reported, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise SourceError(
-            "The API's answer about a report is no JSON object.",
-            hint="Look at what the API answers to creation_requester and polling_requester.",
+            "The API's response about an export job is not a JSON object.",
+            hint="Check the API's responses to creation_requester and polling_requester.",
         )
-    sent = encoded(request)
-    asked = {
+    sent = encode(request)
+    request_fields = {
         "method": sent.method,
         "url": sent.url,
         "headers": httpx.Headers(dict(sent.headers)),
         "body": sent.body,
     }
-    return {"headers": answer.headers, "request": asked} | reported
+    return {"headers": response.headers, "request": request_fields} | fields

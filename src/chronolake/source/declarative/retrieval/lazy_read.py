@@ -10,7 +10,7 @@ import orjson
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.field_paths import MISSING, looked_up
 from chronolake.source.declarative.http.error_handler import Action
-from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
@@ -30,20 +30,20 @@ FIRST_PAGE: Final = "child_response"
 _ACTIONS: Final = frozenset({Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDOW})
 
 
-def first_page(record: Mapping[str, Any], pointer: Sequence[str]) -> Answer:
+def first_page(record: Mapping[str, Any], pointer: Sequence[str]) -> Response:
     """Return the embedded part of a parent record in the form of a response."""
-    found = looked_up(record, pointer)
-    body = orjson.dumps([] if found is MISSING else found)
-    return Answer(httpx.codes.OK, httpx.Headers(), body, "", "GET")
+    records = looked_up(record, pointer)
+    body = orjson.dumps([] if records is MISSING else records)
+    return Response(httpx.codes.OK, httpx.Headers(), body, "", "GET")
 
 
-def first_page_in(one: StreamSlice) -> Answer | None:
+def first_page_in(stream_slice: StreamSlice) -> Response | None:
     """Return the first page of a slice, if it is embedded in the parent record."""
-    found = one.extra_fields.get(FIRST_PAGE)
-    return found if isinstance(found, Answer) else None
+    page = stream_slice.extra_fields.get(FIRST_PAGE)
+    return page if isinstance(page, Response) else None
 
 
-def is_embedded(stream: DeclarativeStream, stored: Mapping[str, Any] | None) -> bool:
+def is_embedded(stream: DeclarativeStream, state: Mapping[str, Any] | None) -> bool:
     """Return whether the first pages of a stream are embedded in its parents.
 
     They are used only in a stream's first run, without a state; later changes are requested.
@@ -60,22 +60,22 @@ def is_embedded(stream: DeclarativeStream, stored: Mapping[str, Any] | None) -> 
         return False
     if not any(parent.lazy_read_pointer for parent in router.parent_stream_configs):
         return False
-    reason = _obstacle(stream, retriever, is_first=not stored)
+    reason = _conflict(stream, retriever, is_first=not state)
     if reason is not None:
         raise ConfigurationError(
-            f"A lazy_read_pointer does not go together with {reason}.",
-            hint="Read the stream with requests of its own, without the pointer.",
+            f"A lazy_read_pointer cannot be combined with {reason}.",
+            hint="Remove the pointer, so that the stream sends its own requests.",
         )
-    return not stored
+    return not state
 
 
-def _obstacle(
+def _conflict(
     stream: DeclarativeStream, retriever: SimpleRetriever, *, is_first: bool
 ) -> str | None:
     model = stream.incremental_sync
-    wanted = actions_of(retriever.requester.error_handler) & _ACTIONS
-    if wanted or retriever.page_size_reduction or retriever.request_window_splitting:
-        return "pages or slices that become smaller"
+    actions = actions_of(retriever.requester.error_handler) & _ACTIONS
+    if actions or retriever.page_size_reduction or retriever.request_window_splitting:
+        return "smaller pages or split slices"
     if not is_first:
         return None
     if isinstance(model, DatetimeBasedCursor):

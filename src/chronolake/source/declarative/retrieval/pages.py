@@ -17,14 +17,14 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.field_paths import MISSING, only_value, path_of
 from chronolake.source.declarative.http.client import ReadDifferentlyError
 from chronolake.source.declarative.http.error_handler import Action
-from chronolake.source.declarative.http.request_builder import Injection, request_of
+from chronolake.source.declarative.http.request_builder import Injection, build_request
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.streams import PropertiesFromEndpoint, SimpleRetriever
 from chronolake.source.declarative.records.selector import Page, Selection
 from chronolake.source.declarative.records.transformations import step_of
 from chronolake.source.declarative.retrieval.lazy_read import first_page_in
 from chronolake.source.declarative.retrieval.pagination_reset import (
-    Latest,
+    LatestRecord,
     PageSizes,
     Restarts,
     check_reset,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.models.records import Transformation
     from chronolake.source.declarative.models.streams import PropertyChunking, QueryProperties
     from chronolake.source.declarative.records.extractors import Extracted, Fetch
@@ -75,26 +75,26 @@ class Properties:
         Raises:
             ConfigurationError: the endpoint's retriever is invalid.
         """
-        wanted = model.property_list
+        properties = model.property_list
         self._model = model
         self._config = config
         self._fetch: Callable[[], Iterable[Record]] = tuple
-        if isinstance(wanted, PropertiesFromEndpoint):
-            self._fetch = fetch_of(wanted.retriever)
-        self._selected = _selected(model, config, schema)
-        self._told: list[str] | None = None
+        if isinstance(properties, PropertiesFromEndpoint):
+            self._fetch = fetch_of(properties.retriever)
+        self._selected_properties = _selected_properties(model, config, schema)
+        self._fetched_names: list[str] | None = None
         self._lock = threading.Lock()
 
-    def slices(self, one: StreamSlice) -> Iterator[StreamSlice]:
+    def slices(self, stream_slice: StreamSlice) -> Iterator[StreamSlice]:
         """Yield a copy of a slice for each chunk of properties.
 
         Raises:
             SourceError: the API does not return the properties.
         """
         for names in self._chunks():
-            yield StreamSlice(one.partition, one.cursor_slice, {_NAME: names})
+            yield StreamSlice(stream_slice.partition, stream_slice.cursor_slice, {_NAME: names})
 
-    def united(self, parts: Sequence[Sequence[Record]]) -> list[Record]:
+    def merge(self, parts: Sequence[Sequence[Record]]) -> list[Record]:
         """Return the records of several requests; records with the same key are merged."""
         records: list[Record] = []
         by_key: dict[tuple[str, ...], Record] = {}
@@ -115,15 +115,15 @@ class Properties:
         return tuple(map(str, values)) if all(values) else None
 
     def _names(self) -> Sequence[str]:
-        wanted = self._model.property_list
-        if not isinstance(wanted, PropertiesFromEndpoint):
-            return wanted
+        properties = self._model.property_list
+        if not isinstance(properties, PropertiesFromEndpoint):
+            return properties
         with self._lock:
-            if self._told is None:
-                path = path_of(wanted.property_field_path, self._config, wanted.parameters)
-                found = (only_value(record, path) for record in self._fetch())
-                self._told = [str(name) for name in found if name is not MISSING]
-            return self._told
+            if self._fetched_names is None:
+                path = path_of(properties.property_field_path, self._config, properties.parameters)
+                values = (only_value(record, path) for record in self._fetch())
+                self._fetched_names = [str(name) for name in values if name is not MISSING]
+            return self._fetched_names
 
     def _chunks(self) -> Iterator[list[str]]:
         names, chunking = self._names(), self._model.property_chunking
@@ -131,48 +131,48 @@ class Properties:
         if chunking is not None and not chunking.property_limit:
             yield [*names, *always]
             return
-        if self._selected is not None:
-            names = [name for name in names if name in self._selected]
+        if self._selected_properties is not None:
+            names = [name for name in names if name in self._selected_properties]
         if chunking is None:
             yield [*always, *names]
             return
-        for chunk in _cut(names, chunking):
+        for chunk in _chunk_names(names, chunking):
             yield [*always, *chunk]
 
 
-def _cut(names: Sequence[str], chunking: PropertyChunking) -> Iterator[list[str]]:
+def _chunk_names(names: Sequence[str], chunking: PropertyChunking) -> Iterator[list[str]]:
     chunk: list[str] = []
-    size, most = 0, chunking.property_limit or 0
+    size, limit = 0, chunking.property_limit or 0
     for name in names:
-        more = len(name) + _SEPARATOR if chunking.property_limit_type == "characters" else 1
-        if size + more > most:
+        length = len(name) + _SEPARATOR if chunking.property_limit_type == "characters" else 1
+        if size + length > limit:
             yield chunk
             chunk, size = [], 0
         chunk.append(name)
-        size += more
+        size += length
     yield chunk
 
 
-def _selected(
+def _selected_properties(
     model: QueryProperties, config: Mapping[str, Any], schema: Mapping[str, Any] | None
 ) -> set[str] | None:
     """Return the selected properties of the stream's schema, or None if all are requested."""
     declared = (schema or {}).get("properties")
     if model.property_selector is None or not isinstance(declared, dict) or not declared:
         return None
-    found: Record = {name: {} for name in declared}
+    properties: Record = {name: {} for name in declared}
     for transformation in model.property_selector.transformations:
-        found = step_of(transformation, config)({"config": config, "stream_slice": StreamSlice()})(
-            found
-        )
-    return set(found)
+        properties = step_of(transformation, config)(
+            {"config": config, "stream_slice": StreamSlice()}
+        )(properties)
+    return set(properties)
 
 
 def _merge(target: Record, source: Mapping[str, Any]) -> None:
     for name, value in source.items():
-        held = target.get(name)
-        if isinstance(held, dict) and isinstance(value, dict):
-            _merge(held, value)
+        existing = target.get(name)
+        if isinstance(existing, dict) and isinstance(value, dict):
+            _merge(existing, value)
         else:
             target[name] = value
 
@@ -181,11 +181,11 @@ def _merge(target: Record, source: Mapping[str, Any]) -> None:
 Inject = Callable[[Injection, StreamSlice], None]
 
 
-def _nothing(into: Injection, one: StreamSlice) -> None:
+def _inject_nothing(into: Injection, stream_slice: StreamSlice) -> None:
     """Inject nothing, because a retriever without a stream has no slices."""
 
 
-def _everything(record: Record) -> bool:  # noqa: ARG001 - keeps every record
+def _keep_every_record(record: Record) -> bool:  # noqa: ARG001 - keeps every record
     return True
 
 
@@ -201,8 +201,8 @@ class Retrieval:
         transformations: Iterable[Transformation] = (),
         schema: Mapping[str, Any] | None = None,
         cursor: TimeCursor | None = None,
-        latest: Callable[[], Latest] | None = None,
-        inject: Inject = _nothing,
+        latest: Callable[[], LatestRecord] | None = None,
+        inject: Inject = _inject_nothing,
         is_embedded: bool = False,
     ) -> None:
         """Prepare the requests and the record selector.
@@ -229,15 +229,15 @@ class Retrieval:
         self._ignores_slicer = retriever.ignore_stream_slicer_parameters_on_paginated_requests
         self._is_embedded = is_embedded
         self._is_feed = cursor is not None and cursor.is_data_feed
-        self._is_filtered = cursor is not None and cursor.is_filtered_here
+        self._is_filtered = cursor is not None and cursor.is_filtered_client_side
         self._pages = Pages(
             retriever.paginator, api.config, decoder, retriever.record_selector.extractor
         )
         self._repetition = partial(
             Repetition,
             name,
-            api.access.network.mask,
-            may_repeat=self._pages.keeps_place or name in api.may_repeat_tokens,
+            api.session.network.mask,
+            may_repeat=self._pages.stores_position or name in api.may_repeat_tokens,
             may_begin_twice=self._pages.may_begin_twice,
         )
         self._selection = Selection(
@@ -261,30 +261,30 @@ class Retrieval:
             else Properties(retriever.properties, api.config, schema, self._properties_of)
         )
 
-    def records(self, one: StreamSlice) -> Iterator[Record]:
+    def records(self, stream_slice: StreamSlice) -> Iterator[Record]:
         """Yield the records of a slice; raise the same errors as `pages`."""
-        for page in self.pages(one, _everything):
+        for page in self.pages(stream_slice, _keep_every_record):
             yield from page.records
 
-    def selected(self, found: Extracted, one: StreamSlice, keep: Keep) -> Page:
+    def select(self, found: Extracted, stream_slice: StreamSlice, keep: Keep) -> Page:
         """Return the selected records of a slice that was not read page by page.
 
         Args:
             found: the extracted records.
-            one: the slice.
+            stream_slice: the slice.
             keep: whether a record is within the wanted range.
 
         Raises:
             SourceError: there are records that are not objects.
             ConfigurationError: a template cannot be evaluated.
         """
-        return self._selection.selected(found, one, keep=self._filter(keep))
+        return self._selection.selected(found, stream_slice, keep=self._filter(keep))
 
-    def pages(self, one: StreamSlice, keep: Keep, depth: int = 0) -> Iterator[Page]:
+    def pages(self, stream_slice: StreamSlice, keep: Keep, depth: int = 0) -> Iterator[Page]:
         """Yield the pages of a slice; each is requested when it is needed.
 
         Args:
-            one: the slice.
+            stream_slice: the slice.
             keep: whether a record is within the wanted range.
             depth: number of times that a longer slice was halved to get this one.
 
@@ -294,104 +294,112 @@ class Retrieval:
                 configuration.
         """
         try:
-            yield from self._whole(one, keep)
+            yield from self._pages_of_slice(stream_slice, keep)
         except ReadDifferentlyError as refusal:
             if self._splitting is None or refusal.action is not Action.SPLIT_REQUEST_WINDOW:
                 raise
-            halves = self._splitting.halves(one, depth, refusal)
+            halves = self._splitting.halve(stream_slice, depth, refusal)
         else:
             return
         for half in halves:
             yield from self.pages(half, keep, depth + 1)
 
-    def _whole(self, one: StreamSlice, keep: Keep) -> Iterator[Page]:
+    def _pages_of_slice(self, stream_slice: StreamSlice, keep: Keep) -> Iterator[Page]:
         """Yield the pages of a slice without halving it."""
-        restarts, sizes, repetition = self._restarts(one), self._sizes(), self._repetition()
-        given = first_page_in(one) if self._is_embedded else None
-        token = self._pages.initial() if given is None else None
-        asked = one
+        restarts, sizes, repetition = (
+            self._restarts(stream_slice),
+            self._sizes(),
+            self._repetition(),
+        )
+        embedded = first_page_in(stream_slice) if self._is_embedded else None
+        token = self._pages.initial_token() if embedded is None else None
+        requested = stream_slice
         while True:
             size = None if sizes is None else sizes.size
             try:
-                if given is not None:
-                    answer: Answer | None = given
-                    page = self._page(given, one, token, keep)
+                if embedded is not None:
+                    response: Response | None = embedded
+                    page = self._page(embedded, stream_slice, token, keep)
                 else:
-                    answer, page, asked = self._asked(one, asked, token, keep, size)
+                    response, page, requested = self._request_page(
+                        stream_slice, requested, token, keep, size
+                    )
             except ReadDifferentlyError as refusal:
                 if refusal.action is Action.REDUCE_PAGE_SIZE and sizes is not None:
-                    self._sender.wait(sizes.smaller(refusal))
+                    self._sender.wait(sizes.reduce(refusal))
                 elif refusal.action is Action.RESET_PAGINATION:
-                    asked, token = restarts.again(asked), self._pages.initial()
+                    requested, token = restarts.restart(requested), self._pages.initial_token()
                     repetition.restart()
                 else:
                     raise
                 continue
-            given = None
+            embedded = None
             if sizes is not None:
-                sizes.succeeded()
-            restarts.saw(page.records)
-            is_over = answer is None or (
+                sizes.record_success()
+            restarts.observe(page.records)
+            is_over = response is None or (
                 self._is_feed and page.last is not None and not keep(page.last)
             )
-            following = (
+            next_token = (
                 None
-                if answer is None or is_over or restarts.is_due
-                else self._pages.following(
-                    answer,
+                if response is None or is_over or restarts.is_due
+                else self._pages.next_token(
+                    response,
                     page.extracted,
                     page.last,
                     token,
                     last_page_size=len(page.records),
-                    stream_slice=asked,
+                    stream_slice=requested,
                     size=size,
                 )
             )
-            repetition.raise_if_repeated(token, following, page, size or self._pages.size)
-            yield self._wanted(page, keep)
+            repetition.raise_if_repeated(token, next_token, page, size or self._pages.size)
+            yield self._filter_feed(page, keep)
             if not is_over and restarts.is_due:
                 repetition.restart()
-                asked, token = restarts.again(asked), self._pages.initial()
-            elif following is None:
+                requested, token = restarts.restart(requested), self._pages.initial_token()
+            elif next_token is None:
                 return
             else:
-                token = following
+                token = next_token
 
-    def _asked(
+    def _request_page(
         self,
-        one: StreamSlice,
-        asked: StreamSlice,
+        stream_slice: StreamSlice,
+        requested: StreamSlice,
         token: Token | None,
         keep: Keep,
         size: int | None,
-    ) -> tuple[Answer | None, Page, StreamSlice]:
+    ) -> tuple[Response | None, Page, StreamSlice]:
         """Return a page, its response (None: an ignored error) and the slice that was requested.
 
         If the page is requested in chunks of properties, response and slice are those of the last
         chunk.
         """
         if self._properties is None:
-            answer = self._sent(asked, token, size)
-            return answer, self._page(answer, one, token, keep), asked
+            response = self._send(requested, token, size)
+            return response, self._page(response, stream_slice, token, keep), requested
         parts: list[Page] = []
-        answer = None
-        for asked in self._properties.slices(asked):  # noqa: PLR1704, B020 - the next chunk
-            answer = self._sent(asked, token, size)
-            parts.append(self._page(answer, one, token, keep))
-        records = self._properties.united([part.records for part in parts])
+        response = None
+        for requested in self._properties.slices(requested):  # noqa: PLR1704, B020 - the next chunk
+            response = self._send(requested, token, size)
+            parts.append(self._page(response, stream_slice, token, keep))
+        records = self._properties.merge([part.records for part in parts])
         digests = [part.digest for part in parts if part.digest is not None]
         digest = b"".join(digests) if len(digests) == len(parts) else None
-        return answer, Page(records, parts[-1].extracted, digest), asked
+        return response, Page(records, parts[-1].extracted, digest), requested
 
-    def _sent(self, asked: StreamSlice, token: Token | None, size: int | None) -> Answer | None:
+    def _send(
+        self, requested: StreamSlice, token: Token | None, size: int | None
+    ) -> Response | None:
         slicer = Injection(place="the slice")
         if token is None or not self._ignores_slicer:
-            self._inject(slicer, asked)
+            self._inject(slicer, requested)
         return self._sender.send(
-            request_of(
+            build_request(
                 self._requester,
                 self._api.config,
-                stream_slice=asked,
+                stream_slice=requested,
                 next_page_token=token,
                 injected=[self._pages.injection(token, size), slicer],
                 path=self._pages.path(token),
@@ -400,28 +408,28 @@ class Retrieval:
         )
 
     def _page(
-        self, answer: Answer | None, one: StreamSlice, token: Token | None, keep: Keep
+        self, response: Response | None, stream_slice: StreamSlice, token: Token | None, keep: Keep
     ) -> Page:
-        if answer is None:
+        if response is None:
             return Page([], 0)
-        return self._selection.page(answer, one, token, keep=self._filter(keep))
+        return self._selection.page(response, stream_slice, token, keep=self._filter(keep))
 
     def _filter(self, keep: Keep) -> Keep | None:
         """Return the filter that applies before pagination; a data feed is filtered afterwards."""
         return keep if self._is_filtered and not self._is_feed else None
 
-    def _wanted(self, page: Page, keep: Keep) -> Page:
+    def _filter_feed(self, page: Page, keep: Keep) -> Page:
         if not self._is_feed:
             return page
         return replace(page, records=[record for record in page.records if keep(record)])
 
-    def _restarts(self, one: StreamSlice) -> Restarts:
+    def _restarts(self, stream_slice: StreamSlice) -> Restarts:
         if self._reset is None:
-            return Restarts(one)
+            return Restarts(stream_slice)
         limits = self._reset.limits
         latest = self._latest if self._reset.action == "SPLIT_USING_CURSOR" else None
         return Restarts(
-            one,
+            stream_slice,
             None if limits is None else limits.number_of_records,
             None if latest is None else latest(),
         )
@@ -443,15 +451,15 @@ class Retrieval:
         try:
             retriever = SimpleRetriever.model_validate(described)
         except ValidationError as failure:
-            (first, *_) = failure.errors(include_url=False, include_input=False)
-            where = ".".join(["truncated_list_retriever", *map(str, first["loc"])])
+            (problem, *_) = failure.errors(include_url=False, include_input=False)
+            where = ".".join(["truncated_list_retriever", *map(str, problem["loc"])])
             raise ConfigurationError(
-                f"{where}: {first['msg']}.", hint="It is written as a stream's retriever is."
+                f"{where}: {problem['msg']}.", hint="Use the keys of a stream's retriever."
             ) from failure
         if retriever.partition_router or retriever.pagination_reset:
             raise ConfigurationError(
-                "A truncated_list_retriever has no partition_router and no pagination_reset.",
-                hint="The record is its partition: stream_slice['parent_record'].",
+                "A truncated_list_retriever must not have a partition_router or pagination_reset.",
+                hint="Its only partition is the record: stream_slice['parent_record'].",
             )
         retrieval = Retrieval(retriever, self._api, "record_expander")
         return lambda record: retrieval.records(StreamSlice({"parent_record": record}))

@@ -52,57 +52,59 @@ class Restarts:
     """The restarts of one slice's pagination.
 
     Attributes:
-        whole: the slice.
+        stream_slice: the slice.
         limit: number of records after which pagination restarts; None: only when the API requires
             it.
         latest_of: tracks the latest record, where the next pagination starts; None: at the slice's
             start.
     """
 
-    whole: StreamSlice
+    stream_slice: StreamSlice
     limit: int | None = None
-    latest_of: Latest | None = None
+    latest_of: LatestRecord | None = None
     _records: int = 0
-    _in_vain: int = 0
+    _without_progress: int = 0
 
-    def saw(self, records: Sequence[Record]) -> None:
+    def observe(self, records: Sequence[Record]) -> None:
         """Count the records of a page."""
         self._records += len(records)
         if self.latest_of is not None:
             for record in records:
-                self.latest_of.saw(record, self.whole)
+                self.latest_of.observe(record, self.stream_slice)
 
     @property
     def is_due(self) -> bool:
         """Return whether the limit of records in one pagination is reached."""
         return self.limit is not None and self._records >= self.limit
 
-    def again(self, asked: StreamSlice) -> StreamSlice:
+    def restart(self, requested: StreamSlice) -> StreamSlice:
         """Return the slice to request from its first page.
 
         Args:
-            asked: the slice that has been requested so far.
+            requested: the slice that has been requested so far.
 
         Raises:
             SourceError: pagination would restart repeatedly without progress.
         """
         self._records = 0
-        following = asked if self.latest_of is None else self.latest_of.rest_of(self.whole)
-        if dict(following) != dict(asked):
-            self._in_vain = 0
-            return following
-        self._in_vain += 1
-        if self._in_vain >= (2 if self.latest_of is None else 1):
+        remainder = (
+            requested if self.latest_of is None else self.latest_of.remainder_of(self.stream_slice)
+        )
+        if dict(remainder) != dict(requested):
+            self._without_progress = 0
+            return remainder
+        self._without_progress += 1
+        if self._without_progress >= (2 if self.latest_of is None else 1):
             raise SourceError(
-                "The pages of a slice would begin anew again and again.",
-                hint="Make the cursor's `step` smaller, or look at the API's answers with "
+                "Pagination restarted too often without progress.",
+                hint="Make the cursor's `step` smaller, or check the API's responses with "
                 "`chronolake read`.",
             )
-        return following
+        return remainder
 
 
 @dataclass
-class Latest:
+class LatestRecord:
     """The latest record of a slice, from which the slice can be continued.
 
     Attributes:
@@ -119,20 +121,20 @@ class Latest:
     _at: int | None = None
     _bound: Any = None
 
-    def saw(self, record: Record, whole: StreamSlice) -> None:
+    def observe(self, record: Record, stream_slice: StreamSlice) -> None:
         """Compare a record of the slice with the latest one so far."""
-        at = self.position(record)
-        if at is not None and (self._at is None or at > self._at):
+        position_of_record = self.position(record)
+        if position_of_record is not None and (self._at is None or position_of_record > self._at):
             bound = self.bound(record)
-            if not self.is_beyond(bound, whole):
-                self._at, self._bound = at, bound
+            if not self.is_beyond(bound, stream_slice):
+                self._at, self._bound = position_of_record, bound
 
-    def rest_of(self, whole: StreamSlice) -> StreamSlice:
+    def remainder_of(self, stream_slice: StreamSlice) -> StreamSlice:
         """Return the rest of a slice, from the latest record on."""
         if self._at is None:
-            return whole
-        bounds = {**whole.cursor_slice, self.name: self._bound}
-        return StreamSlice(whole.partition, bounds, whole.extra_fields)
+            return stream_slice
+        bounds = {**stream_slice.cursor_slice, self.name: self._bound}
+        return StreamSlice(stream_slice.partition, bounds, stream_slice.extra_fields)
 
 
 @dataclass
@@ -151,36 +153,36 @@ class PageSizes:
     _attempts: int = field(default=0, init=False)
     _repeated: int = field(default=0, init=False)
 
-    def smaller(self, refusal: SourceError) -> float:
+    def reduce(self, refusal: SourceError) -> float:
         """Reduce the page size after a refused page; return the seconds to wait before the retry.
 
         Raises:
             SourceError: the retries at the smallest size, or all attempts, are used up.
         """
         model = self.model
-        now = self.configured if self.size is None else self.size
-        reduced = max(model.minimum_page_size, int(now // model.reduction_factor))
-        if reduced >= now:
+        current = self.configured if self.size is None else self.size
+        reduced = max(model.minimum_page_size, int(current // model.reduction_factor))
+        if reduced >= current:
             self._repeated += 1
             if self._repeated > model.retries_at_minimum_page_size:
-                raise self._given_up(refusal, now)
+                raise self._too_small_error(refusal, current)
             return model.backoff_seconds * self._repeated
         self._attempts += 1
         if self._attempts > model.max_attempts:
-            raise self._given_up(refusal, now)
+            raise self._too_small_error(refusal, current)
         self.size = reduced
         return model.backoff_seconds * self._attempts
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that a page was received."""
         self._attempts = self._repeated = 0
         if self.model.reset_policy == "AFTER_SUCCESSFUL_PAGE":
             self.size = None
 
-    def _given_up(self, refusal: SourceError, size: int) -> SourceError:
+    def _too_small_error(self, refusal: SourceError, size: int) -> SourceError:
         return SourceError(
-            f"The API refuses pages of every size, down to {size} records. {refusal.message}",
-            hint=self.model.failure_message or "Read with a cursor of smaller steps.",
+            f"The API rejects pages of every size, down to {size} records. {refusal.message}",
+            hint=self.model.failure_message or "Make the cursor's `step` smaller.",
         )
 
 
@@ -193,8 +195,8 @@ def check_reset(retriever: SimpleRetriever) -> PaginationReset | None:
     reset = retriever.pagination_reset
     if reset is not None and reset.limits and retriever.record_selector.record_filter:
         raise ConfigurationError(
-            "A pagination_reset with limits does not go together with a record_filter.",
-            hint="The limit counts records, and those that are filtered would not be counted.",
+            "A pagination_reset with limits cannot be combined with a record_filter.",
+            hint="Remove one of them: the limit would not count the records that are filtered.",
         )
     return reset
 
@@ -213,62 +215,65 @@ def check_sizes(retriever: SimpleRetriever, size: int | None) -> PageSizeReducti
     if reduction is None:
         if Action.REDUCE_PAGE_SIZE in actions_of(retriever.requester.error_handler):
             raise ConfigurationError(
-                "An error handler says REDUCE_PAGE_SIZE, and the retriever has no "
+                "An error handler returns REDUCE_PAGE_SIZE, but the retriever has no "
                 "page_size_reduction.",
-                hint="Give the retriever a page_size_reduction.",
+                hint="Set page_size_reduction in the retriever.",
             )
         return None
-    for reason in _obstacles(retriever, size, reduction):
+    for reason in _reduction_conflicts(retriever, size, reduction):
         raise ConfigurationError(
-            f"A page_size_reduction does not go together with {reason}.",
+            f"A page_size_reduction cannot be combined with {reason}.",
             hint="It needs a CursorPagination or an OffsetIncrement with a page_size and a "
             "page_size_option.",
         )
     return reduction
 
 
-def _obstacles(
+def _reduction_conflicts(
     retriever: SimpleRetriever, size: int | None, reduction: PageSizeReduction
 ) -> Iterator[str]:
     paginator = retriever.paginator
     if retriever.properties is not None:
-        yield "properties that are asked for in chunks"
+        yield "properties that are requested in chunks"
     if not isinstance(paginator, DefaultPaginator) or paginator.page_size_option is None:
-        yield "a paginator that does not tell the API a page size"
+        yield "a paginator that does not send a page size"
         return
     if isinstance(paginator.page_token_option, RequestPath):
-        yield "pages whose URL comes from the API, which has their size in it"
+        yield "page URLs that the API returns, because they contain the page size"
     strategy = paginator.pagination_strategy
     if isinstance(strategy, PageIncrement):
-        yield "a PageIncrement: pages of another size have other numbers"
+        yield "a PageIncrement, because page numbers depend on the page size"
     if size is None or size <= reduction.minimum_page_size:
-        yield f"a page_size of {size}, where {reduction.minimum_page_size} is the smallest"
+        yield f"a page_size of {size} and a minimum_page_size of {reduction.minimum_page_size}"
     if isinstance(strategy, CursorPagination) and strategy.stop_condition:
-        least = reduction.minimum_page_size
-        if any(_ends_early(one, least) for one in _deciding(strategy.stop_condition)):
+        minimum = reduction.minimum_page_size
+        if any(
+            _ends_early(comparison, minimum)
+            for comparison in _deciding_comparisons(strategy.stop_condition)
+        ):
             yield (
-                "a stop_condition that takes a smaller page for the last one; it has to compare "
-                "last_page_size to page_size"
+                "a stop_condition that treats a smaller page as the last one; it has to compare "
+                "last_page_size with page_size"
             )
 
 
-def _deciding(template: str) -> Iterator[nodes.Compare]:
+def _deciding_comparisons(template: str) -> Iterator[nodes.Compare]:
     """Yield the comparisons that can make a condition true on their own."""
     tree = syntax_of(template)
-    left: list[nodes.Node] = list(tree.body) if tree is not None and len(tree.body) == 1 else []
-    while left:
-        node = left.pop()
+    pending: list[nodes.Node] = list(tree.body) if tree is not None and len(tree.body) == 1 else []
+    while pending:
+        node = pending.pop()
         if isinstance(node, nodes.Compare):
             yield node
         elif isinstance(node, nodes.If) and not (node.elif_ or node.else_):
-            left.append(node.test)
+            pending.append(node.test)
         elif isinstance(node, nodes.And | nodes.Or) or (
             isinstance(node, nodes.Output) and len(node.nodes) == 1
         ):
-            left.extend(node.iter_child_nodes())
+            pending.extend(node.iter_child_nodes())
 
 
-def _ends_early(comparison: nodes.Compare, least: int) -> bool:
+def _ends_early(comparison: nodes.Compare, minimum: int) -> bool:
     """Return whether a full page of a smaller size makes a comparison true."""
     if len(comparison.ops) != 1:
         return False
@@ -279,15 +284,15 @@ def _ends_early(comparison: nodes.Compare, least: int) -> bool:
     if sign not in _MIRRORED.values() or getattr(count, "name", None) != "last_page_size":
         return False
     if isinstance(bound, nodes.Const) and isinstance(bound.value, int):
-        return bound.value + (sign == "lteq") > least
+        return bound.value + (sign == "lteq") > minimum
     names = [bound, *bound.find_all(nodes.Name)]
     return not any(getattr(name, "name", None) == "page_size" for name in names)
 
 
 #: The most times that a slice is halved.
-_DEEPEST: Final = 10
+_MAX_DEPTH: Final = 10
 #: The resolution of each format directive, the finest first.
-_FINEST: Final = (
+_RESOLUTIONS: Final = (
     (("%epoch_microseconds", "%s_as_float", "%f"), timedelta(microseconds=1)),
     (("%_ms", "%ms"), timedelta(milliseconds=1)),
     (("%S", "%s"), timedelta(seconds=1)),
@@ -312,11 +317,13 @@ class Splitting:
     shortest: timedelta | None
     advice: str | None
 
-    def halves(self, one: StreamSlice, depth: int, refusal: SourceError) -> list[StreamSlice]:
+    def halve(
+        self, stream_slice: StreamSlice, depth: int, refusal: SourceError
+    ) -> list[StreamSlice]:
         """Return the two halves of a slice.
 
         Args:
-            one: the slice.
+            stream_slice: the slice.
             depth: number of times that a longer slice was halved to get this one.
             refusal: the error that requires it.
 
@@ -324,29 +331,29 @@ class Splitting:
             SourceError: the slice cannot be halved.
         """
         begin, end = self.cursor.names
-        first, last = (self.cursor.parsed(one.cursor_slice[name]) for name in (begin, end))
-        middle = None if depth >= _DEEPEST else self._middle(first, last)
+        first, last = (self.cursor.parse(stream_slice.cursor_slice[name]) for name in (begin, end))
+        middle = None if depth >= _MAX_DEPTH else self._middle(first, last)
         if middle is None:
             raise SourceError(
-                f"The API refuses a slice that cannot be made smaller. {refusal.message}",
+                f"The API rejects a slice that cannot be split. {refusal.message}",
                 hint=self.advice or refusal.hint,
             ) from refusal
         return [
             StreamSlice(
-                one.partition,
+                stream_slice.partition,
                 {
-                    **one.cursor_slice,
-                    begin: self.cursor.formatted(lower),
-                    end: self.cursor.formatted(upper),
+                    **stream_slice.cursor_slice,
+                    begin: self.cursor.format_time(lower),
+                    end: self.cursor.format_time(upper),
                 },
-                one.extra_fields,
+                stream_slice.extra_fields,
             )
             for lower, upper in ((first, middle[0]), (middle[1], last))
         ]
 
     def _middle(self, first: datetime, last: datetime) -> tuple[datetime, datetime] | None:
         """Return the end of the first half and the start of the second one, or None."""
-        grain = self.cursor.cutting.granularity
+        grain = self.cursor.slice_rules.granularity
         if first >= last or (self.shortest is not None and last - first <= self.shortest):
             return None
         if not isinstance(grain, timedelta):
@@ -366,45 +373,48 @@ def splitting_of(retriever: SimpleRetriever, cursor: TimeCursor | None) -> Split
     if model is None:
         if Action.SPLIT_REQUEST_WINDOW in actions_of(retriever.requester.error_handler):
             raise ConfigurationError(
-                "An error handler says SPLIT_REQUEST_WINDOW, and the retriever has no "
+                "An error handler returns SPLIT_REQUEST_WINDOW, but the retriever has no "
                 "request_window_splitting.",
-                hint="Give the retriever a request_window_splitting.",
+                hint="Set request_window_splitting in the retriever.",
             )
         return None
-    for reason in _splitting_obstacles(retriever, cursor):
+    for reason in _splitting_conflicts(retriever, cursor):
         raise ConfigurationError(
-            f"A request_window_splitting does not go together with {reason}.",
+            f"A request_window_splitting cannot be combined with {reason}.",
             hint="It needs a DatetimeBasedCursor with `step` and `cursor_granularity`.",
         )
     if cursor is None:
         return None
-    return Splitting(cursor, _shortest(model.min_split_window), model.failure_message)
+    return Splitting(cursor, _min_window(model.min_split_window), model.failure_message)
 
 
-def _splitting_obstacles(retriever: SimpleRetriever, cursor: TimeCursor | None) -> Iterator[str]:
-    if cursor is None or not cursor.cutting.granularity:
+def _splitting_conflicts(retriever: SimpleRetriever, cursor: TimeCursor | None) -> Iterator[str]:
+    if cursor is None or not cursor.slice_rules.granularity:
         yield "a stream without a cursor_granularity"
         return
-    if cursor.is_filtered_here:
-        yield "is_client_side_incremental: the API does not know the slice"
+    if cursor.is_filtered_client_side:
+        yield "is_client_side_incremental, because requests do not contain the slice"
     if retriever.properties is not None:
-        yield "properties that are asked for in chunks"
-    grain = cursor.cutting.granularity
-    finest = next((gap for parts, gap in _FINEST if any(map(cursor.format.count, parts))), None)
+        yield "properties that are requested in chunks"
+    grain = cursor.slice_rules.granularity
+    finest = next(
+        (resolution for parts, resolution in _RESOLUTIONS if any(map(cursor.format.count, parts))),
+        None,
+    )
     if finest is not None and isinstance(grain, timedelta) and grain < finest:
-        yield "a cursor_granularity that the datetime_format cannot write"
+        yield "a cursor_granularity that the datetime_format cannot represent"
 
 
-def _shortest(text: str | None) -> timedelta | None:
+def _min_window(text: str | None) -> timedelta | None:
     if not text:
         return None
     try:
-        found = iso_duration(text)
+        duration = iso_duration(text)
     except ValueError:
-        found = timedelta(0)
-    if not isinstance(found, timedelta) or found <= timedelta(0):
+        duration = timedelta(0)
+    if not isinstance(duration, timedelta) or duration <= timedelta(0):
         raise ConfigurationError(
-            f"The min_split_window {text!r} is no fixed span of time.",
-            hint="Give days, hours, minutes or seconds in ISO 8601, e.g. P1D.",
+            f"The min_split_window {text!r} is not a fixed duration.",
+            hint="Use days, hours, minutes or seconds in ISO 8601, e.g. P1D.",
         )
-    return found
+    return duration

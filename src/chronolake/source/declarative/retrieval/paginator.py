@@ -15,7 +15,7 @@ from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.decoders import decoded
-from chronolake.source.declarative.http.request_builder import Injection, merged
+from chronolake.source.declarative.http.request_builder import Injection, merge
 from chronolake.source.declarative.http.requests_conversion import response_of
 from chronolake.source.declarative.models.base import CustomDecoder, CustomPaginationStrategy
 from chronolake.source.declarative.models.pagination import (
@@ -41,16 +41,16 @@ from chronolake.source.declarative.templating.templates import as_truth, evaluat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.records.selector import Page
     from chronolake.source.declarative.stream_slice import StreamSlice
 
 
-_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 _SECOND: Final = 2
 #: APIs whose tokens have this word in their name store the position: the same token returns the
 #: next page.
-_PLACE_AT_SERVER: Final = "scroll"
+_STORED_POSITION: Final = "scroll"
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Repetition:
     def raise_if_repeated(
         self,
         token: Mapping[str, Any] | None,
-        following: Mapping[str, Any] | None,
+        next_token: Mapping[str, Any] | None,
         page: Page,
         size: int | None,
     ) -> None:
@@ -90,45 +90,48 @@ class Repetition:
 
         Args:
             token: the token of this page, or None.
-            following: the token of the next page, or None after the last page.
+            next_token: the token of the next page, or None after the last page.
             page: the page.
             size: number of records in a full page, or None if it is unknown.
         """
         self.page += 1
         is_same = page.digest is not None and page.digest == self._digest
         self._digest = page.digest
-        if following is None:
+        if next_token is None:
             return
         is_full = page.extracted >= (size or 1)
         if self.may_begin_twice and self.page == _SECOND:
             is_same = False
-        if is_same and (is_full or following == token):
+        if is_same and (is_full or next_token == token):
             raise self._error(token, f"has the same records as page {self.page - 1}")
         if self.may_repeat:
             return
-        if self._saved is not None and following == self._saved:
-            which = "its own token" if following == token else "the token of an earlier page"
-            raise self._error(following, f"gives {which} as that of the next page")
+        if self._saved is not None and next_token == self._saved:
+            source = "its own token" if next_token == token else "the token of an earlier page"
+            raise self._error(next_token, f"returns {source} as the next page's token")
         # Brent's algorithm: one token is stored for comparison, and replaced after 1, 2, 4, 8 …
         # pages. A cycle of any length is detected before it has been read four times.
         if self._saved is None or self._since == self._power:
-            self._saved, self._since, self._power = following, 0, 2 * self._power
+            self._saved, self._since, self._power = next_token, 0, 2 * self._power
         self._since += 1
 
-    def _error(self, token: Mapping[str, Any] | None, what: str) -> SourceError:
+    def _error(self, token: Mapping[str, Any] | None, problem: str) -> SourceError:
         value = None if token is None else next(iter(token.values()), None)
-        shown = "no token" if value is None else f"token {self.mask(repr(value))[:_SHOWN]}"
+        description = (
+            "no token" if value is None else f"token {self.mask(repr(value))[:_MAX_SHOWN]}"
+        )
         return SourceError(
-            f"The pages of the stream {self.stream} do not end: page {self.page} ({shown}) {what}.",
-            hint="Look at the API's answers with `chronolake read`, and correct the manifest's "
+            f"The pages of the stream {self.stream} do not end: page {self.page} ({description}) "
+            f"{problem}.",
+            hint="Check the API's responses with `chronolake read`, and correct the manifest's "
             "paginator. If the API uses one token for all pages, list the stream in the source's "
             "`may_repeat_tokens`.",
         )
 
 
-def keeps_place(*texts: object) -> bool:
+def stores_position(*texts: object) -> bool:
     """Return whether a paginator's names suggest that the API stores the position of a token."""
-    return any(isinstance(text, str) and _PLACE_AT_SERVER in text.lower() for text in texts)
+    return any(isinstance(text, str) and _STORED_POSITION in text.lower() for text in texts)
 
 
 #: The templates' variable next_page_token: a mapping with the token under that name.
@@ -141,14 +144,14 @@ _PLACE = "the paginator"
 class Headers(Mapping[str, Any]):
     """A response's headers for templates; `link` contains the parsed links by their `rel`."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, response: Response) -> None:
+        self._response = response
 
     def __getitem__(self, name: str) -> Any:
-        return self._answer.links if name == "link" else self._answer.headers[name]
+        return self._response.links if name == "link" else self._response.headers[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._answer.headers, "link"])
+        yield from dict.fromkeys([*self._response.headers, "link"])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -183,7 +186,7 @@ class Pages:
         if self._paginator is not None:
             self._check(self._paginator, extractor)
 
-    def initial(self) -> Token | None:
+    def initial_token(self) -> Token | None:
         """Return the token of the first request, or None."""
         match self._paginator and self._paginator.pagination_strategy:
             case PageIncrement(inject_on_first_request=True, start_from_page=page):
@@ -201,15 +204,15 @@ class Pages:
         return self._paginator is not None
 
     @property
-    def keeps_place(self) -> bool:
+    def stores_position(self) -> bool:
         """Return whether one token is used for several pages, according to the manifest's names."""
         paginator = self._paginator
         if paginator is None:
             return False
         option, strategy = paginator.page_token_option, paginator.pagination_strategy
-        names = [option.field_name] if isinstance(option, RequestOption) else []
+        field_names = [option.field_name] if isinstance(option, RequestOption) else []
         value = strategy.cursor_value if isinstance(strategy, CursorPagination) else None
-        return keeps_place(value, *names)
+        return stores_position(value, *field_names)
 
     @property
     def may_begin_twice(self) -> bool:
@@ -240,9 +243,9 @@ class Pages:
             if self._paginator.page_size_option is not None:
                 option_of_size = self._paginator.page_size_option
                 page_size.put(option_of_size, size or self._size, self._config)
-        both = merged([page_token, page_size])
-        both.place = _PLACE
-        return both
+        combined = merge([page_token, page_size])
+        combined.place = _PLACE
+        return combined
 
     def path(self, token: Token | None) -> str | None:
         """Return the path or URL of the request for a page, if its token is one."""
@@ -254,11 +257,13 @@ class Pages:
     def adds_config(self) -> bool:
         """Return whether tokens combine values of the configuration with values of a response."""
         strategy = self._paginator and self._paginator.pagination_strategy
-        return isinstance(strategy, CursorPagination) and _names(strategy.cursor_value, "config")
+        return isinstance(strategy, CursorPagination) and _refers_to(
+            strategy.cursor_value, "config"
+        )
 
-    def following(
+    def next_token(
         self,
-        answer: Answer,
+        response: Response,
         extracted: int,
         last_record: Mapping[str, Any] | None,
         last_token: Token | None,
@@ -270,7 +275,7 @@ class Pages:
         """Return the token of the next page, or None after the last one.
 
         Args:
-            answer: the page's response.
+            response: the page's response.
             extracted: number of records in the response; page numbers and offsets depend on it.
             last_record: the last record that was kept, or None.
             last_token: the token of the page's request.
@@ -292,20 +297,20 @@ class Pages:
                 "stream_slice": stream_slice,
                 "page_size": size or self._size,
             }
-            value = self._cursor(strategy, answer, variables)
+            value = self._cursor(strategy, response, variables)
         elif isinstance(strategy, CustomPaginationStrategy):
-            more: dict[str, Any] = {} if size is None else {"page_size_override": size}
+            arguments: dict[str, Any] = {} if size is None else {"page_size_override": size}
             if strategy.calls.takes("next_page_token", "stream_slice"):
-                more["stream_slice"] = slice_for_class(stream_slice)
+                arguments["stream_slice"] = slice_for_class(stream_slice)
             value = strategy.calls.call(
                 "next_page_token",
-                response=response_of(answer, extracted=extracted),
+                response=response_of(response, extracted=extracted),
                 last_page_size=last_page_size,
                 last_record=last_record,
                 last_page_token_value=last,
-                **more,
+                **arguments,
             )
-        elif extracted == 0 or extracted < (size or self._requested_size(strategy, answer) or 0):
+        elif extracted == 0 or extracted < (size or self._requested_size(strategy, response) or 0):
             value = None
         elif isinstance(strategy, PageIncrement):
             value = (strategy.start_from_page if last is None else last) + 1
@@ -313,97 +318,99 @@ class Pages:
             value = (last or 0) + extracted
         return {_NAME: value} if value else None
 
-    def _cursor(self, strategy: CursorPagination, answer: Answer, variables: dict[str, Any]) -> Any:
+    def _cursor(
+        self, strategy: CursorPagination, response: Response, variables: dict[str, Any]
+    ) -> Any:
         texts = (strategy.stop_condition, strategy.cursor_value)
         variables |= {
             "config": self._config,
             "parameters": strategy.parameters,
-            "headers": Headers(answer),
+            "headers": Headers(response),
             # Decoded a second time, because records are changed in place, but only if a template
             # needs it.
-            "response": self._seen(answer)
-            if any(_names(text, "response") for text in texts)
+            "response": self._decode_for_templates(response)
+            if any(_refers_to(text, "response") for text in texts)
             else {},
         }
         if strategy.stop_condition and as_truth(strategy.stop_condition, variables):
             return None
         return evaluated(strategy.cursor_value, variables, default=strategy.cursor_value)
 
-    def _seen(self, answer: Answer) -> Any:
+    def _decode_for_templates(self, response: Response) -> Any:
         """Return a response for templates: the first item, if it is an array."""
-        return next(iter(decoded(self._decoder, answer)), {})
+        return next(iter(decoded(self._decoder, response)), {})
 
-    def _requested_size(self, strategy: PaginationStrategy, answer: Answer) -> int | None:
-        if _is_in_responses(strategy):
-            return self._evaluated_size(strategy, {"response": self._seen(answer)})
+    def _requested_size(self, strategy: PaginationStrategy, response: Response) -> int | None:
+        if _is_size_in_response(strategy):
+            return self._evaluate_size(strategy, {"response": self._decode_for_templates(response)})
         return self._size
 
-    def _evaluated_size(
+    def _evaluate_size(
         self, strategy: PaginationStrategy, variables: Mapping[str, Any]
     ) -> int | None:
         if isinstance(strategy, CustomPaginationStrategy):
-            reported = (
+            size_of_class = (
                 strategy.calls.call("get_page_size") if strategy.calls.has("get_page_size") else 0
             )
-            return reported if isinstance(reported, int) and reported else None
+            return size_of_class if isinstance(size_of_class, int) and size_of_class else None
         size = strategy.page_size
         if isinstance(size, str) and size:
             context = {**variables, "config": self._config, "parameters": strategy.parameters}
             size = int(size) if size.isdigit() else evaluated(size, context, default=size)
             if not isinstance(size, int):
                 raise ConfigurationError(
-                    f"The page_size {strategy.page_size!r} is no whole number.",
-                    hint="Write a number, or a template that gives one.",
+                    f"The page_size {strategy.page_size!r} is not a whole number.",
+                    hint="Set a number, or a template that renders to one.",
                 )
         return size if isinstance(size, int) and size else None
 
     def _check(self, paginator: DefaultPaginator, extractor: Extractor | None) -> None:
         strategy = paginator.pagination_strategy
-        if not _is_seen_by_templates(self._decoder):
+        if not _can_be_paged(self._decoder):
             raise ConfigurationError(
-                f"Answers that a {self._decoder.type} reads cannot be paged.",
+                f"Responses for a {self._decoder.type} cannot be paginated.",
                 hint="Use a JsonDecoder or an XmlDecoder, or NoPagination.",
             )
-        if isinstance(strategy, OffsetIncrement) and _unites(extractor):
+        if isinstance(strategy, OffsetIncrement) and _is_union(extractor):
             raise ConfigurationError(
-                "An OffsetIncrement cannot count the records of a CombinedExtractor that unites.",
+                "An OffsetIncrement cannot count the records of a CombinedExtractor in union mode.",
                 hint="Use its mode first_match, or another pagination strategy.",
             )
-        if not _is_in_responses(strategy):
-            self._size = self._evaluated_size(strategy, {})
+        if not _is_size_in_response(strategy):
+            self._size = self._evaluate_size(strategy, {})
         if paginator.page_size_option and self._size is None:
             raise ConfigurationError(
-                "There is a page_size_option, but no page_size that is known before an answer is.",
+                "There is a page_size_option, but no page_size that is known before a response.",
                 hint="Set the page_size of the pagination strategy.",
             )
         if isinstance(strategy, CursorPagination) and self._size is None:
             for text in (strategy.stop_condition, strategy.cursor_value):
-                if _names(text, "page_size"):
+                if _refers_to(text, "page_size"):
                     raise ConfigurationError(
-                        f"The template {text!r} reads page_size, which is not set.",
+                        f"The template {text!r} uses page_size, which is not set.",
                         hint="Set the page_size of the CursorPagination.",
                     )
         # This reports conflicts between token and size before anything is requested.
         self.injection({_NAME: "a token"})
 
 
-def _is_in_responses(strategy: PaginationStrategy) -> bool:
-    return isinstance(strategy, OffsetIncrement) and _names(strategy.page_size, "response")
+def _is_size_in_response(strategy: PaginationStrategy) -> bool:
+    return isinstance(strategy, OffsetIncrement) and _refers_to(strategy.page_size, "response")
 
 
-def _is_seen_by_templates(decoder: Decoder) -> bool:
-    within = decoder.decoder if isinstance(decoder, GzipDecoder) else decoder
-    return isinstance(within, JsonDecoder) or isinstance(decoder, XmlDecoder | CustomDecoder)
+def _can_be_paged(decoder: Decoder) -> bool:
+    inner = decoder.decoder if isinstance(decoder, GzipDecoder) else decoder
+    return isinstance(inner, JsonDecoder) or isinstance(decoder, XmlDecoder | CustomDecoder)
 
 
-def _unites(extractor: Extractor | None) -> bool:
+def _is_union(extractor: Extractor | None) -> bool:
     return isinstance(extractor, CombinedExtractor) and (
-        extractor.mode == "union" or any(map(_unites, extractor.extractors))
+        extractor.mode == "union" or any(map(_is_union, extractor.extractors))
     )
 
 
 @cache
-def _names(text: object, variable: str) -> bool:
+def _refers_to(text: object, variable: str) -> bool:
     """Return whether a template refers to a variable."""
     tree = syntax_of(text) if isinstance(text, str) else None
     return tree is not None and any(name.name == variable for name in tree.find_all(nodes.Name))

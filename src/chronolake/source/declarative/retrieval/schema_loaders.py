@@ -22,7 +22,7 @@ from chronolake.source.declarative.models.streams import (
     InlineSchemaLoader,
 )
 from chronolake.source.declarative.records.transformations import step_of
-from chronolake.source.declarative.retrieval.async_jobs import Reports, downloads_of
+from chronolake.source.declarative.retrieval.async_jobs import AsyncJobs, downloads_of
 from chronolake.source.declarative.retrieval.pages import Retrieval
 from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
 from chronolake.source.declarative.templating.templates import as_text, as_truth
@@ -268,8 +268,8 @@ def _records(retriever: Retriever, api: Api) -> Iterator[Record]:
         yield from Retrieval(asked_once(retriever), api, _NAME).records(whole)
         return
     downloads = Retrieval(downloads_of(retriever), api, _NAME)
-    for batch in Reports(retriever, api, "schema").batches(whole):
-        yield from downloads.selected(batch, whole, lambda _: True).records
+    for batch in AsyncJobs(retriever, api, "schema").batches(whole):
+        yield from downloads.select(batch, whole, lambda _: True).records
 
 
 def _read(path: Path) -> dict[str, Any]:

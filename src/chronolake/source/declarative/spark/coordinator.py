@@ -22,9 +22,9 @@ from chronolake.types import now_micros
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.http.request_builder import Injection
-    from chronolake.source.declarative.http.token_pool import Report, Turn
+    from chronolake.source.declarative.http.token_pool import QuotaReport, TokenGrant
     from chronolake.source.declarative.landing.file_writer import Read
     from chronolake.types import ColumnType
 
@@ -32,15 +32,15 @@ _SERVICE: Final = "chronolake.Coordinator"
 _METHOD: Final = "Call"
 _HEADER: Final = "chronolake-secret"
 #: Records are not sent this way; a larger message is not from one of our tasks.
-_MOST_BYTES: Final = 16 << 20
+_MAX_BYTES: Final = 16 << 20
 _OPTIONS: Final = (
-    ("grpc.max_send_message_length", _MOST_BYTES),
-    ("grpc.max_receive_message_length", _MOST_BYTES),
+    ("grpc.max_send_message_length", _MAX_BYTES),
+    ("grpc.max_receive_message_length", _MAX_BYTES),
     # Connections to the driver must not use the proxy that is configured for the API.
     ("grpc.enable_http_proxy", 0),
 )
 #: Fetching a token may take as long as the API's slowest response.
-_SECONDS: Final = 3600.0
+_TIMEOUT_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Address:
 class Slices(Protocol):
     """The slices that tasks read, by number; thread-safe."""
 
-    def left(self, numbers: Collection[int]) -> set[int]:
+    def unfinished(self, numbers: Collection[int]) -> set[int]:
         """Return the numbers of the slices that have no result yet."""
 
-    def take(
-        self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
+    def record_result(
+        self, number: int, result: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         """Record a slice's result; return False if another attempt of its task already did."""
 
@@ -76,37 +76,45 @@ class Coordinator:
     """
 
     def __init__(
-        self, host: str, access: Access, slices: Slices, *, callers: int, bound: str | None = None
+        self,
+        host: str,
+        session: ApiSession,
+        slices: Slices,
+        *,
+        callers: int,
+        bind_address: str | None = None,
     ) -> None:
         """Bind a port.
 
         Args:
             host: the driver's host name, as executors resolve it.
-            access: holds the budget and the tokens.
+            session: holds the budget and the tokens.
             slices: the slices to read.
             callers: number of concurrent callers.
-            bound: the address to listen on, if it differs from `host`.
+            bind_address: the address to listen on, if it differs from `host`.
         """
         self._methods: dict[str, Any] = {
-            "taken": access.calls.taken,
-            "told": access.calls.told,
-            "injection": lambda identity: access.issued(identity).injection(),
-            "refresh": lambda identity, spent: access.issued(identity).refresh(spent),
-            "turn": lambda identity, *which: access.quotas(identity).turn(*which),
-            "reported": lambda identity, *told: access.quotas(identity).reported(*told),
-            "others": lambda identity, *which: access.quotas(identity).others(*which),
+            "taken": session.calls.take_calls,
+            "told": session.calls.update_calls,
+            "injection": lambda identity: session.authenticator_of(identity).injection(),
+            "refresh": lambda identity, rejected: session.authenticator_of(identity).refresh(
+                rejected
+            ),
+            "turn": lambda identity, *which: session.quotas(identity).take_token(*which),
+            "reported": lambda identity, *report: session.quotas(identity).apply_report(*report),
+            "others": lambda identity, *which: session.quotas(identity).has_alternative(*which),
             "now": now_micros,
-            "left": slices.left,
-            "read": slices.take,
+            "left": slices.unfinished,
+            "read": slices.record_result,
         }
         self._server = grpc.server(
             ThreadPoolExecutor(callers, thread_name_prefix="coordinator"),
             options=[*_OPTIONS, ("grpc.so_reuseport", 0)],
         )
-        answer = grpc.unary_unary_rpc_method_handler(self._answer)
-        handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: answer})
+        method_handler = grpc.unary_unary_rpc_method_handler(self._handle_call)
+        handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method_handler})
         self._server.add_generic_rpc_handlers((handler,))
-        port = self._server.add_insecure_port(f"{bound or host}:0")
+        port = self._server.add_insecure_port(f"{bind_address or host}:0")
         self.address = Address(f"{host}:{port}", secrets.token_urlsafe(32))
 
     def __enter__(self) -> Self:
@@ -116,11 +124,11 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self._server.stop(grace=None).wait()
 
-    def _answer(self, asked: bytes, context: grpc.ServicerContext) -> bytes:
-        reported = dict(context.invocation_metadata()).get(_HEADER, "")
-        if not hmac.compare_digest(str(reported), self.address.secret):
+    def _handle_call(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        secret = dict(context.invocation_metadata()).get(_HEADER, "")
+        if not hmac.compare_digest(str(secret), self.address.secret):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "not a task of this run")
-        method, arguments = pickle.loads(asked)  # noqa: S301 - only our own tasks know the secret
+        method, arguments = pickle.loads(request)  # noqa: S301 - only our own tasks know the secret
         try:
             return pickle.dumps((self._methods[method](*arguments), None))
         except ChronolakeError as failure:
@@ -144,53 +152,53 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def taken(self, policy: int, weight: int) -> float:
+    def take_calls(self, policy: int, weight: int) -> float:
         """Take calls from the driver's counts; see `rate_limit.Calls`."""
-        return float(self._asked("taken", policy, weight))
+        return float(self._call_driver("taken", policy, weight))
 
-    def told(self, policy: int, left: int | None, reset: float | None) -> None:
+    def update_calls(self, policy: int, remaining: int | None, reset: float | None) -> None:
         """Report remaining calls and the reset time to the driver; see `rate_limit.Calls`."""
-        if left is not None or reset is not None:
-            self._asked("told", policy, left, reset)
+        if remaining is not None or reset is not None:
+            self._call_driver("told", policy, remaining, reset)
 
     def injection(self, identity: str) -> Injection:
         """Return the credentials for an authenticator's next request."""
-        found: Injection = self._asked("injection", identity)
-        return found
+        credentials: Injection = self._call_driver("injection", identity)
+        return credentials
 
-    def refresh(self, identity: str, spent: Injection) -> bool:
+    def refresh(self, identity: str, rejected: Injection) -> bool:
         """Replace rejected credentials; return False if that is impossible."""
-        return bool(self._asked("refresh", identity, spent))
+        return bool(self._call_driver("refresh", identity, rejected))
 
-    def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
+    def take_token(self, identity: str, quota: str, waited_for: int | None) -> TokenGrant:
         """Take a call from one of an authenticator's tokens; see `token_pool.Quotas`."""
-        found: Turn = self._asked("turn", identity, quota, waited)
-        return found
+        grant: TokenGrant = self._call_driver("turn", identity, quota, waited_for)
+        return grant
 
-    def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
+    def apply_report(self, identity: str, token: int, quota: str, report: QuotaReport) -> None:
         """Report a token's quota to the driver; see `token_pool.Quotas`."""
-        self._asked("reported", identity, token, quota, report)
+        self._call_driver("reported", identity, token, quota, report)
 
-    def others(self, identity: str, token: int, quota: str) -> bool:
+    def has_alternative(self, identity: str, token: int, quota: str) -> bool:
         """Return whether a token is exhausted and another one is not; see `token_pool.Quotas`."""
-        return bool(self._asked("others", identity, token, quota))
+        return bool(self._call_driver("others", identity, token, quota))
 
     def now(self) -> int:
         """Return the driver's time, in microseconds since 1970."""
-        return int(self._asked("now"))
+        return int(self._call_driver("now"))
 
-    def left(self, numbers: Collection[int]) -> set[int]:
+    def unfinished(self, numbers: Collection[int]) -> set[int]:
         """Return the numbers of the slices that have no result yet; see `Slices`."""
-        found: set[int] = self._asked("left", list(numbers))
-        return found
+        numbers_left: set[int] = self._call_driver("left", list(numbers))
+        return numbers_left
 
-    def read(
-        self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
+    def report_result(
+        self, number: int, result: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
-        """Report a slice's result to the driver; see `Slices.take`."""
-        return bool(self._asked("read", number, found, types))
+        """Report a slice's result to the driver; see `Slices.record_result`."""
+        return bool(self._call_driver("read", number, result, types))
 
-    def _asked(self, method: str, *arguments: Any) -> Any:
+    def _call_driver(self, method: str, *arguments: Any) -> Any:
         """Call a method of the coordinator and return its result.
 
         Raises:
@@ -198,15 +206,15 @@ class Driver:
             DriverLostError: the driver does not respond.
         """
         try:
-            answer = self._call(
+            response = self._call(
                 pickle.dumps((method, arguments)),
                 metadata=self._metadata,
-                timeout=_SECONDS,
+                timeout=_TIMEOUT_SECONDS,
                 wait_for_ready=False,
             )
         except grpc.RpcError as failure:
-            raise DriverLostError(f"The driver does not answer: {failure.code().name}.") from None
-        value, error = pickle.loads(answer)  # noqa: S301 - from the driver
+            raise DriverLostError(f"The driver does not respond: {failure.code().name}.") from None
+        value, error = pickle.loads(response)  # noqa: S301 - from the driver
         if error is not None:
             raise error
         return value

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.components.custom_auth import custom_authentication
-from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.landing.file_writer import SliceFiles, unforeseen
 from chronolake.source.declarative.landing.record_schema import Shape, has_texts_only
@@ -48,7 +48,7 @@ _ARROW: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class Share:
+class JobSettings:
     """The values that all tasks of one job receive.
 
     Attributes:
@@ -75,7 +75,7 @@ class Assignment:
         config: the user's configuration, after the manifest's rules for it were applied.
         budget: limits the rate of calls, or None.
         may_lack_records: see `Api`, also for `may_repeat_tokens`.
-        allowed_hosts: see `Network`, also for `longest`, `memory` and `mask`.
+        allowed_hosts: see `Network`, also for `response_timeout`, `memory_limit` and `mask`.
         mask: replaces the configuration's secrets in a text.
         identity: the records' key.
         declared: see `Shape`, also for `nesting`.
@@ -91,19 +91,21 @@ class Assignment:
     may_lack_records: frozenset[str]
     may_repeat_tokens: frozenset[str]
     allowed_hosts: Collection[str] | None
-    longest: float
-    memory: int
+    response_timeout: float
+    memory_limit: int
     mask: Callable[[str], str] = field(repr=False)
     identity: Identity
     declared: frozenset[str]
     nesting: Nesting | None
     folder: Path
 
-    def read(self, share: Share, group: Sequence[tuple[int, Work]]) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, settings: JobSettings, group: Sequence[tuple[int, Work]]
+    ) -> Iterator[pa.RecordBatch]:
         """Read slices into files, in a task.
 
         Args:
-            share: the values that all tasks receive.
+            settings: the values that all tasks receive.
             group: the slices, with their numbers.
 
         Returns:
@@ -114,27 +116,27 @@ class Assignment:
             DriverLostError: the slices are no longer needed.
         """
         shape = Shape(
-            dict(share.types),
+            dict(settings.types),
             self.declared,
             self.nesting,
             self.stream.name,
             has_texts_only(self.stream),
         )
         with ExitStack() as stack:
-            driver = stack.enter_context(Driver(share.driver))
-            ahead = driver.now() - now_micros()
-            files = SliceFiles(self.folder, self.identity, shape, ahead)
+            driver = stack.enter_context(Driver(settings.driver))
+            clock_offset = driver.now() - now_micros()
+            files = SliceFiles(self.folder, self.identity, shape, clock_offset)
             client = stack.enter_context(http_client(self.allowed_hosts))
             network = Network(
                 client,
                 allowed_hosts=self.allowed_hosts,
                 mask=self.mask,
-                longest=self.longest,
-                memory=self.memory,
+                response_timeout=self.response_timeout,
+                memory_limit=self.memory_limit,
             )
             # A task that ends early does not wait for its requests.
             stack.callback(network.cancelled.set)
-            access = Access(
+            session = ApiSession(
                 network,
                 self.config,
                 custom=custom_authentication,
@@ -144,41 +146,41 @@ class Assignment:
             api = Api(
                 self.manifest,
                 self.config,
-                access,
+                session,
                 may_lack_records=self.may_lack_records,
                 may_repeat_tokens=self.may_repeat_tokens,
             )
             slices = SliceReader(self.stream, api, self.schema, dated_by=self.dated_by)
-            pool = ThreadPoolExecutor(share.requests, thread_name_prefix=self.stream.name)
+            pool = ThreadPoolExecutor(settings.requests, thread_name_prefix=self.stream.name)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             # An earlier attempt of the task may have read some of the slices.
-            left = driver.left([number for number, _ in group])
-            reading = {
+            unfinished = driver.unfinished([number for number, _ in group])
+            futures = {
                 pool.submit(files.read, slices.read(work)): number
                 for number, work in group
-                if number in left
+                if number in unfinished
             }
-            for one in as_completed(reading):
-                number = reading[one]
+            for future in as_completed(futures):
+                number = futures[future]
                 try:
-                    found = one.result()
+                    result = future.result()
                 except ChronolakeError as failure:
-                    driver.read(number, failure, {})
+                    driver.report_result(number, failure, {})
                     continue
                 except DriverLostError:
                     raise
                 except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
-                    driver.read(number, unforeseen(failure, self.mask), {})
+                    driver.report_result(number, unforeseen(failure, self.mask), {})
                     continue
-                if driver.read(number, found, shape.known()):
-                    yield _told(number, found)
+                if driver.report_result(number, result, shape.known()):
+                    yield _batch_of_files(number, result)
                 else:
-                    for part in found.parts:
+                    for part in result.parts:
                         part.file.unlink(missing_ok=True)
 
 
 def slice_source(
-    assignment: Assignment, share: Share, groups: Sequence[Sequence[tuple[int, Work]]]
+    assignment: Assignment, settings: JobSettings, groups: Sequence[Sequence[tuple[int, Work]]]
 ) -> type[DataSource]:
     """Return a new data source whose partitions are groups of slices.
 
@@ -195,29 +197,32 @@ def slice_source(
             return _SCHEMA
 
         def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 - the schema is fixed
-            return _SliceSourceReader(assignment, share, groups)
+            return _SliceSourceReader(assignment, settings, groups)
 
     return SliceSource
 
 
 class _SliceSourceReader(DataSourceReader):  # type: ignore[misc]
     def __init__(
-        self, assignment: Assignment, share: Share, groups: Sequence[Sequence[tuple[int, Work]]]
+        self,
+        assignment: Assignment,
+        settings: JobSettings,
+        groups: Sequence[Sequence[tuple[int, Work]]],
     ) -> None:
         self._assignment = assignment
-        self._share = share
+        self._settings = settings
         self._groups = groups
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(number) for number in range(len(self._groups))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._assignment.read(self._share, self._groups[partition.value])
+        return self._assignment.read(self._settings, self._groups[partition.value])
 
 
-def _told(number: int, found: Read) -> pa.RecordBatch:
+def _batch_of_files(number: int, result: Read) -> pa.RecordBatch:
     rows = [
         {"slice": number, "file": str(part.file), "rows": part.rows, "bytes": part.bytes}
-        for part in found.parts
+        for part in result.parts
     ]
     return pa.RecordBatch.from_pylist(rows, schema=_ARROW)

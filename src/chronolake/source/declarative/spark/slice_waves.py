@@ -15,7 +15,7 @@ from chronolake.errors import ChronolakeError, SourceError
 from chronolake.source.declarative.components.instances import has_components
 from chronolake.source.declarative.models.streams import AsyncRetriever, SubstreamPartitionRouter
 from chronolake.source.declarative.spark.coordinator import Coordinator
-from chronolake.source.declarative.spark.data_source import Assignment, Share, slice_source
+from chronolake.source.declarative.spark.data_source import Assignment, JobSettings, slice_source
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.landing.file_writer import Read, SliceFiles
     from chronolake.source.declarative.landing.record_schema import Shape
     from chronolake.source.declarative.models.streams import DeclarativeStream
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 #: A data source is found by its name, and all sessions of the process share the names.
-_registering = threading.Lock()
+_registration_lock = threading.Lock()
 _HOST: Final = "spark.driver.host"
-_BOUND: Final = "spark.driver.bindAddress"
+_BIND_ADDRESS: Final = "spark.driver.bindAddress"
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -56,9 +56,9 @@ def cluster_for(
         requests: most concurrent requests in all tasks together.
     """
     stream = reader.stream
-    if not can_be_spread(stream, api):
+    if not can_run_on_executors(stream, api):
         return None
-    network = api.access.network
+    network = api.session.network
     assignment = Assignment(
         stream=stream,
         schema=reader.schema,
@@ -69,18 +69,18 @@ def cluster_for(
         may_lack_records=api.may_lack_records,
         may_repeat_tokens=api.may_repeat_tokens,
         allowed_hosts=network.allowed_hosts,
-        longest=network.longest,
-        memory=network.memory,
+        response_timeout=network.response_timeout,
+        memory_limit=network.memory_limit,
         mask=network.mask,
         identity=files.identity,
         declared=files.shape.declared,
         nesting=files.shape.nesting,
         folder=files.folder,
     )
-    return Cluster(spark, api.access, assignment, files.shape, requests)
+    return Cluster(spark, api.session, assignment, files.shape, requests)
 
 
-def can_be_spread(stream: DeclarativeStream, api: Api) -> bool:
+def can_run_on_executors(stream: DeclarativeStream, api: Api) -> bool:
     """Return whether tasks can read a stream's slices independently.
 
     They cannot in four cases. Async jobs are created by the driver, which counts the jobs that are
@@ -106,14 +106,14 @@ class Cluster:
 
     Attributes:
         spark: the session.
-        access: the driver's API session.
+        session: the driver's API session.
         assignment: the values that the tasks need.
         shape: the records' columns, which tasks may widen.
         requests: most concurrent requests in all tasks together.
     """
 
     spark: SparkSession
-    access: Access
+    session: ApiSession
     assignment: Assignment
     shape: Shape
     requests: int
@@ -129,16 +129,18 @@ class Cluster:
         wave = _Wave(list(works), self.shape)
         # One more, so that a task can report while all others wait for a token.
         callers = self.requests + 1
-        host = bound = _LOOPBACK
+        host = bind_address = _LOOPBACK
         if not context.master.startswith("local"):
             host = context.getConf().get(_HOST) or host
-            bound = context.getConf().get(_BOUND) or host
-        with Coordinator(host, self.access, wave, callers=callers, bound=bound) as coordinator:
-            each = max(1, self.requests // tasks)
-            share = Share(self.shape.known(), coordinator.address, each)
+            bind_address = context.getConf().get(_BIND_ADDRESS) or host
+        with Coordinator(
+            host, self.session, wave, callers=callers, bind_address=bind_address
+        ) as coordinator:
+            requests_per_task = max(1, self.requests // tasks)
+            settings = JobSettings(self.shape.known(), coordinator.address, requests_per_task)
             numbered = list(enumerate(works))
             groups = [numbered[number::tasks] for number in range(tasks)]
-            rows = self._registered(share, groups)
+            rows = self._register(settings, groups)
             tag = f"chronolake-{uuid4().hex}"
             job = InheritableThread(target=wave.run, args=(rows, tag), daemon=True)
             log.info(
@@ -152,9 +154,11 @@ class Cluster:
                     context.cancelJobsWithTag(tag)
                 job.join()
 
-    def _registered(self, share: Share, groups: Sequence[Sequence[tuple[int, Work]]]) -> DataFrame:
-        source = slice_source(self.assignment, share, groups)
-        with _registering:
+    def _register(
+        self, settings: JobSettings, groups: Sequence[Sequence[tuple[int, Work]]]
+    ) -> DataFrame:
+        source = slice_source(self.assignment, settings, groups)
+        with _registration_lock:
             self.spark.dataSource.register(source)
             return self.spark.read.format(source.name()).load()
 
@@ -166,26 +170,26 @@ class _Wave:
         self._works = works
         self._shape = shape
         self._lock = threading.Lock()
-        self._open = set(range(len(works)))
-        self._came: SimpleQueue[tuple[int, Read | ChronolakeError] | Exception | None] = (
+        self._unfinished = set(range(len(works)))
+        self._results: SimpleQueue[tuple[int, Read | ChronolakeError] | Exception | None] = (
             SimpleQueue()
         )
 
-    def left(self, numbers: Collection[int]) -> set[int]:
+    def unfinished(self, numbers: Collection[int]) -> set[int]:
         """Return the numbers of the slices that have no result yet."""
         with self._lock:
-            return self._open.intersection(numbers)
+            return self._unfinished.intersection(numbers)
 
-    def take(
-        self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
+    def record_result(
+        self, number: int, result: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         """Record a slice's result; return False if another attempt of its task already did."""
         with self._lock:
-            if number not in self._open:
+            if number not in self._unfinished:
                 return False
-            self._open.remove(number)
+            self._unfinished.remove(number)
         self._shape.widen(types)
-        self._came.put((number, found))
+        self._results.put((number, result))
         return True
 
     def run(self, rows: DataFrame, tag: str) -> None:
@@ -194,22 +198,22 @@ class _Wave:
             rows.sparkSession.sparkContext.addJobTag(tag)
             rows.write.format("noop").mode("overwrite").save()
         except Exception as failure:  # noqa: BLE001 - `results` raises it
-            self._came.put(failure)
+            self._results.put(failure)
         else:
-            self._came.put(None)
+            self._results.put(None)
 
     def results(self) -> Iterator[tuple[Work, Read | ChronolakeError]]:
         """Yield each slice with its result, until the job is over."""
-        while (came := self._came.get()) is not None:
-            if isinstance(came, Exception):
+        while (item := self._results.get()) is not None:
+            if isinstance(item, Exception):
                 raise SourceError(
-                    f"Spark's tasks have not read all slices: {type(came).__name__}.",
-                    hint="Spark's log says why; what has been read stays.",
-                ) from came
-            number, found = came
+                    f"Spark's tasks failed before all slices were read: {type(item).__name__}.",
+                    hint="See Spark's log for the cause. Slices that were read are kept.",
+                ) from item
+            number, found = item
             yield self._works[number], found
-        if self._open:
+        if self._unfinished:
             raise SourceError(
-                f"Spark's tasks have ended, and told nothing of {len(self._open)} slices.",
-                hint="Run it again; what has been read stays.",
+                f"Spark's tasks ended without results for {len(self._unfinished)} slices.",
+                hint="Run it again. Slices that were read are kept.",
             )
