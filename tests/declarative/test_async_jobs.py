@@ -136,7 +136,7 @@ def _ids(result: Result) -> list[Any]:
 # ---------------------------------------------------------------------- until it is ready
 
 
-def test_a_report_is_looked_at_every_five_seconds_until_it_is_ready(desk: Desk) -> None:
+def test_job_is_polled_every_five_seconds_until_it_is_ready(desk: Desk) -> None:
     desk.api.on("/reports/7", RUNNING, RUNNING, READY)
 
     assert _ids(desk.read()) == [1]
@@ -144,7 +144,7 @@ def test_a_report_is_looked_at_every_five_seconds_until_it_is_ready(desk: Desk) 
     assert desk.api.paths() == ["/reports", *["/reports/7"] * 3, "/files/1"]
 
 
-def test_a_report_that_fails_twice_is_read_the_third_time(desk: Desk) -> None:
+def test_job_that_fails_twice_is_read_the_third_time(desk: Desk) -> None:
     desk.api.on("/reports/7", FAILED, FAILED, READY)
 
     assert _ids(desk.read()) == [1]
@@ -152,7 +152,7 @@ def test_a_report_that_fails_twice_is_read_the_third_time(desk: Desk) -> None:
     assert desk.api.paths().count("/reports") == 3
 
 
-def test_a_report_that_failed_rests_as_long_as_the_manifest_wants(desk: Desk) -> None:
+def test_failed_job_is_created_again_after_the_configured_wait(desk: Desk) -> None:
     desk.api.on("/reports", Reply(status=404), Reply({"id": 7}))
     desk.api.on("/reports/7", FAILED, READY)
 
@@ -163,7 +163,7 @@ def test_a_report_that_failed_rests_as_long_as_the_manifest_wants(desk: Desk) ->
 
 
 @pytest.mark.parametrize("outcome", [FAILED, LATE])
-def test_a_report_that_fails_three_times_is_given_up(desk: Desk, outcome: Reply) -> None:
+def test_job_that_fails_three_times_is_an_error(desk: Desk, outcome: Reply) -> None:
     desk.api.on("/reports/7", outcome)
 
     result = desk.read(**desk.asking("abort"))
@@ -175,7 +175,7 @@ def test_a_report_that_fails_three_times_is_given_up(desk: Desk, outcome: Reply)
     assert desk.api.paths().count("/reports/7/abort") == (3 if outcome is LATE else 0)
 
 
-def test_why_an_order_is_refused_is_told(desk: Desk) -> None:
+def test_reason_of_a_refused_job_is_reported(desk: Desk) -> None:
     desk.api.on("/reports", Reply(status=400))
 
     failure = desk.read().failure
@@ -186,7 +186,7 @@ def test_why_an_order_is_refused_is_told(desk: Desk) -> None:
     assert desk.api.paths() == ["/reports"] * 3
 
 
-def test_a_report_that_takes_too_long_is_aborted_and_ordered_again(desk: Desk) -> None:
+def test_job_that_times_out_is_aborted_and_created_again(desk: Desk) -> None:
     # A minute of polls, one every five seconds, and then one of the second order.
     desk.api.on("/reports/7", *[RUNNING] * 13, READY)
 
@@ -208,7 +208,7 @@ def test_an_abort_that_fails_changes_nothing(desk: Desk) -> None:
     assert _ids(desk.read(**desk.asking("abort"))) == [1]
 
 
-def test_a_report_with_nothing_in_it_is_read(desk: Desk) -> None:
+def test_empty_job_is_read(desk: Desk) -> None:
     desk.api.on("/reports/7", Reply({"status": "nothing"}))
 
     assert _ids(desk.read(**desk.asking("delete"))) == []
@@ -219,7 +219,7 @@ def test_a_report_with_nothing_in_it_is_read(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "answer", [Reply({"status": "lost"}), Reply({}), Reply(b"<html>"), Reply(status=404)]
 )
-def test_what_the_manifest_does_not_know_of_a_report_ends_it(desk: Desk, answer: Reply) -> None:
+def test_unknown_job_status_is_an_error(desk: Desk, answer: Reply) -> None:
     desk.api.on("/reports/7", answer)
 
     result = desk.read(**desk.asking("abort"))
@@ -229,7 +229,7 @@ def test_what_the_manifest_does_not_know_of_a_report_ends_it(desk: Desk, answer:
 
 
 @pytest.mark.parametrize("answer", [Reply([{"id": 7}]), Reply(b""), Reply(b"7")])
-def test_an_order_is_answered_with_an_object(desk: Desk, answer: Reply) -> None:
+def test_response_to_a_job_creation_must_be_an_object(desk: Desk, answer: Reply) -> None:
     desk.api.on("/reports", answer)
 
     failure = desk.read().failure
@@ -238,7 +238,7 @@ def test_an_order_is_answered_with_an_object(desk: Desk, answer: Reply) -> None:
     assert "not a JSON object" in failure.message
 
 
-def test_an_error_that_is_ignored_is_no_report(desk: Desk) -> None:
+def test_ignored_error_of_a_job_is_an_error(desk: Desk) -> None:
     handler = {
         "type": "DefaultErrorHandler",
         "response_filters": [
@@ -257,7 +257,7 @@ def test_an_error_that_is_ignored_is_no_report(desk: Desk) -> None:
 # ---------------------------------------------------------------------- what requests see
 
 
-def test_requests_about_a_report_see_what_was_told_of_it(desk: Desk) -> None:
+def test_requests_of_a_job_see_its_earlier_responses(desk: Desk) -> None:
     desk.api.on("/reports", Reply({"id": 7}, headers={"X-Ticket": "t1"}))
     desk.api.on("/reports/7", Reply({"status": "ready", "urls": ["/files/1"], "of": "poll"}))
     sees = {
@@ -315,7 +315,7 @@ def test_requests_about_a_report_see_what_was_told_of_it(desk: Desk) -> None:
     assert removed.path == "/reports/7/delete"
 
 
-def test_nothing_of_a_slice_is_put_into_requests_by_itself(desk: Desk) -> None:
+def test_slice_is_not_injected_into_job_requests(desk: Desk) -> None:
     option = {"type": "RequestOption", "inject_into": "request_parameter", "field_name": "since"}
     cursor = {
         "type": "DatetimeBasedCursor",
@@ -336,7 +336,7 @@ def test_nothing_of_a_slice_is_put_into_requests_by_itself(desk: Desk) -> None:
     assert not any(one.query for one in desk.api.asked)
 
 
-def test_where_a_report_is_may_have_to_be_asked(desk: Desk) -> None:
+def test_download_target_can_be_requested(desk: Desk) -> None:
     desk.api.on("/reports/7", Reply({"status": "ready", "place": "attic"}))
     desk.api.on("/where/attic", Reply({"urls": ["/files/1", "/files/2"]}))
     desk.api.on("/files/2", Reply([{"id": 2}, {"id": 3}]))
@@ -353,7 +353,7 @@ def test_without_a_target_there_is_one_download(desk: Desk) -> None:
     assert _ids(found) == [1]
 
 
-def test_a_look_at_a_report_is_never_answered_from_a_cache(desk: Desk) -> None:
+def test_polling_is_never_cached(desk: Desk) -> None:
     desk.api.on("/reports/7", RUNNING, READY)
     poll = desk.requester("/reports/7", use_cache=True)
 
@@ -363,7 +363,7 @@ def test_a_look_at_a_report_is_never_answered_from_a_cache(desk: Desk) -> None:
 # ---------------------------------------------------------------------- downloads
 
 
-def test_a_download_may_have_pages(desk: Desk) -> None:
+def test_download_may_have_pages(desk: Desk) -> None:
     desk.api.on(
         "/files/1",
         Reply({"rows": [{"id": 1}, {"id": 2}], "next": "b"}),
@@ -409,9 +409,7 @@ def test_records_are_filtered_and_transformed_as_others_are(desk: Desk) -> None:
 
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_some_words_of_a_table_stand_for_what_is_missing(
-    desk: Desk, is_packed: bool, is_kept: bool
-) -> None:
+def test_some_words_of_a_csv_mean_null(desk: Desk, is_packed: bool, is_kept: bool) -> None:
     table = '\ufeffid,note,more\n1,NA,"a\nb"\n2,x\0y,\n3\n'.encode()
     desk.api.on("/files/1", Reply(gzip.compress(table) if is_packed else table))
 
@@ -427,7 +425,7 @@ def test_some_words_of_a_table_stand_for_what_is_missing(
     ]
 
 
-def test_a_row_of_a_table_has_no_more_values_than_the_header(desk: Desk) -> None:
+def test_csv_row_with_more_values_than_the_header_is_an_error(desk: Desk) -> None:
     desk.api.on("/files/1", Reply(b"id\n1,2\n"))
 
     failure = desk.read(download_extractor={"type": "ResponseToFileExtractor"}).failure
@@ -435,7 +433,7 @@ def test_a_row_of_a_table_has_no_more_values_than_the_header(desk: Desk) -> None
     assert isinstance(failure, SourceError)
 
 
-def test_several_extractors_may_look_into_a_download(desk: Desk) -> None:
+def test_download_may_have_several_extractors(desk: Desk) -> None:
     desk.api.on("/files/1", Reply({"a": [{"id": 1}], "b": [{"id": 2}]}))
     paths = [{"type": "DpathExtractor", "field_path": [name]} for name in "ab"]
 
@@ -444,7 +442,7 @@ def test_several_extractors_may_look_into_a_download(desk: Desk) -> None:
     assert _ids(found) == [1, 2]
 
 
-def test_reports_are_deleted_once_they_are_read(desk: Desk) -> None:
+def test_jobs_are_deleted_after_they_were_read(desk: Desk) -> None:
     desk.api.on("/reports/7/delete", Reply(status=404))
 
     # A report that cannot be deleted has been read all the same.
@@ -452,7 +450,7 @@ def test_reports_are_deleted_once_they_are_read(desk: Desk) -> None:
     assert desk.api.paths()[-2:] == ["/files/1", "/reports/7/delete"]
 
 
-def test_a_download_that_breaks_off_is_asked_for_again_and_gives_nothing_twice(
+def test_interrupted_download_is_retried_without_duplicates(
     desk: Desk, files: list[IO[bytes]]
 ) -> None:
     lines = b'{"id": 1}\n{"id": 2}\n'
@@ -472,7 +470,7 @@ def test_a_download_that_is_refused_fails_and_is_not_deleted(desk: Desk) -> None
 # ---------------------------------------------------------------------- memory
 
 
-def test_a_download_may_be_larger_than_an_answer(
+def test_download_may_be_larger_than_other_responses(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, files: list[IO[bytes]]
 ) -> None:
     monkeypatch.setattr(extractors, "_BATCH", 100)
@@ -494,7 +492,7 @@ def test_a_download_may_be_larger_than_an_answer(
     assert all(file.closed for file in files)
 
 
-def test_what_is_read_as_a_whole_has_to_fit_into_memory(
+def test_format_that_is_read_as_a_whole_has_to_fit_into_memory(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response, "MAX_BODY_IN_MEMORY", 100)
@@ -506,7 +504,7 @@ def test_what_is_read_as_a_whole_has_to_fit_into_memory(
     assert "as a whole" in failure.message
 
 
-def test_a_line_without_an_end_is_no_line(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_without_an_end_is_an_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoders, "_LONGEST_LINE", 20_000)
     desk.api.on("/files/1", Reply(b'{"id": "' + b"1" * 50_000))
 
@@ -516,7 +514,7 @@ def test_a_line_without_an_end_is_no_line(desk: Desk, monkeypatch: pytest.Monkey
     assert "A line of an answer" in failure.message
 
 
-def test_nothing_is_left_of_a_download_that_nobody_reads_on(
+def test_abandoned_download_leaves_no_file(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, files: list[IO[bytes]]
 ) -> None:
     monkeypatch.setattr(extractors, "_BATCH", 1)
@@ -537,7 +535,7 @@ def test_nothing_is_left_of_a_download_that_nobody_reads_on(
     ("at_once", "expected"),
     [(None, 1), (0, 1), (3, 3), ("{{ config['places'] }}", 2), ("{{ 'many' }}", 1)],
 )
-def test_only_so_many_reports_are_made_at_a_time(desk: Desk, at_once: Any, expected: int) -> None:
+def test_number_of_concurrent_jobs_is_limited(desk: Desk, at_once: Any, expected: int) -> None:
     lock, open_now, most, number = threading.Lock(), 0, 0, 0
 
     def order(asked: Asked) -> Reply:
@@ -567,7 +565,7 @@ def test_only_so_many_reports_are_made_at_a_time(desk: Desk, at_once: Any, expec
     assert most == expected
 
 
-def test_nobody_waits_for_a_place_once_the_reading_is_cancelled(desk: Desk) -> None:
+def test_wait_for_a_job_slot_ends_when_the_read_is_cancelled(desk: Desk) -> None:
     cancelled = desk.network["cancelled"] = threading.Event()
     desk.api.on("/reports/7", RUNNING)
     desk.network["sleep"] = lambda _: time.sleep(0.01)
@@ -588,7 +586,7 @@ def test_nobody_waits_for_a_place_once_the_reading_is_cancelled(desk: Desk) -> N
 # ---------------------------------------------------------------------- manifests
 
 
-def test_a_status_means_one_thing(desk: Desk) -> None:
+def test_job_status_has_one_meaning(desk: Desk) -> None:
     words = {"running": ["a"], "completed": ["b"], "failed": ["a"], "timeout": []}
 
     (problem,) = desk.manifest(status_mapping=words).problems
@@ -596,7 +594,7 @@ def test_a_status_means_one_thing(desk: Desk) -> None:
     assert "'a' is listed 2 times" in problem.message
 
 
-def test_a_request_for_targets_needs_what_finds_them(desk: Desk) -> None:
+def test_target_requester_needs_a_target_extractor(desk: Desk) -> None:
     where = desk.requester("/where")
 
     (problem,) = desk.manifest(
@@ -607,7 +605,7 @@ def test_a_request_for_targets_needs_what_finds_them(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("action", ["REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"])
-def test_a_report_has_no_pages_to_make_smaller(desk: Desk, action: str) -> None:
+def test_job_requesters_do_not_support_page_actions(desk: Desk, action: str) -> None:
     plain = {
         "type": "DefaultErrorHandler",
         "response_filters": [{"type": "HttpResponseFilter", "action": action, "http_codes": [400]}],
@@ -621,12 +619,12 @@ def test_a_report_has_no_pages_to_make_smaller(desk: Desk, action: str) -> None:
 
 
 @pytest.mark.parametrize("minutes", ["{{ 'long' }}", "{{ 0 - 1 }}", "-3"])
-def test_a_timeout_is_a_number(desk: Desk, minutes: str) -> None:
+def test_job_timeout_is_a_number(desk: Desk, minutes: str) -> None:
     with pytest.raises(ConfigurationError, match="polling_job_timeout"):
         desk.read(polling_job_timeout=minutes)
 
 
-def test_what_has_no_pages_for_templates_is_not_paged(desk: Desk) -> None:
+def test_decoder_without_templates_cannot_be_paginated(desk: Desk) -> None:
     paginator = {
         "type": "DefaultPaginator",
         "pagination_strategy": {"type": "PageIncrement", "page_size": 1},

@@ -54,7 +54,7 @@ def test_bearer_basic_and_none(api: Api, client: httpx.Client) -> None:
     assert "authorization" not in none.headers
 
 
-def test_key_goes_anywhere(api: Api, client: httpx.Client) -> None:
+def test_api_key_can_be_in_any_part_of_the_request(api: Api, client: httpx.Client) -> None:
     visit = Visit(api, client, {"key": HIDDEN, "header": "X-Mine"})
     key = {"type": "ApiKeyAuthenticator", "api_token": "{{ config['key'] }}"}
     post = {"http_method": "POST"}
@@ -75,7 +75,7 @@ def test_key_goes_anywhere(api: Api, client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"header": "A", "inject_into": option("header", "B")}])
-def test_key_with_no_one_place_is_refused(fields: dict[str, Any]) -> None:
+def test_api_key_needs_exactly_one_target(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either inject_into or header"):
         HttpRequester.model_validate(
             {"type": "HttpRequester", "authenticator": {"type": "ApiKeyAuthenticator", **fields}}
@@ -166,7 +166,7 @@ def test_jwt_with_a_private_key(
     assert jwt.decode(token, key.public_key(), [algorithm], visible)["iat"] == NOW
 
 
-def test_jwt_with_a_coded_key(api: Api, client: httpx.Client) -> None:
+def test_jwt_with_a_base64_encoded_key(api: Api, client: httpx.Client) -> None:
     visit = Visit(api, client, {})
     secret = "y" * 32
     signing = {
@@ -230,7 +230,7 @@ def counting(form: str = "token-{}", **more: Any) -> Any:
     return answer
 
 
-def test_session_logs_in_once_and_again_when_it_is_over(api: Api, client: httpx.Client) -> None:
+def test_session_logs_in_once_and_again_after_it_expires(api: Api, client: httpx.Client) -> None:
     api.on("/login", counting())
     visit = Visit(api, client, {"password": HIDDEN})
 
@@ -243,7 +243,7 @@ def test_session_logs_in_once_and_again_when_it_is_over(api: Api, client: httpx.
     assert api.asked[0].json == {"password": HIDDEN}
 
 
-def test_order_of_statuses_makes_no_other_session(api: Api, client: httpx.Client) -> None:
+def test_order_of_statuses_does_not_create_another_session(api: Api, client: httpx.Client) -> None:
     """A set's order may change on the way to another process, which has to find the session."""
     api.on("/login", counting())
     visit = Visit(api, client, {"password": HIDDEN})
@@ -287,7 +287,7 @@ def test_login_in_xml(api: Api, client: httpx.Client) -> None:
     assert asked.headers["authorization"] == "Bearer abc"
 
 
-def test_login_that_fails_ends_the_reading(api: Api, client: httpx.Client) -> None:
+def test_failed_login_ends_the_read(api: Api, client: httpx.Client) -> None:
     visit = Visit(api, client, {"password": HIDDEN})
     api.on("/login", Reply(status=401))
     with pytest.raises(SourceError, match="POST /login returned status 401"):
@@ -299,7 +299,7 @@ def test_login_that_fails_ends_the_reading(api: Api, client: httpx.Client) -> No
     assert HIDDEN not in str(caught.value)
 
 
-def test_legacy_session_uses_the_given_token_while_it_is_good(
+def test_legacy_session_uses_the_configured_token_while_it_is_valid(
     api: Api, client: httpx.Client
 ) -> None:
     legacy = {
@@ -325,9 +325,7 @@ def test_legacy_session_uses_the_given_token_while_it_is_good(
         Visit(api, client, {"session": "bad", "user": "", "password": ""}).asks(legacy, **fields)
 
 
-def test_requests_of_a_requester_share_answers_where_it_says_so(
-    api: Api, client: httpx.Client
-) -> None:
+def test_requester_with_use_cache_shares_responses(api: Api, client: httpx.Client) -> None:
     visit = Visit(api, client, {})
     requester = visit.requester({"type": "NoAuth"}, use_cache=True)
 

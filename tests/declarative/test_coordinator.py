@@ -45,16 +45,14 @@ def coordinator() -> Iterator[Coordinator]:
         yield running
 
 
-def test_tasks_are_answered(coordinator: Coordinator) -> None:
+def test_coordinator_responds_to_tasks(coordinator: Coordinator) -> None:
     with Driver(coordinator.address) as driver:
         assert driver.unfinished([0, 1]) == {1}
         assert driver.report_result(1, Read([], None), {})
         assert abs(driver.now() - now_micros()) < 60_000_000
 
 
-def test_who_has_not_the_secret_is_not_listened_to(
-    coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_caller_without_the_secret_is_rejected(coordinator: Coordinator, tmp_path: Path) -> None:
     """Messages without the secret are not even unpickled."""
     found = tmp_path / "found"
 
@@ -74,7 +72,7 @@ def test_who_has_not_the_secret_is_not_listened_to(
         driver.now()
 
 
-def test_a_message_that_no_task_sends_is_not_taken(coordinator: Coordinator) -> None:
+def test_message_that_no_task_sends_is_rejected(coordinator: Coordinator) -> None:
     with grpc.insecure_channel(coordinator.address.target) as channel:
         call = channel.unary_unary("/chronolake.Coordinator/Call")
         with pytest.raises(grpc.RpcError) as refused:
@@ -82,7 +80,7 @@ def test_a_message_that_no_task_sends_is_not_taken(coordinator: Coordinator) -> 
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_the_driver_is_not_asked_through_a_proxy(
+def test_driver_is_not_called_through_a_proxy(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):

@@ -57,12 +57,12 @@ def action(outcome: Response | httpx.RequestError, one: ErrorHandler | None = No
         ([402, 409, 410, 418, 422, 501, 599], "RETRY"),
     ],
 )
-def test_every_status_means_something_by_itself(statuses: list[int], wanted: str) -> None:
+def test_every_status_has_a_default_action(statuses: list[int], wanted: str) -> None:
     assert {action(answer(status)) for status in statuses} == {wanted}
     assert {action(answer(status), handler()) for status in statuses} == {wanted}
 
 
-def test_no_answer_is_tried_again_whatever_filters_say() -> None:
+def test_missing_response_is_retried_regardless_of_filters() -> None:
     assert action(LOST) == "RETRY"
     assert action(LOST, handler({"predicate": "{{ True }}", "action": "IGNORE"})) == "RETRY"
 
@@ -83,17 +83,17 @@ def test_conditions_of_a_filter_are_alternatives() -> None:
     assert action(answer(400, {"code": 8}), one) == "FAIL"
 
 
-def test_filters_come_before_what_a_status_means_and_the_first_counts() -> None:
+def test_first_matching_filter_overrides_the_default_of_the_status() -> None:
     one = handler({"http_codes": [200], "action": "RETRY"}, {"http_codes": [200], "action": "FAIL"})
 
     assert action(answer(200), one) == "RETRY"
 
 
-def test_filter_without_an_action_says_nothing() -> None:
+def test_filter_without_an_action_has_no_effect() -> None:
     assert action(answer(404), handler({"http_codes": [404]})) == "FAIL"
 
 
-def test_predicates_see_headers_and_the_bare_url() -> None:
+def test_predicates_see_headers_and_the_url_without_secrets() -> None:
     one = handler(
         {"predicate": "{{ headers['X-Left'] == '0' }}", "action": "RATE_LIMITED"},
         {"predicate": "{{ request_url == 'https://a.example/x' }}", "action": "IGNORE"},
@@ -103,13 +103,13 @@ def test_predicates_see_headers_and_the_bare_url() -> None:
     assert action(answer(200), one) == "IGNORE"
 
 
-def test_body_that_is_no_json_is_an_empty_object_to_predicates() -> None:
+def test_body_that_is_not_json_is_an_empty_object_in_predicates() -> None:
     one = handler({"predicate": "{{ 'code' in response }}", "action": "IGNORE"})
 
     assert action(answer(404, b"<html>code</html>"), one) == "FAIL"
 
 
-def test_message_is_the_manifest_s_or_the_status_s() -> None:
+def test_message_is_from_the_manifest_or_the_status() -> None:
     one = handler(
         {
             "http_codes": [403],
@@ -137,11 +137,11 @@ def test_message_is_the_manifest_s_or_the_status_s() -> None:
         (b"plain", "plain"),
     ],
 )
-def test_error_text_is_where_apis_put_it(body: Any, text: str | None) -> None:
+def test_error_text_is_found_under_the_usual_keys(body: Any, text: str | None) -> None:
     assert error_text(answer(400, body)) == text
 
 
-def test_chain_asks_each_handler_about_a_200() -> None:
+def test_chain_applies_each_handler_to_a_200() -> None:
     later = handler({"predicate": "{{ response.error }}", "action": "RETRY"})
 
     assert action(answer(200, {"error": True}), chain(handler(), later)) == "RETRY"
@@ -149,7 +149,7 @@ def test_chain_asks_each_handler_about_a_200() -> None:
     assert action(answer(200, {"error": False}), chain(handler(), later)) == "SUCCESS"
 
 
-def test_chain_keeps_a_failure_of_a_200_that_later_handlers_say_nothing_of() -> None:
+def test_chain_keeps_a_failure_of_a_200_that_no_later_handler_changes() -> None:
     failing = handler({"predicate": "{{ response.error }}", "action": "FAIL"})
     allowing = handler({"http_codes": [200], "action": "SUCCESS"})
 
@@ -159,7 +159,7 @@ def test_chain_keeps_a_failure_of_a_200_that_later_handlers_say_nothing_of() -> 
     assert action(answer(200, {"error": True}), chain(allowing, failing)) == "SUCCESS"
 
 
-def test_chain_tries_a_500_again_before_a_later_handler_ignores_it() -> None:
+def test_chain_retries_a_500_before_a_later_handler_ignores_it() -> None:
     assert (
         action(answer(500), chain(handler(), handler({"http_codes": [500], "action": "IGNORE"})))
         == "RETRY"
@@ -177,7 +177,7 @@ def test_chain_undoes_a_first_handler_s_rate_limit_by_a_later_one_s_failure() ->
 @pytest.mark.parametrize(
     "wanted", ["IGNORE", "RETRY", "RESET_PAGINATION", "REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"]
 )
-def test_chain_ends_at_a_decision(wanted: str) -> None:
+def test_chain_ends_at_a_final_action(wanted: str) -> None:
     first = handler({"http_codes": [400], "action": wanted})
     second = handler({"http_codes": [400], "action": "SUCCESS"})
 
@@ -221,7 +221,7 @@ def test_constant_and_exponential_waits() -> None:
     assert 3 <= (wait(constant | {"jitter_range_in_seconds": 2}) or 0) <= 7
 
 
-def test_waits_that_headers_tell() -> None:
+def test_waits_from_headers() -> None:
     reported = {"type": "WaitTimeFromHeader", "header": "Retry-After"}
     until = {"type": "WaitUntilTimeFromHeader", "header": "X-Reset"}
 
@@ -236,7 +236,7 @@ def test_waits_that_headers_tell() -> None:
     assert wait(until | {"min_wait": "5"}, LOST) == 5
 
 
-def test_wait_that_the_body_tells() -> None:
+def test_wait_from_the_body() -> None:
     reported = {
         "type": "WaitTimeFromResponse",
         "wait_time_in_seconds": "{{ response.retry.after }}",
@@ -248,7 +248,7 @@ def test_wait_that_the_body_tells() -> None:
 
 
 @pytest.mark.parametrize("limit", [10, "{{ 5 + 5 }}"])
-def test_wait_as_long_as_the_limit_ends_the_reading(limit: Any) -> None:
+def test_wait_as_long_as_the_limit_ends_the_read(limit: Any) -> None:
     reported = {
         "type": "WaitTimeFromHeader",
         "header": "Retry-After",
@@ -260,7 +260,7 @@ def test_wait_as_long_as_the_limit_ends_the_reading(limit: Any) -> None:
         wait(reported, answer(429, retry_after="10"))
 
 
-def test_first_strategy_with_an_opinion_counts() -> None:
+def test_first_strategy_that_returns_a_wait_applies() -> None:
     several = strategies(
         {"type": "WaitTimeFromHeader", "header": "Retry-After"},
         {"type": "ConstantBackoffStrategy", "backoff_time_in_seconds": 3},
@@ -270,7 +270,7 @@ def test_first_strategy_with_an_opinion_counts() -> None:
     assert strategy_wait(several, answer(429, retry_after="8"), {}, attempt=1, now=0) == 8
 
 
-def test_strategies_of_a_chain_are_pooled() -> None:
+def test_strategies_of_a_chain_are_combined() -> None:
     slow = {"type": "ConstantBackoffStrategy", "backoff_time_in_seconds": 9}
     both = chain(handler(), handler(backoff_strategies=[slow]))
 
@@ -299,16 +299,16 @@ def waits(*kinds: tuple[Action, float | None], allowed: int = 5) -> list[float |
     return made
 
 
-def test_waits_double_from_one_second_on() -> None:
+def test_default_waits_double_from_one_second_on() -> None:
     for kind in (Action.RETRY, Action.RATE_LIMITED):
         assert waits(*[(kind, None)] * 9) == [1, 2, 4, 8, 16, None]
 
 
-def test_strategy_s_wait_gets_a_second_more() -> None:
+def test_strategy_s_wait_is_extended_by_a_second() -> None:
     assert waits(*[(Action.RETRY, 3.0)] * 3, allowed=2) == [4, 4, None]
 
 
-def test_all_tries_together_end_after_ten_minutes_but_rate_limits_do_not() -> None:
+def test_retries_end_after_ten_minutes_except_for_rate_limits() -> None:
     assert waits(*[(Action.RETRY, 299.0)] * 9, allowed=9) == [300, 300, None]
     plain = waits(*[(Action.RETRY, None)] * 20, allowed=20)
     assert sum(each for each in plain if each) == 600
@@ -317,7 +317,7 @@ def test_all_tries_together_end_after_ten_minutes_but_rate_limits_do_not() -> No
     assert sum(each for each in limited if each) > 600
 
 
-def test_kinds_of_tries_are_counted_within_each_other() -> None:
+def test_retry_loops_are_nested() -> None:
     retry, limited, reported = (
         (Action.RETRY, None),
         (Action.RATE_LIMITED, None),

@@ -81,7 +81,7 @@ def filtered(**one: Any) -> dict[str, Any]:
     }
 
 
-def test_answer_is_whole(desk: Desk) -> None:
+def test_response_is_complete(desk: Desk) -> None:
     links = '<https://a.example/?page=2>; rel="next", <https://a.example/>; rel="first"'
     with Api({"/items": Reply([1, 2], headers={"Link": links, "X-Count": "2"})}) as api:
         answer = desk.sender().send(Request("GET", f"{api.url}/items", params={"a": "1"}))
@@ -95,14 +95,14 @@ def test_answer_is_whole(desk: Desk) -> None:
 
 
 @pytest.mark.differs("the user agent")
-def test_server_is_told_who_asks(desk: Desk) -> None:
+def test_user_agent_is_sent(desk: Desk) -> None:
     with Api({"/items": Reply([])}) as api:
         desk.sender().send(Request("GET", f"{api.url}/items"))
 
     assert api.asked[0].headers["user-agent"] == "chronolake"
 
 
-def test_server_that_fails_is_asked_again(desk: Desk) -> None:
+def test_failed_request_is_retried(desk: Desk) -> None:
     replies = [Reply(status=500), Reply(status=429), Reply(b"", status=418), Reply({"ok": 1})]
     with Api({"/items": replies}) as api:
         answer = desk.sender().send(Request("GET", f"{api.url}/items"))
@@ -118,7 +118,7 @@ def test_server_that_fails_is_asked_again(desk: Desk) -> None:
     ]
 
 
-def test_server_that_goes_on_failing_ends_the_reading(desk: Desk) -> None:
+def test_server_that_keeps_failing_ends_the_read(desk: Desk) -> None:
     with (
         Api({"/items": Reply({"password": "x"}, status=503)}) as api,
         pytest.raises(SourceError) as caught,
@@ -133,7 +133,7 @@ def test_server_that_goes_on_failing_ends_the_reading(desk: Desk) -> None:
     assert "password" not in text
 
 
-def test_retry_after_counts_only_for_a_strategy_that_reads_it(desk: Desk) -> None:
+def test_retry_after_is_honored_only_by_a_strategy_that_reads_it(desk: Desk) -> None:
     limited = Reply(status=429, headers={"Retry-After": "30"})
     reading = {
         "type": "DefaultErrorHandler",
@@ -147,7 +147,7 @@ def test_retry_after_counts_only_for_a_strategy_that_reads_it(desk: Desk) -> Non
     assert desk.waits == [31, 31, 1]
 
 
-def test_cut_connection_is_tried_again(desk: Desk) -> None:
+def test_interrupted_connection_is_retried(desk: Desk) -> None:
     whole = {"items": list(range(100))}
     with Api({"/items": [Reply(whole, cut=10), Reply(whole, cut=0), Reply(whole)]}) as api:
         answer = desk.sender().send(Request("GET", f"{api.url}/items"))
@@ -158,14 +158,14 @@ def test_cut_connection_is_tried_again(desk: Desk) -> None:
     assert desk.log[0].failure is not None
 
 
-def test_server_that_is_not_there_ends_the_reading(desk: Desk) -> None:
+def test_unreachable_server_ends_the_read(desk: Desk) -> None:
     with Api() as api:
         url = f"{api.url}/items"
     with pytest.raises(SourceError, match="got no response in 2 attempts"):
         desk.sender({"type": "DefaultErrorHandler", "max_retries": 1}).send(Request("GET", url))
 
 
-def test_slow_server_is_tried_again(desk: Desk) -> None:
+def test_request_to_a_slow_server_is_retried(desk: Desk) -> None:
     timeout = httpx.Timeout(0.1)
     with Api({"/items": [Reply(slow=0.5), Reply()]}) as api:
         assert desk.sender(timeout=timeout).send(Request("GET", f"{api.url}/items")) is not None
@@ -174,7 +174,7 @@ def test_slow_server_is_tried_again(desk: Desk) -> None:
     assert "Timeout" in desk.log[0].failure
 
 
-def test_ignored_error_is_no_answer_and_an_ignored_200_is_one(desk: Desk) -> None:
+def test_ignored_error_has_no_response_and_an_ignored_200_has_one(desk: Desk) -> None:
     for wanted in ("IGNORE", "SUCCESS"):
         sender = desk.sender(filtered(http_codes=[404, 200], action=wanted))
         with Api({"/items": Reply([1])}) as api:
@@ -183,7 +183,7 @@ def test_ignored_error_is_no_answer_and_an_ignored_200_is_one(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize("wanted", ["RESET_PAGINATION", "REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"])
-def test_manifest_can_want_pages_read_in_another_way(desk: Desk, wanted: str) -> None:
+def test_manifest_can_require_that_pages_are_read_differently(desk: Desk, wanted: str) -> None:
     sender = desk.sender(filtered(http_codes=[400], action=wanted))
     with (
         Api({"/items": Reply(status=400)}) as api,
@@ -194,7 +194,7 @@ def test_manifest_can_want_pages_read_in_another_way(desk: Desk, wanted: str) ->
     assert caught.value.action.value == wanted
 
 
-def test_failure_says_what_the_manifest_says_without_secrets(desk: Desk) -> None:
+def test_failure_contains_the_manifest_s_message_without_secrets(desk: Desk) -> None:
     sender = desk.sender(
         filtered(http_codes=[403], action="FAIL", error_message="refused: {{ response.echo }}"),
         authentication=Key(),
@@ -217,7 +217,7 @@ def test_credentials_in_a_key_of_the_request_are_refused(desk: Desk) -> None:
         desk.sender(authentication=Key()).send(request)
 
 
-def test_refused_token_is_renewed_once(desk: Desk) -> None:
+def test_rejected_token_is_refreshed_once(desk: Desk) -> None:
     def guarded(asked: Asked) -> Reply:
         good = asked.headers["authorization"] == "Bearer token-number-2"
         return Reply(status=200 if good else 401)
@@ -238,7 +238,7 @@ def test_redirect_is_followed_with_credentials_on_the_same_host(desk: Desk) -> N
     assert api.asked[1].headers["authorization"] == "Bearer token-number-1"
 
 
-def test_redirect_to_another_host_takes_no_credentials_along(desk: Desk) -> None:
+def test_redirect_to_another_host_carries_no_credentials(desk: Desk) -> None:
     with Api({"/there": Reply([1])}) as other:
         moved = Reply(status=302, headers={"Location": f"{other.url}/there"})
         with Api({"/items": moved}) as api:
@@ -261,7 +261,7 @@ def test_body_is_not_sent_to_another_host(desk: Desk) -> None:
     assert other.asked == []
 
 
-def test_post_becomes_a_get_where_it_is_redirected_to(desk: Desk) -> None:
+def test_redirected_post_becomes_a_get(desk: Desk) -> None:
     with Api({"/a": Reply(status=303, headers={"Location": "/b"}), "/b": Reply()}) as api:
         desk.sender().send(Request("POST", f"{api.url}/a", json={"x": 1}))
 
@@ -279,7 +279,7 @@ def test_redirects_in_a_circle_end(desk: Desk) -> None:
     assert len(api.asked) == 31
 
 
-def test_only_allowed_hosts_are_asked(desk: Desk) -> None:
+def test_only_allowed_hosts_receive_requests(desk: Desk) -> None:
     with Api({"/out": Reply(status=302, headers={"Location": "http://evil.example/"})}) as api:
         sender = desk.sender(network=desk.network(allowed_hosts={"127.0.0.1", "*.good.example"}))
         with pytest.raises(SourceError, match=r"evil\.example"):
@@ -293,7 +293,7 @@ def test_only_allowed_hosts_are_asked(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "ftp://a.example/", "items", "http://", "http://[a", ""]
 )
-def test_only_web_servers_are_asked(desk: Desk, url: str) -> None:
+def test_only_http_urls_are_requested(desk: Desk, url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"not valid|not an http"):
         desk.sender().send(Request("GET", url))
     with (
@@ -312,7 +312,7 @@ def coded(body: bytes, coding: str) -> Reply:
     return Reply(body, headers={"Content-Encoding": coding})
 
 
-def test_compressed_bodies_are_unpacked(desk: Desk) -> None:
+def test_compressed_bodies_are_decompressed(desk: Desk) -> None:
     text = b'{"a": 1}' * 100_000
     raw = zlib.compressobj(wbits=-15)
     bodies = {
@@ -329,7 +329,7 @@ def test_compressed_bodies_are_unpacked(desk: Desk) -> None:
             assert answer.body == text
 
 
-def test_broken_compression_is_tried_again(desk: Desk) -> None:
+def test_broken_compression_is_retried(desk: Desk) -> None:
     whole = gzip.compress(b"x" * 1000)
     replies = [coded(whole[:-12], "gzip"), coded(b"no gzip", "gzip"), coded(whole, "gzip")]
     with Api({"/items": replies}) as api:
@@ -338,7 +338,7 @@ def test_broken_compression_is_tried_again(desk: Desk) -> None:
     assert len(api.asked) == 3
 
 
-def test_compression_nobody_asked_for_is_refused(desk: Desk) -> None:
+def test_compression_that_was_not_requested_is_refused(desk: Desk) -> None:
     with Api({"/items": coded(b"?", "br")}) as api, pytest.raises(SourceError, match="compression"):
         desk.sender().send(Request("GET", f"{api.url}/items"))
 
@@ -347,7 +347,7 @@ def test_compression_nobody_asked_for_is_refused(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "reply", [Reply(b"x" * 100_001), coded(gzip.compress(b"x" * 1_000_000), "gzip")]
 )
-def test_answer_that_is_too_large_is_refused(desk: Desk, reply: Reply) -> None:
+def test_response_that_is_too_large_is_refused(desk: Desk, reply: Reply) -> None:
     with (
         Api({"/items": reply}) as api,
         pytest.raises(SourceError, match="larger than 100000 bytes"),
@@ -355,7 +355,7 @@ def test_answer_that_is_too_large_is_refused(desk: Desk, reply: Reply) -> None:
         desk.sender(network=desk.network(limit=100_000)).send(Request("GET", f"{api.url}/items"))
 
 
-def test_nobody_waits_for_more_than_a_day(desk: Desk) -> None:
+def test_wait_of_more_than_a_day_is_refused(desk: Desk) -> None:
     reading = {
         "type": "DefaultErrorHandler",
         "backoff_strategies": [{"type": "WaitTimeFromHeader", "header": "Retry-After"}],
@@ -386,7 +386,7 @@ def test_cancelling_ends_a_wait(desk: Desk) -> None:
     assert len(api.asked) == 1
 
 
-def test_answers_are_kept_for_the_same_request_of_the_same_identity(desk: Desk) -> None:
+def test_responses_are_cached_for_equal_requests_of_one_identity(desk: Desk) -> None:
     cache = ResponseCache()
     with Api({"/items": Reply([1]), "/post": Reply([1])}) as api:
         for identity in ("one", "one", "other"):
@@ -397,7 +397,7 @@ def test_answers_are_kept_for_the_same_request_of_the_same_identity(desk: Desk) 
     assert api.paths() == ["/items", "/post", "/post", "/items", "/post"]
 
 
-def test_headers_may_hold_any_text(desk: Desk) -> None:
+def test_headers_may_contain_any_text(desk: Desk) -> None:
     with Api({"/items": Reply()}) as api:
         desk.sender().send(
             Request("GET", f"{api.url}/items", headers={"A": "é", "B": " x ", "C": 5, "D": ""})

@@ -40,7 +40,7 @@ def sliced(**described: object) -> list[tuple[str, str]]:
     return [tuple(slice_.cursor_slice.values()) for slice_ in state.slices(StreamSlice())]
 
 
-def test_the_document_has_five_slices() -> None:
+def test_example_of_the_specification_has_five_slices() -> None:
     """`seeds/incremental-syncs.txt`: the end has its own slice."""
     found = sliced(
         start_datetime="2022-01-01T00:00:00",
@@ -85,7 +85,7 @@ def test_a_lookback_reaches_before_the_start() -> None:
         (SliceRules(timedelta(seconds=30), _SECOND), [(0, 10)]),
     ],
 )
-def test_how_a_span_is_cut(slice_rules: SliceRules, expected: list[tuple[int, int]]) -> None:
+def test_span_is_cut_into_slices(slice_rules: SliceRules, expected: list[tuple[int, int]]) -> None:
     found = slice_rules.slices(Span(at(0), at(10), is_last=True))
     assert list(found) == [(at(begin), at(end)) for begin, end in expected]
 
@@ -127,7 +127,7 @@ def test_slices_follow_each_other_and_leave_nothing_out(
 
 
 @given(_SPANS, st.lists(_SPANS, max_size=5), st.integers(0, 2))
-def test_what_is_missing_and_what_is_read_are_all_there_is(
+def test_missing_and_read_intervals_cover_the_range(
     span: list[int], read: list[list[int]], grain: int
 ) -> None:
     slice_rules = SliceRules(None, grain * _SECOND)

@@ -79,7 +79,7 @@ def test_all_threads_and_streams_share_one_token(api: Api, client: httpx.Client)
     assert api.paths().count("/token") == 1
 
 
-def test_parameters_tell_authenticators_apart_where_they_count(
+def test_parameters_distinguish_authenticators_that_refer_to_them(
     api: Api, client: httpx.Client
 ) -> None:
     visit = Visit(api, client, {})
@@ -109,7 +109,7 @@ def test_refresh_in_the_url_and_by_basic_authentication(api: Api, client: httpx.
 
 
 @pytest.mark.differs("refresh tokens that change")
-def test_rotating_refresh_tokens_are_remembered(api: Api, client: httpx.Client) -> None:
+def test_rotating_refresh_tokens_are_stored(api: Api, client: httpx.Client) -> None:
     numbers = iter(range(1, 9))
 
     def answer(_: Asked) -> Reply:
@@ -153,7 +153,7 @@ def test_access_token_of_the_config_is_used_until_it_expires(
     assert visit.asks(wanted).headers["authorization"] == "Bearer new"
 
 
-def test_access_token_without_an_endpoint_is_used_as_it_is(api: Api, client: httpx.Client) -> None:
+def test_access_token_without_an_endpoint_is_used_unchanged(api: Api, client: httpx.Client) -> None:
     visit = Visit(api, client, {**CLIENT, "token": "mine"})
     wanted = oauth(api, token_refresh_endpoint=None, access_token_value="{{ config['token'] }}")
 
@@ -172,7 +172,7 @@ def test_expiry_as_a_date(api: Api, client: httpx.Client) -> None:
     assert api.paths() == ["/token", "/items", "/items", "/token", "/items"]
 
 
-def test_assertion_stands_in_for_a_refresh_token(api: Api, client: httpx.Client) -> None:
+def test_assertion_replaces_a_refresh_token(api: Api, client: httpx.Client) -> None:
     api.on("/token", Reply({"access_token": "t"}))
     visit = Visit(api, client, {})
     wanted = {
@@ -192,7 +192,7 @@ def test_assertion_stands_in_for_a_refresh_token(api: Api, client: httpx.Client)
     assert jwt.get_unverified_header(form["assertion"])["alg"] == "HS256"
 
 
-def test_token_server_that_fails_is_asked_again(api: Api, client: httpx.Client) -> None:
+def test_failed_token_request_is_retried(api: Api, client: httpx.Client) -> None:
     api.on("/token", Reply(status=500), Reply(status=429), Reply({"access_token": "t"}))
     visit = Visit(api, client, CLIENT)
 
@@ -204,7 +204,7 @@ def test_token_server_that_fails_is_asked_again(api: Api, client: httpx.Client) 
         visit.asks(oauth(api))
 
 
-def test_refused_refresh_says_so_without_the_token(api: Api, client: httpx.Client) -> None:
+def test_refused_refresh_is_reported_without_the_token(api: Api, client: httpx.Client) -> None:
     api.on("/token", Reply({"error": "invalid_grant", "error_description": HIDDEN}, status=400))
 
     with pytest.raises(SourceError, match="status 400, invalid_grant") as caught:
@@ -214,7 +214,7 @@ def test_refused_refresh_says_so_without_the_token(api: Api, client: httpx.Clien
     assert "Sign in again" in str(caught.value)
 
 
-def test_refused_access_token_is_replaced(api: Api, client: httpx.Client) -> None:
+def test_rejected_access_token_is_replaced(api: Api, client: httpx.Client) -> None:
     numbers = iter(range(1, 9))
     api.on("/token", lambda _: Reply({"access_token": f"t{next(numbers)}", "expires_in": 1000}))
     api.on(
@@ -247,7 +247,7 @@ def test_refused_access_token_is_replaced(api: Api, client: httpx.Client) -> Non
         ({"client_id": ""}, "client_id is empty"),
     ],
 )
-def test_oauth_that_cannot_work_is_refused(
+def test_incomplete_oauth_settings_are_refused(
     api: Api, client: httpx.Client, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -186,7 +186,7 @@ def _holds_secret(asked: Asked) -> bool:
 
 @pytest.mark.differs("where credentials go")
 @pytest.mark.parametrize(("place", "way"), _PLACES_AND_WAYS)
-def test_no_credentials_go_to_another_origin(place: str, way: str) -> None:
+def test_credentials_are_not_sent_to_another_origin(place: str, way: str) -> None:
     with Api({"/items": Reply({"data": [{"id": 2}]})}) as other, Api() as api:
         _serve(api, other.url, way)
         result = _read(_stream(api.url, place, way))
@@ -205,7 +205,7 @@ def test_no_credentials_go_to_another_origin(place: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
-def test_an_origin_that_is_listed_gets_the_credentials(way: str) -> None:
+def test_listed_origin_receives_the_credentials(way: str) -> None:
     with Api({"/items": Reply({"data": [{"id": 2}]})}) as other, Api() as api:
         _serve(api, other.url, way)
         result = _read(_stream(api.url, "bearer", way), allowed_hosts=[api.url, other.url])
@@ -214,7 +214,7 @@ def test_an_origin_that_is_listed_gets_the_credentials(way: str) -> None:
     assert _holds_secret(other.asked[0])
 
 
-def test_a_host_that_is_listed_is_asked_without_credentials() -> None:
+def test_listed_host_receives_requests_without_credentials() -> None:
     with Api({"/items": Reply({"data": [{"id": 2}]})}) as other, Api() as api:
         _serve(api, other.url, "link")
         result = _read(_stream(api.url, "bearer", "link"), allowed_hosts=["127.0.0.1"])
@@ -223,7 +223,7 @@ def test_a_host_that_is_listed_is_asked_without_credentials() -> None:
     assert not _holds_secret(other.asked[0])
 
 
-def test_a_refusal_by_another_origin_says_what_to_do() -> None:
+def test_error_of_another_origin_contains_a_hint() -> None:
     with Api({"/items": Reply(status=401)}) as other, Api() as api:
         _serve(api, other.url, "link")
         failure = _read(_stream(api.url, "bearer", "link")).failure
@@ -238,7 +238,7 @@ def test_a_refusal_by_another_origin_says_what_to_do() -> None:
     "place",
     ["javascript:1", "mailto:a@b", "http:x", "file:///etc/passwd", "ftp://x", "//169.254.169.254"],
 )
-def test_a_redirect_to_no_web_server_fails_its_stream(place: str) -> None:
+def test_redirect_to_an_invalid_url_fails_its_stream(place: str) -> None:
     with Api({"/items": Reply(status=302, headers={"Location": place})}) as api:
         failure = _read(_stream(api.url, "bearer", "redirect")).failure
 
@@ -246,7 +246,7 @@ def test_a_redirect_to_no_web_server_fails_its_stream(place: str) -> None:
     assert "got no response" not in failure.message
 
 
-def test_a_redirect_does_not_carry_the_query_that_holds_the_key() -> None:
+def test_redirect_does_not_carry_the_query_with_the_api_key() -> None:
     def moved(asked: Asked) -> Reply:
         return Reply(
             status=302, headers={"Location": f"{other.url}/items?key={asked.params['key']}"}
@@ -261,7 +261,7 @@ def test_a_redirect_does_not_carry_the_query_that_holds_the_key() -> None:
     assert other.asked == []
 
 
-def test_cookies_stay_with_their_origin_and_are_sent_there() -> None:
+def test_cookies_are_sent_only_to_their_origin() -> None:
     with Api(
         {"/items": Reply({"data": [], "next": "?page=2"}, headers={"Set-Cookie": "a=b"})}
     ) as api:
@@ -269,7 +269,7 @@ def test_cookies_stay_with_their_origin_and_are_sent_there() -> None:
         assert api.asked[1].headers["cookie"] == "a=b"
 
 
-def test_what_an_api_tells_of_a_download_gets_no_credentials_elsewhere() -> None:
+def test_download_url_of_another_origin_receives_no_credentials() -> None:
     with Api({"/file": Reply({"id": 1})}) as other, Api() as api:
         api.on("/reports", Reply({"id": 7}))
         api.on(
@@ -308,7 +308,7 @@ def test_what_an_api_tells_of_a_download_gets_no_credentials_elsewhere() -> None
     assert _holds_secret(api.asked[-1])
 
 
-def test_a_stream_whose_server_the_api_names_gets_no_credentials() -> None:
+def test_stream_url_from_the_api_receives_no_credentials() -> None:
     asks = {"authenticator": {"type": "BearerAuthenticator", "api_token": TOKEN}}
     template = _stream("http://unused.example", "bearer", "redirect")
     parts = {"name": "{{ components_values['name'] }}", "url": "{{ components_values['url'] }}"}
@@ -369,7 +369,7 @@ _IN_SLICE = "https://{{ stream_slice['r'] }}"
         ("https://a.example.com", "https://A.EXAMPLE.com/", "same"),
     ],
 )  # fmt: skip
-def test_a_requesters_own_origin_is_what_its_manifest_names(base: str, url: str, own: str) -> None:
+def test_origin_of_a_requester_is_from_its_manifest(base: str, url: str, own: str) -> None:
     described = HttpRequester.model_validate({"type": "HttpRequester", "url_base": base})
     context = {"config": {"s": "x"}, "parameters": {}, "stream_slice": StreamSlice({"r": "eu"})}
 
@@ -441,7 +441,9 @@ def test_names_that_resolve_to_such_addresses_are_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("entry", ["innocent.example", "http://innocent.example"])
-def test_what_is_listed_in_full_is_not_refused(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+def test_literally_listed_hosts_are_not_refused(
+    monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
     connected = []
 
     def connect(address: Any, *_: Any, **__: Any) -> Any:
@@ -462,11 +464,11 @@ def test_what_is_listed_in_full_is_not_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "::1", "8.8.8.8", "fd12::1"])
-def test_other_addresses_are_not(address: str) -> None:
+def test_other_addresses_are_not_refused(address: str) -> None:
     assert not is_refused_name(address)
 
 
-def test_nothing_asked_over_https_is_asked_over_http() -> None:
+def test_https_requests_do_not_continue_with_http() -> None:
     with http_client() as client:
         origins = frozenset({Origin("https", "a.example", 443)})
         request = Request("GET", "http://a.example/", origins=origins)
@@ -547,7 +549,7 @@ _BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n"
 )
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.differs("the duration of a response")
-def test_an_answer_that_drips_ends_the_request(
+def test_response_that_arrives_too_slowly_ends_the_request(
     head: bytes, drop: bytes, *, in_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.declarative.http.transport._MAX_SECONDS", 0.5)
@@ -561,7 +563,7 @@ def test_an_answer_that_drips_ends_the_request(
         assert time.monotonic() - began < 10
 
 
-def test_a_deadline_leaves_the_next_request_alone() -> None:
+def test_deadline_does_not_affect_the_next_request() -> None:
     with Api({"/a": Reply([1])}) as api, http_client() as client:
         sender = Sender(Network(client, response_timeout=5.0), {})
         for _ in range(2):

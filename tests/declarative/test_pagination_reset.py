@@ -84,7 +84,7 @@ def _reducing(answer: Any, **reduction: Any) -> tuple[Reading, list[Any]]:
 # ---------------------------------------------------------------------- smaller pages
 
 
-def test_pages_stay_small_once_they_have_to_be() -> None:
+def test_page_size_stays_reduced() -> None:
     found, asked = _reducing(_refusing(413, {"size": "4"}))
 
     assert found.ids == list(range(1, 9))
@@ -92,7 +92,7 @@ def test_pages_stay_small_once_they_have_to_be() -> None:
     assert found.waits == [0.5]
 
 
-def test_pages_grow_again_after_one_has_come() -> None:
+def test_page_size_is_reset_after_a_successful_page() -> None:
     found, asked = _reducing(
         _refusing(413, {"size": "4"}, {"size": "4", "offset": "2"}),
         reset_policy="AFTER_SUCCESSFUL_PAGE",
@@ -104,7 +104,7 @@ def test_pages_grow_again_after_one_has_come() -> None:
     assert found.waits == [3, 3]
 
 
-def test_the_smallest_page_is_asked_for_again_and_then_given_up() -> None:
+def test_smallest_page_is_retried_and_then_fails() -> None:
     found, asked = _reducing(
         lambda _: Reply(status=413),
         minimum_page_size=2,
@@ -118,7 +118,7 @@ def test_the_smallest_page_is_asked_for_again_and_then_given_up() -> None:
     assert found.waits == [0.5, 0.5, 1.0]
 
 
-def test_so_many_sizes_are_tried() -> None:
+def test_number_of_reductions_is_limited() -> None:
     found, asked = _reducing(
         lambda _: Reply(status=413),
         max_attempts=1,
@@ -129,7 +129,7 @@ def test_so_many_sizes_are_tried() -> None:
     assert [one["size"] for one in asked] == ["100", "50"]
 
 
-def test_conditions_see_the_size_that_was_asked_for() -> None:
+def test_conditions_see_the_requested_page_size() -> None:
     found, asked = _reducing(
         _refusing(413, {"size": "4"}),
         strategy={
@@ -174,7 +174,7 @@ def test_conditions_see_the_size_that_was_asked_for() -> None:
         ),
     ],
 )
-def test_what_smaller_pages_do_not_go_together_with(changes: dict[str, Any], reason: str) -> None:
+def test_page_size_reduction_conflicts(changes: dict[str, Any], reason: str) -> None:
     whole = retriever(
         asks=does("REDUCE_PAGE_SIZE", 413),
         paginator=_PAGES,
@@ -200,7 +200,7 @@ def test_what_smaller_pages_do_not_go_together_with(changes: dict[str, Any], rea
         ("{{ not last_page_size >= 4 }}", False),
     ],
 )
-def test_conditions_that_take_a_smaller_page_for_the_last_one_are_refused(
+def test_stop_conditions_that_end_at_a_smaller_page_are_refused(
     condition: str, *, is_refused: bool
 ) -> None:
     strategy = {
@@ -227,7 +227,7 @@ def _resetting(answer: Any, **more: Any) -> tuple[Reading, list[Any]]:
 
 
 @pytest.mark.parametrize("reset", [None, {"type": "PaginationReset", "action": "RESET"}])
-def test_pages_begin_anew_once(reset: dict[str, Any] | None) -> None:
+def test_pagination_restarts_once(reset: dict[str, Any] | None) -> None:
     page = {"size": "4", "offset": "4"}
     found, asked = _resetting(_refusing(410, page), reset=reset)
 
@@ -241,7 +241,7 @@ def test_pages_begin_anew_once(reset: dict[str, Any] | None) -> None:
     assert len(asked) == 4
 
 
-def test_pages_begin_at_the_latest_record() -> None:
+def test_pagination_restarts_at_the_latest_record() -> None:
     found, asked = _resetting(
         _refusing(410, {"size": "4", "offset": "4", "start": "2024-01-01", "end": "2024-01-08"}),
         reset={"type": "PaginationReset", "action": "SPLIT_USING_CURSOR"},
@@ -253,7 +253,7 @@ def test_pages_begin_at_the_latest_record() -> None:
     assert [one["start"][-2:] for one in asked] == ["01", "01", "04", "04"]
 
 
-def test_pages_do_not_begin_at_a_record_beyond_their_slice() -> None:
+def test_pagination_does_not_restart_at_a_record_beyond_its_slice() -> None:
     """No records would be found after it, and the rest of the slice would be lost."""
     future = {"id": 9, "updated": "2031-05-05"}
 
@@ -276,7 +276,7 @@ def test_pages_do_not_begin_at_a_record_beyond_their_slice() -> None:
     assert found.result.state == {"updated": "2024-01-08"}
 
 
-def test_so_many_records_come_in_one_sequence_of_pages() -> None:
+def test_pagination_restarts_after_the_record_limit() -> None:
     found, asked = _resetting(
         _rows,
         reset={
@@ -296,7 +296,7 @@ def test_so_many_records_come_in_one_sequence_of_pages() -> None:
     ]
 
 
-def test_a_sequence_without_anything_new_is_not_read_for_ever() -> None:
+def test_pagination_without_progress_is_an_error() -> None:
     found, asked = _resetting(
         _rows,
         reset={
@@ -311,7 +311,7 @@ def test_a_sequence_without_anything_new_is_not_read_for_ever() -> None:
     assert len(asked) == 4
 
 
-def test_a_counting_cursor_begins_anew_at_its_latest_number() -> None:
+def test_pagination_restarts_at_the_latest_number_of_a_count_cursor() -> None:
     found, asked = _resetting(
         _refusing(410, {"size": "4", "offset": "4", "since": "0"}),
         reset={"type": "PaginationReset", "action": "SPLIT_USING_CURSOR"},
@@ -327,7 +327,7 @@ def test_a_counting_cursor_begins_anew_at_its_latest_number() -> None:
     assert found.result.state == {"id": 8}
 
 
-def test_a_limit_and_a_filter_do_not_go_together() -> None:
+def test_record_limit_conflicts_with_a_filter() -> None:
     described = stream(
         retriever=retriever(
             pagination_reset={
@@ -370,7 +370,7 @@ def _at_most(days: int) -> Any:
     return answer
 
 
-def test_slices_are_halved_until_the_api_takes_them() -> None:
+def test_slices_are_halved_until_the_api_accepts_them() -> None:
     found, asked = _splitting(_at_most(3))
 
     assert found.ids == list(range(1, 9))
@@ -406,7 +406,7 @@ def test_slices_are_halved_down_to_a_length() -> None:
         ({"step": "P9999999999999D"}, {}, "`step` is not a valid duration"),
     ],
 )
-def test_what_halves_do_not_go_together_with(
+def test_request_window_splitting_conflicts(
     cursor: dict[str, Any], splitting: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=reason):

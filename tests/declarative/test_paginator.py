@@ -93,7 +93,7 @@ def _cursor(value: str, **fields: Any) -> dict[str, Any]:
         (_cursor("x"), None),
     ],
 )
-def test_the_first_request_has_a_token_only_if_the_manifest_says_so(
+def test_first_request_has_a_token_only_if_configured(
     strategy: dict[str, Any], expected: Any
 ) -> None:
     assert _pages(strategy).initial_token() == expected
@@ -127,7 +127,7 @@ def test_the_first_request_has_a_token_only_if_the_manifest_says_so(
         (_offsets(page_size="{{ response.n }}"), 2, None, None),
     ],
 )
-def test_pages_are_counted_by_the_records_of_answers(
+def test_pages_are_counted_by_the_records_of_responses(
     strategy: dict[str, Any], extracted: int, last: Any, expected: Any
 ) -> None:
     assert _following(_pages(strategy), extracted=extracted, last=last, kept=0) == expected
@@ -175,9 +175,7 @@ def test_pages_are_counted_by_the_records_of_answers(
         ),
     ],
 )
-def test_an_answer_tells_where_the_next_page_begins(
-    strategy: dict[str, Any], expected: Any
-) -> None:
+def test_next_token_is_read_from_the_response(strategy: dict[str, Any], expected: Any) -> None:
     pages = _pages(strategy)
     found = _following(pages, extracted=5, kept=2, headers=_LINKS, record={"id": 7})
     assert found == expected
@@ -190,22 +188,22 @@ def test_an_answer_tells_where_the_next_page_begins(
         ([], None),
     ],
 )
-def test_of_a_root_list_templates_see_the_first_item(body: Any, expected: Any) -> None:
+def test_templates_see_the_first_item_of_a_root_list(body: Any, expected: Any) -> None:
     assert _following(_pages(_cursor("{{ response.next }}")), body=body) == expected
 
 
-def test_an_answer_without_records_has_no_last_one() -> None:
+def test_response_without_records_has_no_last_record() -> None:
     pages = _pages(_cursor("more", stop_condition="{{ last_record is none }}"))
     assert _following(pages, extracted=0) is None
     assert _following(pages, extracted=1, record={"id": 1}) == "more"
 
 
-def test_an_answer_without_links_has_an_empty_link() -> None:
+def test_response_without_links_has_an_empty_link() -> None:
     pages = _pages(_cursor("more", stop_condition="{{ 'next' not in headers['link'] }}"))
     assert _following(pages) is None
 
 
-def test_templates_see_what_is_within_a_compressed_answer() -> None:
+def test_templates_see_the_content_of_a_compressed_response() -> None:
     gzip = {"type": "GzipDecoder", "decoder": {"type": "JsonDecoder"}}
     pages = _pages(_cursor("{{ response.next }}"), decoder=gzip)
     assert _following(pages) == "abc"
@@ -266,7 +264,7 @@ def test_without_a_paginator_there_is_one_page(paginator: Any) -> None:
         ),
     ],
 )
-def test_parts_that_do_not_go_together_are_refused(
+def test_invalid_combinations_of_settings_are_refused(
     strategy: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):

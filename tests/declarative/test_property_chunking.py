@@ -46,7 +46,7 @@ def _chunks(schema: dict[str, Any] | None = None, **more: Any) -> list[list[str]
     return [each.extra_fields["query_properties"] for each in made]
 
 
-def test_parts_of_records_are_put_together() -> None:
+def test_partial_records_are_merged() -> None:
     merge = {"type": "GroupByKeyMergeStrategy", "key": "id"}
     query = _query(
         always_include_properties=["id"],
@@ -61,7 +61,7 @@ def test_parts_of_records_are_put_together() -> None:
     assert asked == ["id,a", "id,b", "id,c"]
 
 
-def test_records_without_the_key_stay_apart() -> None:
+def test_records_without_the_key_are_not_merged() -> None:
     query = _query(property_chunking=_chunking(2))
     with Api({"/items": _asked_for}) as api:
         found = reading(_stream(query), api)
@@ -94,7 +94,7 @@ def test_pages_follow_the_last_part() -> None:
     assert asked == [("a,b", None), ("c", None), ("a,b", "2"), ("c", "2")]
 
 
-def test_the_api_tells_the_properties_once() -> None:
+def test_properties_are_fetched_once() -> None:
     endpoint = {
         "type": "PropertiesFromEndpoint",
         "property_field_path": ["name", "short"],
@@ -115,7 +115,7 @@ def test_the_api_tells_the_properties_once() -> None:
     assert paths == ["/fields", *["/items"] * 4]
 
 
-def test_properties_that_the_api_does_not_tell_fail_the_slice() -> None:
+def test_failed_request_for_properties_fails_the_slice() -> None:
     endpoint = {
         "type": "PropertiesFromEndpoint",
         "property_field_path": ["name"],
@@ -158,7 +158,7 @@ def test_templates_see_the_properties_of_a_requester() -> None:
         ),
     ],
 )
-def test_properties_are_cut_into_chunks(more: dict[str, Any], expected: list[list[str]]) -> None:
+def test_properties_are_split_into_chunks(more: dict[str, Any], expected: list[list[str]]) -> None:
     assert _chunks(**more) == expected
 
 
@@ -177,7 +177,7 @@ def test_a_selector_takes_those_that_the_schema_has() -> None:
     assert _chunks(None, property_selector=selector) == [["a", "b", "c"]]
 
 
-def test_there_is_one_list_of_properties() -> None:
+def test_only_one_list_of_properties_is_allowed() -> None:
     asks = {"request_parameters": {"one": _query(), "two": _query()}}
     with Api() as api, pytest.raises(ConfigurationError, match="one QueryProperties"):
         reading(stream(retriever=retriever(asks=asks)), api)

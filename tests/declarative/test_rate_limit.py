@@ -95,7 +95,7 @@ def test_fixed_window_begins_with_the_first_request() -> None:
     assert starts(clock, budget(clock, fixed(2)), 5) == [0, 0, 60, 60, 120]
 
 
-def test_api_tells_when_it_counts_anew_and_what_is_left() -> None:
+def test_reported_reset_and_remaining_calls_are_applied() -> None:
     clock = Clock()
     made = budget(clock, fixed(10))
     made.take(asked(), clock.wait)
@@ -104,7 +104,7 @@ def test_api_tells_when_it_counts_anew_and_what_is_left() -> None:
     assert starts(clock, made, 3) == [0, 7, 7]
 
 
-def test_api_that_says_more_is_left_than_the_limit_is_not_believed() -> None:
+def test_reported_calls_above_the_limit_are_ignored() -> None:
     clock = Clock()
     made = budget(clock, fixed(2))
     made.take(asked(), clock.wait)
@@ -113,7 +113,7 @@ def test_api_that_says_more_is_left_than_the_limit_is_not_believed() -> None:
     assert starts(clock, made, 2) == [0, 60]
 
 
-def test_hit_status_means_nothing_is_left() -> None:
+def test_hit_status_means_no_calls_remain() -> None:
     clock = Clock()
     made = budget(clock, fixed(10), status_codes_for_ratelimit_hit=[403])
     made.take(asked(), clock.wait)
@@ -124,7 +124,7 @@ def test_hit_status_means_nothing_is_left() -> None:
     assert starts(clock, made, 1) == [60]
 
 
-def test_headers_have_the_names_that_the_manifest_says() -> None:
+def test_rate_limit_headers_have_the_manifest_s_names() -> None:
     clock = Clock()
     made = budget(
         clock, fixed(10), ratelimit_remaining_header="X-Left", ratelimit_reset_header="X-Reset"
@@ -179,7 +179,7 @@ def test_no_interval_has_more_requests_than_its_rate(
             assert sum(at - seconds < other <= at for other in times) <= limit
 
 
-def test_first_policy_that_matches_counts() -> None:
+def test_first_matching_policy_applies() -> None:
     clock = Clock()
     free = {
         "type": "UnlimitedCallRatePolicy",
@@ -232,7 +232,7 @@ def test_requests_have_weights() -> None:
         fixed(1, "PT1M", matcher(weight=0)),
     ],
 )
-def test_budget_that_is_none_is_refused(policy: dict[str, Any]) -> None:
+def test_invalid_budget_is_refused(policy: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="api_budget"):
         budget(Clock(), policy)
 

@@ -41,7 +41,7 @@ def message(read: Any) -> str:
 
 
 @pytest.mark.differs("endless pagination")
-def test_a_token_that_comes_twice_in_a_row_is_an_error(api: Api) -> None:
+def test_repeated_token_is_an_error(api: Api) -> None:
     numbers = iter(range(1000))
     api.on("/items", lambda _: Reply({"data": [{"id": next(numbers)}], "next": "abc"}))
 
@@ -54,7 +54,7 @@ def test_a_token_that_comes_twice_in_a_row_is_an_error(api: Api) -> None:
     assert len(api.asked) == 2
 
 
-def test_tokens_that_go_round_are_an_error(api: Api) -> None:
+def test_cycle_of_tokens_is_an_error(api: Api) -> None:
     following = {None: "a", "a": "b", "b": "c", "c": "a"}
     numbers = iter(range(1000))
 
@@ -77,9 +77,7 @@ def test_tokens_that_go_round_are_an_error(api: Api) -> None:
         cursor("{{ response.number }}", page_size=2),
     ],
 )
-def test_a_full_page_that_is_the_one_before_it_is_an_error(
-    api: Api, strategy: dict[str, Any]
-) -> None:
+def test_repeated_full_page_is_an_error(api: Api, strategy: dict[str, Any]) -> None:
     numbers = iter(range(1, 1000))
     rows = [{"id": 1}, {"id": 2}]
     api.on("/items", lambda _: Reply({"data": rows, "number": next(numbers), "at": "now"}))
@@ -92,7 +90,7 @@ def test_a_full_page_that_is_the_one_before_it_is_an_error(
 
 
 @pytest.mark.parametrize("kind", ["PageIncrement", "OffsetIncrement"])
-def test_an_api_that_begins_with_page_1_may_give_it_twice(api: Api, kind: str) -> None:
+def test_api_that_counts_from_page_1_may_return_it_twice(api: Api, kind: str) -> None:
     pages = {"1": [{"id": 1}], "2": [{"id": 2}], "3": []}
     api.on("/items", lambda asked: Reply({"data": pages[asked.params.get("page", "1")]}))
 
@@ -101,14 +99,14 @@ def test_an_api_that_begins_with_page_1_may_give_it_twice(api: Api, kind: str) -
     assert read.ids == [1, 1, 2]
 
 
-def test_a_first_page_that_comes_three_times_is_an_error(api: Api) -> None:
+def test_first_page_returned_three_times_is_an_error(api: Api) -> None:
     api.on("/items", Reply({"data": [{"id": 1}]}))
     one = paged({"type": "PageIncrement", "page_size": 1})
 
     assert "page 3 (token 2) has the same records as page 2" in message(reading(one, api))
 
 
-def test_transformations_do_not_hide_that_a_page_is_the_same(api: Api) -> None:
+def test_transformations_do_not_hide_a_repeated_page(api: Api) -> None:
     api.on("/items", Reply({"data": [{"id": 1, "seen": 5}]}))
     one = paged({"type": "PageIncrement", "page_size": 1, "start_from_page": 1})
     one["transformations"] = [{"type": "RemoveFields", "field_pointers": [["seen"]]}]
@@ -116,7 +114,7 @@ def test_transformations_do_not_hide_that_a_page_is_the_same(api: Api) -> None:
     assert "same records" in message(reading(one, api))
 
 
-def test_pages_that_only_look_alike_are_read(api: Api) -> None:
+def test_similar_pages_are_read(api: Api) -> None:
     pages = {
         # Full, empty, and short pages that are like another one, but not like a full one before.
         "0": [{"id": 1}, {"id": 2}],
@@ -150,12 +148,12 @@ def _scrolling(api: Api) -> None:
     )
 
 
-def test_the_token_of_a_place_at_the_server_may_repeat(api: Api) -> None:
+def test_token_of_a_position_on_the_server_may_repeat(api: Api) -> None:
     _scrolling(api)
     assert reading(paged(cursor("{{ response.scroll_id }}")), api).ids == [1, 2, 3]
 
 
-def test_the_configuration_says_whose_tokens_may_repeat(api: Api) -> None:
+def test_configuration_lists_streams_whose_tokens_may_repeat(api: Api) -> None:
     pages = iter([[{"id": 1}], [{"id": 2}], []])
     api.on(
         "/items",
@@ -164,13 +162,13 @@ def test_the_configuration_says_whose_tokens_may_repeat(api: Api) -> None:
     assert reading(paged(cursor()), api, may_repeat_tokens=["orders"]).ids == [1, 2]
 
 
-def test_a_place_at_the_server_that_does_not_move_is_an_error(api: Api) -> None:
+def test_position_on_the_server_that_does_not_move_is_an_error(api: Api) -> None:
     api.on("/items", Reply({"data": [], "scroll_id": "abc"}))
     assert "same records" in message(reading(paged(cursor("{{ response.scroll_id }}")), api))
 
 
 @given(lead=st.integers(0, 30), cycle=st.integers(1, 30))
-def test_a_cycle_of_any_length_is_noticed(lead: int, cycle: int) -> None:
+def test_cycle_of_any_length_is_detected(lead: int, cycle: int) -> None:
     repetition = Repetition("orders", str)
     token = None
     for number in range(4 * (lead + cycle) + 4):
@@ -186,7 +184,7 @@ def test_a_cycle_of_any_length_is_noticed(lead: int, cycle: int) -> None:
 
 
 @given(st.integers(1, 300))
-def test_tokens_that_never_repeat_are_no_cycle(count: int) -> None:
+def test_different_tokens_are_not_a_cycle(count: int) -> None:
     repetition = Repetition("orders", str)
     for number in range(count):
         token = {"next_page_token": number}

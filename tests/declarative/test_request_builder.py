@@ -65,7 +65,7 @@ def option(into: str, name: str | None = None, path: list[str] | None = None) ->
         ("https://a.example/api", "https://b.example/x?y=1", "https://b.example/x?y=1"),
     ],
 )
-def test_path_is_put_behind_the_base(base: str, path: str | None, url: str) -> None:
+def test_path_is_appended_to_the_base_url(base: str, path: str | None, url: str) -> None:
     assert request({"url_base": base, "path": path}).url == url
     assert request({"url_base": None, "url": base, "path": path}).url == url
 
@@ -82,7 +82,7 @@ def test_next_page_is_a_path_or_a_whole_url(path: str, url: str) -> None:
     assert request({}, path=path).url == url
 
 
-def test_parameter_that_the_next_url_has_is_not_sent_twice() -> None:
+def test_parameter_of_the_next_url_is_not_sent_twice() -> None:
     fields = {"request_parameters": {"limit": "10", "sort": "id"}}
 
     sent = wire(fields, path="https://api.example.com/v1/items?limit=10&sort=name&page=2")
@@ -90,7 +90,7 @@ def test_parameter_that_the_next_url_has_is_not_sent_twice() -> None:
     assert sent.url == "https://api.example.com/v1/items?limit=10&sort=name&page=2&sort=id"
 
 
-def test_parameters_keep_their_spelling() -> None:
+def test_parameters_keep_their_text() -> None:
     fields = {
         "request_parameters": {
             "version": "2.10",
@@ -107,7 +107,7 @@ def test_parameters_keep_their_spelling() -> None:
     )
 
 
-def test_template_that_gives_nothing_takes_its_name_with_it() -> None:
+def test_parameter_whose_template_is_null_is_omitted() -> None:
     fields = {
         "request_parameters": {
             "gone": "{{ config.get('absent') or '' }}",
@@ -123,7 +123,7 @@ def test_template_that_gives_nothing_takes_its_name_with_it() -> None:
     assert dict(sent.headers) == {"X-There": "yes"}
 
 
-def test_templates_see_what_a_request_is_about() -> None:
+def test_templates_see_the_slice_and_the_token() -> None:
     fields = {
         "path": "{{ stream_partition.account }}/items",
         "request_parameters": {
@@ -209,11 +209,11 @@ def test_bodies(fields: dict[str, Any], body: bytes | None, kind: str | None) ->
     assert sent.headers.get("Content-Type") == kind
 
 
-def test_get_has_its_body_too() -> None:
+def test_get_can_have_a_body() -> None:
     assert wire({"request_body_json": {"a": 1}}).body == b'{"a": 1}'
 
 
-def test_content_type_of_the_manifest_stays() -> None:
+def test_content_type_of_the_manifest_is_kept() -> None:
     fields = {
         "http_method": "POST",
         "request_headers": {"content-type": "application/vnd.api+json"},
@@ -234,7 +234,7 @@ def test_two_kinds_of_body_are_refused() -> None:
         wire(fields)
 
 
-def test_object_is_no_parameter() -> None:
+def test_object_parameter_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'where' is an object"):
         request({"request_parameters": {"where": {"a": 1}}})
 
@@ -256,7 +256,7 @@ def test_same_parameter_from_two_places_is_refused() -> None:
     assert "by the requester and by the paginator" in str(caught.value)
 
 
-def test_json_bodies_merge_unless_they_disagree() -> None:
+def test_json_bodies_are_merged_unless_they_conflict() -> None:
     first = Injection(body_json={"query": {"a": 1, "size": 5}}, place="the one")
     second = Injection(body_json={"query": {"b": 2, "size": 5}}, place="the other")
 
@@ -267,7 +267,7 @@ def test_json_bodies_merge_unless_they_disagree() -> None:
         merge([first, second])
 
 
-def test_text_body_takes_nothing_else() -> None:
+def test_text_body_cannot_be_merged() -> None:
     text, form = Injection(body_data="text", place="one"), Injection(body_data={"a": 1})
 
     assert merge([text, Injection()]).body_data == "text"
@@ -301,12 +301,12 @@ def test_options_put_values_into_their_places() -> None:
         {"inject_into": "elsewhere", "field_name": "a"},
     ],
 )
-def test_option_that_names_no_place_is_refused(fields: dict[str, Any]) -> None:
+def test_option_without_a_target_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="RequestOption"):
         RequestOption.model_validate({"type": "RequestOption", **fields})
 
 
-def test_properties_are_joined_where_the_requester_wants_them() -> None:
+def test_properties_are_joined_into_a_parameter() -> None:
     fields = {"request_parameters": {"properties": {"type": "QueryProperties"}}}
     part = StreamSlice(extra_fields={"query_properties": ["id", "name"]})
 

@@ -136,7 +136,7 @@ _RIGHT: list[tuple[str, dict[str, Any], Callable[[bytes], bytes], Any]] = [
 @pytest.mark.differs("responses without the records' path")
 @pytest.mark.differs("values that are not records")
 @pytest.mark.parametrize(("extractor", "within", "record"), [one[1:] for one in _RIGHT])
-def test_what_is_no_list_of_records_is_empty_or_fails_its_slice(
+def test_response_without_a_list_is_empty_or_fails_its_slice(
     api: Api, extractor: dict[str, Any], within: Callable[[bytes], bytes], record: Any
 ) -> None:
     cases = [*_BODIES]
@@ -213,7 +213,7 @@ def test_a_status_is_empty_or_fails_its_slice(
     assert outcome(api, reply, {"data": [_RECORD]}, described(_DPATH))[0] == wanted
 
 
-def test_an_error_says_where_records_should_be_and_names_no_value(api: Api) -> None:
+def test_error_contains_the_expected_path_and_no_value(api: Api) -> None:
     reply = Reply({"data": {"error": "s3cret", "request": 5}})
     _, message = outcome(api, reply, {"data": {"items": [_RECORD]}}, described(_ITEMS))
     assert message == (
@@ -259,7 +259,7 @@ _BUSY = "{{ 'error' in response }}"
         ([{"predicate": _BUSY, "action": "RATE_LIMITED"}, {"http_codes": [403]}], _FAILS),
     ],
 )
-def test_what_the_manifest_says_of_an_answer_counts(
+def test_error_handler_of_the_manifest_takes_precedence(
     api: Api, handlers: list[dict[str, Any]], wanted: str
 ) -> None:
     reply = Reply({"error": {"message": "busy"}})
@@ -268,7 +268,7 @@ def test_what_the_manifest_says_of_an_answer_counts(
 
 
 @pytest.mark.parametrize(("names", "wanted"), [((), _FAILS), (("items",), _NONE)])
-def test_the_configuration_says_which_streams_leave_their_path_out(
+def test_configuration_lists_streams_that_may_lack_records(
     api: Api, names: tuple[str, ...], wanted: str
 ) -> None:
     reply = Reply({"kind": "list", "etag": "x"})

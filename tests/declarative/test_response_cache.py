@@ -9,7 +9,7 @@ from chronolake.source.declarative.http.response import Response, ResponseCache
 
 
 @pytest.mark.differs("cached responses")
-def test_only_so_much_is_kept() -> None:
+def test_cache_size_is_bounded() -> None:
     cache = ResponseCache(limit=100)
     answer = Response(200, httpx.Headers(), b"x" * 40, "u", "GET")
     for key in ("a", "b", "a", "c"):

@@ -74,7 +74,7 @@ def stored(state: StreamState) -> dict[str, Any]:
     return found
 
 
-def test_a_run_goes_on_where_the_last_record_was() -> None:
+def test_run_continues_at_the_last_record() -> None:
     first = state_of()
     for slice_ in list(first.slices(StreamSlice())):
         first.note(slice_, day(4) if slice_["start_time"] == "2024-01-04" else None)
@@ -83,7 +83,7 @@ def test_a_run_goes_on_where_the_last_record_was() -> None:
     assert begins(state_of(stored(first)))[:2] == ["2024-01-04", "2024-01-05"]
 
 
-def test_without_records_the_next_run_begins_where_this_one_did() -> None:
+def test_run_without_records_does_not_move_the_start() -> None:
     first = state_of()
     read(first, StreamSlice(), None)
     first.complete()
@@ -91,7 +91,7 @@ def test_without_records_the_next_run_begins_where_this_one_did() -> None:
 
 
 @pytest.mark.differs("slices beyond a gap")
-def test_who_was_cut_off_asks_for_what_is_missing() -> None:
+def test_interrupted_run_continues_with_the_missing_slices() -> None:
     first = state_of()
     for slice_ in list(first.slices(StreamSlice())):
         if slice_["start_time"] not in {"2024-01-03", "2024-01-07"}:
@@ -107,7 +107,7 @@ def test_who_was_cut_off_asks_for_what_is_missing() -> None:
     assert second.as_json() == {"updated": "2024-01-10"}
 
 
-def test_what_has_come_since_is_asked_for_too() -> None:
+def test_newer_records_are_requested_as_well() -> None:
     first = state_of()
     slices = list(first.slices(StreamSlice()))
     for slice_ in slices[:-1]:
@@ -120,7 +120,7 @@ def test_what_has_come_since_is_asked_for_too() -> None:
     assert begins(whole) == ["2024-01-09", "2024-01-10", "2024-01-11", "2024-01-12"]
 
 
-def test_a_state_that_others_wrote_is_read() -> None:
+def test_state_of_another_reader_is_read() -> None:
     assert begins(state_of({"updated": "2024-01-08", "other": 1}))[0] == "2024-01-08"
     reported = state_of({"updated": "2024-01-08", "other": 1}).export()
     assert reported == {"updated": "2024-01-08", "other": 1}
@@ -136,7 +136,7 @@ def test_a_state_that_others_wrote_is_read() -> None:
         state_of({"updated": "yesterday"})
 
 
-def test_each_partition_goes_on_by_its_own_records() -> None:
+def test_each_partition_continues_at_its_own_records() -> None:
     first = by_team(clock=iter([0.0, 5.2, 5.2]).__next__)
     for name, latest in (("a", 5), ("b", 8), ("c", None)):
         read(first, team(name), latest)
@@ -162,7 +162,7 @@ def test_each_partition_goes_on_by_its_own_records() -> None:
     assert second.export()["states"][3]["cursor"] == {"updated": "2024-01-07"}
 
 
-def test_a_partition_that_failed_holds_back_what_all_share() -> None:
+def test_failed_partition_holds_back_the_global_cursor() -> None:
     before = {
         "use_global_cursor": False,
         "states": [{"partition": {"team": "a"}, "cursor": {"updated": "2024-01-02"}}],
@@ -210,7 +210,7 @@ def test_the_oldest_partitions_are_forgotten_and_read_in_full() -> None:
     assert begins(again, team(4)) == ["2024-01-09"]
 
 
-def test_or_all_have_one_cursor_from_then_on() -> None:
+def test_partitions_above_the_limit_share_a_cursor() -> None:
     run = by_team(max_partitions=3, on_limit=OnPartitionLimit.GLOBAL_CURSOR)
     for number in range(5):
         read(run, team(number), 5 + number)
@@ -246,7 +246,7 @@ def test_times_are_compared_as_times() -> None:
     st.integers(1, 7),
     st.integers(5, 30),
 )
-def test_runs_that_fail_anywhere_ask_for_each_day_once(
+def test_interrupted_runs_request_each_day_once(
     failing: Sequence[set[int]], step: int, days: int
 ) -> None:
     """However many runs stop or fail in some slices, together they request everything once."""
@@ -282,9 +282,7 @@ def _reached(state: StreamState) -> list[datetime]:
 @pytest.mark.differs("records beyond their slice")
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("lookback", [None, "P2D"])
-def test_after_a_future_record_the_next_run_asks_from_the_end_on(
-    kind: str, lookback: str | None
-) -> None:
+def test_run_after_a_future_record_starts_at_the_end(kind: str, lookback: str | None) -> None:
     partition = StreamSlice() if kind == "one" else team("a")
     more = {"lookback_window": lookback} if lookback else {}
     first = _KINDS[kind](cursor=cursor(**more), clock=lambda: 0.0)
@@ -329,7 +327,7 @@ def test_after_a_future_record_the_next_run_asks_from_the_end_on(
         ]
     ),
 )
-def test_no_state_exceeds_the_end_of_what_was_asked_for(
+def test_state_never_exceeds_the_requested_range(
     kind: str, runs: Sequence[tuple[int, list[tuple[bool, int | None]]]], described: dict[str, Any]
 ) -> None:
     """That is true for all times of records and all failed slices, also in the stored form."""
@@ -376,7 +374,7 @@ def test_a_state_of_others_does_not_exceed_its_intervals() -> None:
     assert state.export() == {"updated": "2024-01-08"}
 
 
-def test_the_log_says_once_that_records_are_beyond_their_slice() -> None:
+def test_records_beyond_their_slice_are_logged_once() -> None:
     state = state_of(stream="orders")
     with capture_logs() as logs:
         for one in list(state.slices(StreamSlice())):

@@ -94,7 +94,9 @@ def test_streams_share_the_calls_of_tokens(api: Api, client: httpx.Client) -> No
     assert api.paths().count("/quotas") == 2
 
 
-def test_order_of_statuses_makes_no_other_authenticator(api: Api, client: httpx.Client) -> None:
+def test_order_of_statuses_does_not_create_another_authenticator(
+    api: Api, client: httpx.Client
+) -> None:
     api.on("/quotas", told(9))
     visit = Visit(api, client, {"tokens": "one"})
 
@@ -104,7 +106,9 @@ def test_order_of_statuses_makes_no_other_authenticator(api: Api, client: httpx.
     assert api.paths().count("/quotas") == 1
 
 
-def test_quota_without_matchers_is_for_what_no_other_is(api: Api, client: httpx.Client) -> None:
+def test_quota_without_matchers_applies_to_unmatched_requests(
+    api: Api, client: httpx.Client
+) -> None:
     matcher = {"type": "HttpRequestRegexMatcher", "url_path_pattern": "^/items$"}
     quotas = [quota("rest"), quota("lists", matchers=[matcher]), quota("last")]
     spent, free = {"left": 0, "reset": LATER, "limit": 9}, {"left": 9, "reset": LATER, "limit": 9}
@@ -160,7 +164,7 @@ def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
     assert left == {"one": 0, "two": 0, "three": 0}
 
 
-def test_threads_that_waited_ask_for_the_quotas_once(api: Api, client: httpx.Client) -> None:
+def test_waiting_threads_fetch_the_quotas_once(api: Api, client: httpx.Client) -> None:
     api.on("/quotas", told(0, reset=int(NOW) + 60), told(40))
     visit = Visit(api, client, {"tokens": "one"})
     sender = visit.session.sender(visit.requester(rotating(api)))
@@ -172,7 +176,7 @@ def test_threads_that_waited_ask_for_the_quotas_once(api: Api, client: httpx.Cli
     assert set(visit.time.waits) <= {60.0, 5.0}
 
 
-def test_status_is_asked_for_once_after_each_wait_and_only_if_tokens_are_spent(api: Api) -> None:
+def test_quotas_are_fetched_once_after_each_wait_for_exhausted_tokens(api: Api) -> None:
     component = RateLimitedMultipleTokenAuthenticator.model_validate(rotating(api))
     times = []
 
@@ -214,7 +218,7 @@ def test_status_is_asked_for_once_after_each_wait_and_only_if_tokens_are_spent(a
         ({"X-Reset": "2099-01-01T00:00:00Z"}, 403, "two"),
     ],
 )
-def test_answers_tell_what_is_left(
+def test_responses_report_the_remaining_calls(
     api: Api, client: httpx.Client, headers: dict[str, str], status: int, next_token: str
 ) -> None:
     heard = quota(
@@ -241,9 +245,7 @@ def ignoring(*codes: int) -> dict[str, Any]:
     return {"type": "DefaultErrorHandler", "response_filters": [passed]}
 
 
-def test_what_answers_say_never_gives_calls_back_within_a_window(
-    api: Api, client: httpx.Client
-) -> None:
+def test_responses_never_add_calls_within_a_window(api: Api, client: httpx.Client) -> None:
     """A slow response's remaining quota may be out of date, and does not raise the count."""
     heard = quota(remaining_header="X-Left")
     api.on("/quotas", told(2))
@@ -255,7 +257,7 @@ def test_what_answers_say_never_gives_calls_back_within_a_window(
     assert seen == ["one", "one", "two"]
 
 
-def test_last_calls_are_spread_over_the_time_that_is_left(api: Api, client: httpx.Client) -> None:
+def test_last_calls_are_spread_over_the_rest_of_the_window(api: Api, client: httpx.Client) -> None:
     api.on("/quotas", told(3, reset=int(NOW) + 12))
     visit = Visit(api, client, {"tokens": "one,two"})
     spread = rotating(api, budget_min_reserve=2)
@@ -272,7 +274,7 @@ def test_last_calls_are_spread_over_the_time_that_is_left(api: Api, client: http
     assert visit.time.waits == [4.0, 4.0, 4.0]
 
 
-def test_wait_ends_when_the_reading_is_cancelled(api: Api, client: httpx.Client) -> None:
+def test_wait_ends_when_the_read_is_cancelled(api: Api, client: httpx.Client) -> None:
     api.on("/quotas", told(0))
     visit = Visit(api, client, {"tokens": "one"})
 
@@ -310,7 +312,7 @@ def test_waits_are_bounded_together(api: Api, client: httpx.Client) -> None:
         ),
     ],
 )
-def test_authenticator_that_is_none_is_refused(
+def test_invalid_authenticator_is_refused(
     api: Api, client: httpx.Client, config: dict[str, Any], fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -329,7 +331,7 @@ def test_authenticator_that_is_none_is_refused(
         (Reply(status=401), "GET /quotas returned status 401"),
     ],
 )
-def test_status_that_tells_nothing_ends_the_reading(
+def test_incomplete_quota_status_ends_the_read(
     api: Api, client: httpx.Client, status: Reply, message: str
 ) -> None:
     api.on("/quotas", status)
@@ -341,7 +343,7 @@ def test_status_that_tells_nothing_ends_the_reading(
     assert "/items" not in api.paths()
 
 
-def test_no_message_shows_any_of_the_tokens(api: Api, client: httpx.Client) -> None:
+def test_no_message_contains_a_token(api: Api, client: httpx.Client) -> None:
     """Each token is hidden in the API's messages, whichever of them the request used."""
     other = "another-that-nobody-may-see"
     api.on("/quotas", told(50))
