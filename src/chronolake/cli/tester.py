@@ -189,16 +189,16 @@ def run_tester(
     require("serve", "The command `test-destination`")
     from chronolake.errors import ConfigurationError
     from chronolake.tester import RunOptions, definition, files, run
-    from chronolake.tester import options as words
+    from chronolake.tester import options as tester_options
 
     try:
         options = RunOptions(
             target=target,
-            configuration=words.read_configuration(configuration) if configuration else {},
+            configuration=tester_options.read_configuration(configuration) if configuration else {},
             schema=schema_name,
             schema_per_file=schema_per_file,
             tester_version=definition.VendorVersion(tester_version.value),
-            mode=words.FlushMode(mode.value),
+            mode=tester_options.FlushMode(mode.value),
             format=files.FileFormat(format.value) if format else None,
             compression=files.Compression("none" if plain_text else compression.value),
             encrypted=encryption is Encryption.AES and not plain_text,
@@ -206,7 +206,9 @@ def run_tester(
             minimal_deletes=delete_columns is DeleteColumns.MINIMAL,
             replay=replay,
             strict_migrations=strict_migrations,
-            accepted_types=dict(words.parse_accepted_type(text) for text in accept_type or ()),
+            accepted_types=dict(
+                tester_options.parse_accepted_type(text) for text in accept_type or ()
+            ),
             shuffle_seed=shuffle_seed,
             work_dir=work_dir,
             keep_files=keep_files,
