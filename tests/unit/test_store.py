@@ -110,7 +110,7 @@ def test_so_does_one_in_postgresql(tmp_path: Path, uri: str) -> None:
     assert run_history.last_runs(config)["shop", "orders"].fresh_as_of == oldest.run.began
     assert len(run_history.runs(config).runs[1].streams) == 2
     _expect_upgraded(config)
-    assert run_history.verified(config)["shop.orders"].rows == 20
+    assert run_history.last_verifications(config)["shop.orders"].rows == 20
 
 
 def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -
     lately = run_history.last_runs(config)
     assert lately["shop", "orders"].fresh_as_of == "2026-01-01T00:00:00.000Z"
     assert lately["shop", "items"].fresh_as_of is None
-    assert run_history.verified(config) == {}
+    assert run_history.last_verifications(config) == {}
     assert "hush" not in repr((newest, oldest, pipeline, lately)), "tokens are nobody's business"
 
 
@@ -153,7 +153,7 @@ def test_a_lake_that_has_no_store_has_no_runs(tmp_path: Path) -> None:
         assert run_history.run(config, "r1") is None
         assert run_history.pipelines(config) == []
         assert run_history.last_runs(config) == {}
-        assert run_history.verified(config) == {}
+        assert run_history.last_verifications(config) == {}
     assert not there.path.exists(), "nothing is made by looking"
 
 

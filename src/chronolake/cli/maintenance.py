@@ -131,7 +131,7 @@ def verify(
         failures: list[ChronolakeError] = []
         reports: list[VerifyReport] = []
         for name in named or opened.tables():
-            with _collected(failures, name):
+            with _collect_failure(failures, name):
                 reports.append(checked(opened, name))
         if stream is not None:
             reports = [compare_with_lake(opened, report, stream) for report in reports]
@@ -149,7 +149,7 @@ def verify(
 
 
 @contextmanager
-def _collected(failures: list[ChronolakeError], table: TableName) -> Iterator[None]:
+def _collect_failure(failures: list[ChronolakeError], table: TableName) -> Iterator[None]:
     """Append a failure of the block to `failures`, so that the other tables are still processed."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -204,7 +204,7 @@ def maintain(
                 else:
                     screen.print(output.format_plan(plan))
                 continue
-            with _collected(failures, name):
+            with _collect_failure(failures, name):
                 result = core.maintain(opened, name, only_if_needed=only_if_needed)
                 if json:
                     print_json(output.maintenance_result_json(result), pretty=False)

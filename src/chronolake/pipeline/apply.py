@@ -122,7 +122,7 @@ def apply(
             left = files[done:]
             rebuilt = rebuild(lake, writer.stream, lease, upto=files[-1])
             rows = rows_in(file for file in left if file in rebuilt.files)
-            yield _applied(left[-1].mark, left, rows=rows, written=rebuilt.written)
+            yield _result_of(left[-1].mark, left, rows=rows, written=rebuilt.written)
             return
         yield applied
         done += len(step)
@@ -179,16 +179,16 @@ def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
     last = step.files[-1].mark
     if landed.is_silent and not (step.bad and stored is not None):
         mark = None if stored is None else stored.applied.watermark
-        return _applied(mark, step.files, rows=landed.rows)
+        return _result_of(mark, step.files, rows=landed.rows)
     if stored is None:
-        return _applied(
+        return _result_of(
             last, step.files, rows=landed.rows, written=_create_table(writer, landed, step)
         )
     columns = _columns(stored, landed)
     if not columns.are_in_place:
         return None
     written = _write_step(stored, landed, columns, step)
-    return _applied(last, step.files, rows=landed.rows, written=written)
+    return _result_of(last, step.files, rows=landed.rows, written=written)
 
 
 def _record_unreadable_files(stored: StoredTable, step: _Step) -> Applied:
@@ -202,7 +202,7 @@ def _record_unreadable_files(stored: StoredTable, step: _Step) -> Applied:
 
     with writer.lake.writing(writer.stream.table):
         publish(stored.table, record_files, {LEASE_PROPERTY: str(writer.lease.token)})
-    return _applied(step.files[-1].mark, step.files, rows=0)
+    return _result_of(step.files[-1].mark, step.files, rows=0)
 
 
 def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterator[list[DataFile]]:
@@ -231,7 +231,7 @@ def _landing(writer: TableWriter, files: Sequence[DataFile]) -> Landing:
     return landing(spark, files, writer.namings)
 
 
-def _applied(
+def _result_of(
     watermark: str | None, files: Sequence[DataFile], *, rows: int, written: int = 0
 ) -> Applied:
     return Applied(watermark, len(files), sum(file.size for file in files), rows, written)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from chronolake.errors import SourceError
 from chronolake.landing import ObjectFolder
 from chronolake.pipeline.properties import LAKE_PROPERTY, SIGHT_PROPERTY, WATERMARK_PROPERTY
-from chronolake.pipeline.run_history import behind_seconds, last_runs, verified
+from chronolake.pipeline.run_history import behind_seconds, last_runs, last_verifications
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def freshness(
     """
     # Names may contain slashes, so only the joined name identifies the stream.
     lately = {"/".join(key): (key, last) for key, last in last_runs(config).items()}
-    checked = verified(config)
+    checked = last_verifications(config)
     return {
         table.name: _freshness(table, lately, checked.get(str(table.name)), with_waiting)
         for table in tables

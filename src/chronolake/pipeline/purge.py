@@ -44,7 +44,7 @@ def erase_purged(writer: TableWriter, table: IcebergTable | None, landed: Landin
     if table is not None:
         # A crash may have left an empty table without its branch of tombstones.
         ensure_hidden(table)
-        purges = _identified(purges_of(landed.spark, table), landed)
+        purges = _with_identifiers(purges_of(landed.spark, table), landed)
         changed += erase(purges, landed.files, stream.folder, guard=writer.lease.expect_held)
     if changed:
         log.info("files_erased", table=str(stream.table), files=changed)
@@ -71,7 +71,7 @@ def erase_all(writer: TableWriter, upto: str) -> None:
         log.info("files_erased", table=str(stream.table), files=changed)
 
 
-def _identified(purges: DataFrame, landed: Landing) -> DataFrame:
+def _with_identifiers(purges: DataFrame, landed: Landing) -> DataFrame:
     """Return purges with the record identifiers of the landed files."""
     key = landed.declared_key
     casts = (

@@ -109,8 +109,8 @@ class TableComparison:
 
     def tombstones(self) -> tuple[DataFrame, list[Column]]:
         """Return tombstones of the table's records that were not read, and their columns."""
-        read = self._read_versions.selectExpr(*_numbered(_THEIRS, self._key))
-        names = zip(_numbered(_OURS, self._key), self._key, strict=True)
+        read = self._read_versions.selectExpr(*_numbered_names(_THEIRS, self._key))
+        names = zip(_numbered_names(_OURS, self._key), self._key, strict=True)
         tombstones = self._comparable.join(read, _all(self._same_key), "left_anti").selectExpr(
             *(f"{ours} AS {quoted(column.name)}" for ours, column in names),
             self._at(MODIFIED),
@@ -144,13 +144,15 @@ class TableComparison:
 
     @property
     def _same_key(self) -> list[str]:
-        both = zip(_numbered(_THEIRS, self._key), _numbered(_OURS, self._key), strict=True)
+        both = zip(
+            _numbered_names(_THEIRS, self._key), _numbered_names(_OURS, self._key), strict=True
+        )
         return [f"{theirs} = {ours}" for theirs, ours in both]
 
     @property
     def _read_versions(self) -> DataFrame:
         """Return the versions that were read, with keys cast for comparison with the table."""
-        keys = zip(_numbered(_THEIRS, self._key), self._key, strict=True)
+        keys = zip(_numbered_names(_THEIRS, self._key), self._key, strict=True)
         return self.reconciliation.versions.selectExpr(
             *self._cells,
             MODIFIED,
@@ -166,7 +168,7 @@ class TableComparison:
     def _present(self) -> DataFrame:
         """Return the table's current records."""
         sides = self._sides
-        keys = zip(_numbered(_OURS, self._key), self._key, strict=True)
+        keys = zip(_numbered_names(_OURS, self._key), self._key, strict=True)
         stored = {name: sides.by_name[column.name] for name, column in keys}
         return (
             self.lake.spark.table(f"{CATALOG}.{self.table.name.sql}")
@@ -197,7 +199,7 @@ class TableComparison:
         return self._read_versions.join(known, _all(same), "left_anti")
 
 
-def _numbered(prefix: str, key: Sequence[Column]) -> list[str]:
+def _numbered_names(prefix: str, key: Sequence[Column]) -> list[str]:
     return [f"{prefix}{number}" for number in range(len(key))]
 
 

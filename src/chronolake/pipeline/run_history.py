@@ -264,7 +264,7 @@ class StoreReader:
     def _all(self, query: sql.Select[Any]) -> Sequence[sql.Row[Any]]:
         return self.connection.execute(query).all()
 
-    def verified(self) -> dict[str, Verified]:
+    def last_verifications(self) -> dict[str, Verified]:
         """Return the last verification of each table, by the table's name as text."""
         columns = available_columns(self.connection, VERIFIED)
         if columns is None:
@@ -558,14 +558,14 @@ def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str
     }
 
 
-def verified(config: LakeConfig) -> dict[str, Verified]:
+def last_verifications(config: LakeConfig) -> dict[str, Verified]:
     """Return each table's last result of `chronolake verify`, by `str` of the table's name.
 
     Raises:
         LakeError: the store is not reachable.
     """
     with read(config) as store:
-        return {} if store is None else store.verified()
+        return {} if store is None else store.last_verifications()
 
 
 def behind_seconds(fresh_as_of: str | None) -> float | None:
