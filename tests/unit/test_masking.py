@@ -66,7 +66,7 @@ def test_no_part_of_a_password_in_an_address_is_shown(password: str, scheme: str
     except ValidationError as failure:
         shown.append(str(failure.errors(include_input=False)[0]["msg"]))
     with http_client() as client:
-        shown.append(Network(client).shown(address))
+        shown.append(Network(client).redact_url(address))
     for text in shown:
         assert not any(part in text for part in parts if part.isalpha())
 
