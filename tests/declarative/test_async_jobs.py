@@ -511,7 +511,7 @@ def test_line_without_an_end_is_an_error(desk: Desk, monkeypatch: pytest.MonkeyP
     failure = desk.read(download_decoder={"type": "JsonlDecoder"}).failure
 
     assert failure is not None
-    assert "A line of an answer" in failure.message
+    assert "A line of a response" in failure.message
 
 
 def test_abandoned_download_leaves_no_file(

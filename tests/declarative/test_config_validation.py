@@ -150,7 +150,7 @@ def test_a_configuration_without_rules_stays_as_it_is() -> None:
         ({"n": 1}, _asks({"type": "integer"}, field_path=["n"]), None),
         ({"n": 1}, _asks({"type": "string"}, field_path=["m"]), None),
         ({"n": 1}, _asks({"type": "string"}, field_path=["n"]), "configuration's n .* string"),
-        ({"n": "x"}, _asks({"type": "string"}, field_path=["n"]), "no JSON"),
+        ({"n": "x"}, _asks({"type": "string"}, field_path=["n"]), "not valid JSON"),
         ({"n": '"x"'}, _asks({"type": "string"}, field_path=["n"]), None),
         ({"l": [{"a": 1}, {}]}, _asks({"type": "integer"}, field_path=["l", "*", "a"]), None),
         ({"l": [1, "2", None]}, _asks({"type": "integer"}, field_path=["l", "*"]), "l.*"),

@@ -205,12 +205,12 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
         (
             {"dynamic_streams_check_configs": [_configured(1, "charts")]},
             "check.dynamic_streams_check_configs[0].dynamic_stream_name",
-            "there are no dynamic streams charts",
+            "there is no dynamic stream charts",
         ),
         (
             {"dynamic_streams_check_configs": [_configured(1, "table")]},
             "check.dynamic_streams_check_configs[0].dynamic_stream_name",
-            "there are no dynamic streams table",
+            "there is no dynamic stream table",
         ),
         (
             {"dynamic_streams_check_configs": [_configured(0)]},
@@ -320,7 +320,7 @@ def test_what_is_configured_for_no_stream_hides_none(
     (tried,) = [
         load for load in json.loads(reported) if load["what"].endswith("connection, by items")
     ]
-    assert tried["message"] == "1 request, a record came"
+    assert tried["message"] == "1 request, records found"
 
 
 def _nested() -> Manifest:
@@ -343,7 +343,7 @@ def test_a_look_takes_the_first_slice_alone(api: Api) -> None:
 
     findings = _findings(_nested(), api)
 
-    assert findings[-1].message == "2 requests, no record came"
+    assert findings[-1].message == "2 requests, no records found"
     assert api.paths() == ["/tables", "/tables/one"]
 
 

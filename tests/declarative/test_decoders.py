@@ -82,7 +82,7 @@ def test_what_says_nothing_is_an_empty_object(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"<x>", b'{"a": 1', b'{"a": "\xe4"}', b"[" * 2000 + b"]" * 2000])
 def test_what_is_no_json_is_no_empty_page(body: bytes) -> None:
-    with pytest.raises(SourceError, match="An answer is no JSON"):
+    with pytest.raises(SourceError, match="A response is not valid JSON"):
         _bodies(_JSON, body)
 
 
@@ -95,15 +95,15 @@ def test_each_line_of_jsonl_is_a_body() -> None:
 @pytest.mark.parametrize(
     ("decoder", "body", "message"),
     [
-        (_JSONL, b'{"a":1}\n{"a":', "no JSON in line 2"),
-        (_JSONL, b"<html>busy</html>", "no JSON in line 1"),
-        (_JSONL, b'"\xff"', "no JSON in line 1"),
-        (_CSV, b'{"error": {"code": "busy"}}', "no CSV"),
-        (_CSV, b"\n <html>\n<body>", "no CSV"),
-        (_CSV, b'\xef\xbb\xbf[{"a": 1}]', "no CSV"),
-        (_XML, b"nope", "no XML: ExpatError"),
-        (_XML, b"<r><i>1</i>", "no XML: ExpatError"),
-        (_XML, b'{"error": "busy"}', "no XML: ExpatError"),
+        (_JSONL, b'{"a":1}\n{"a":', "not valid JSON in line 2"),
+        (_JSONL, b"<html>busy</html>", "not valid JSON in line 1"),
+        (_JSONL, b'"\xff"', "not valid JSON in line 1"),
+        (_CSV, b'{"error": {"code": "busy"}}', "not valid CSV"),
+        (_CSV, b"\n <html>\n<body>", "not valid CSV"),
+        (_CSV, b'\xef\xbb\xbf[{"a": 1}]', "not valid CSV"),
+        (_XML, b"nope", "not valid XML: ExpatError"),
+        (_XML, b"<r><i>1</i>", "not valid XML: ExpatError"),
+        (_XML, b'{"error": "busy"}', "not valid XML: ExpatError"),
         (_items("data.items"), b'{"error": "busy"}', "no list at data.items"),
         (_items("data.items"), b'{"data": {"total": 0}}', "no list at data.items"),
         (_items("data.items"), b'{"data": {"items": {"a": 1}}}', "no list at data.items"),
@@ -179,7 +179,7 @@ def test_compressed_bodies_have_what_is_within(
     ],
 )
 def test_what_a_decoder_cannot_read_is_an_error(decoder: dict[str, Any], body: bytes) -> None:
-    with pytest.raises(SourceError, match="is not what its"):
+    with pytest.raises(SourceError, match="does not have the format that its"):
         _bodies(decoder, body)
 
 
@@ -195,7 +195,7 @@ def test_no_more_comes_out_of_a_body_than_is_allowed(
     decoder: dict[str, Any], body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoders, "MOST_DECOMPRESSED", 1000)
-    with pytest.raises(SourceError, match="More than 1000 bytes"):
+    with pytest.raises(SourceError, match="more than 1000 bytes"):
         _bodies(decoder, body)
 
 

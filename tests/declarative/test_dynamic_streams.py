@@ -302,7 +302,7 @@ def test_values_get_what_they_inherit() -> None:
 
 def test_a_value_without_a_place_is_told() -> None:
     mapping = _sets(["name", "deeper"], "x", create_or_update=True)
-    with pytest.raises(ConfigurationError, match=r"no place for name\.deeper"):
+    with pytest.raises(ConfigurationError, match=r"on the path name\.deeper"):
         _put(mapping)
 
 
@@ -364,7 +364,7 @@ def test_one_stream_that_is_wrong_stops_no_other() -> None:
     found = _made(_dynamic(_listed(values, _NAMED)))
     assert [*found.streams] == ["one", "two"]
     assert [problem.message for problem in found.problems] == [
-        "there are two streams one",
+        "there are two streams named one",
         "input should be a valid string",
         "input should be a valid string",
     ]

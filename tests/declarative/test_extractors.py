@@ -71,25 +71,25 @@ def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: 
 @pytest.mark.parametrize(
     ("path", "body", "missing"),
     [
-        (["a", "b"], {"a": "text"}, "`a.b` (there is a text)"),
-        (["a", "b"], {"c": 1, "d": 2}, "`a` (there is an object with 'c', 'd')"),
-        (["a", "7"], {"a": [1]}, "`a.7` (there is a list of 1)"),
-        (["a", "b"], [{"a": {"b": [1]}}, {"a": 5}], "`a.b` (there is a number or a truth value)"),
-        (["a", "*"], {"b": 1}, "`a` (there is an object with 'b')"),
-        (["0"], {"0": [1]}, "`0` (there is an object with '0')"),
-        (["True"], {"True": [1]}, "`True` (there is an object with 'True')"),
+        (["a", "b"], {"a": "text"}, "`a.b` (found a string)"),
+        (["a", "b"], {"c": 1, "d": 2}, "`a` (found an object with 'c', 'd')"),
+        (["a", "7"], {"a": [1]}, "`a.7` (found a list of length 1)"),
+        (["a", "b"], [{"a": {"b": [1]}}, {"a": 5}], "`a.b` (found a number or a boolean)"),
+        (["a", "*"], {"b": 1}, "`a` (found an object with 'b')"),
+        (["0"], {"0": [1]}, "`0` (found an object with '0')"),
+        (["True"], {"True": [1]}, "`True` (found an object with 'True')"),
         (
             ["a"],
             dict.fromkeys("bcdefgh"),
-            "`a` (there is an object with 'b', 'c', 'd', 'e', 'f', …)",
+            "`a` (found an object with 'b', 'c', 'd', 'e', 'f', …)",
         ),
         # A pattern without a match, or whose matches all lack the rest of the path.
-        (["a", "*"], {"a": "text"}, "`a.*` (there is a text)"),
-        (["a", "*", "b"], {"a": {"x": 1}}, "`a.*.b` (there is a number or a truth value)"),
-        (["*", "b"], {"error": {"code": 5}}, "`*.b` (there is an object with 'code')"),
-        (["*", "b"], [{"x": {"c": 1}}, {"d": 5}], "`*.b` (there is an object with 'c')"),
-        (["d*"], {"a": 1}, "`d*` (there is an object with 'a')"),
-        (["a", "**", "b"], {"a": {"x": [{"c": 1}]}}, "`a.**.b` (there is an object with 'x')"),
+        (["a", "*"], {"a": "text"}, "`a.*` (found a string)"),
+        (["a", "*", "b"], {"a": {"x": 1}}, "`a.*.b` (found a number or a boolean)"),
+        (["*", "b"], {"error": {"code": 5}}, "`*.b` (found an object with 'code')"),
+        (["*", "b"], [{"x": {"c": 1}}, {"d": 5}], "`*.b` (found an object with 'c')"),
+        (["d*"], {"a": 1}, "`d*` (found an object with 'a')"),
+        (["a", "**", "b"], {"a": {"x": [{"c": 1}]}}, "`a.**.b` (found an object with 'x')"),
         # Below an empty value nothing is missing, and one complete match of a pattern is enough.
         (["a", "b"], {"a": None}, None),
         (["a", "b"], {"a": []}, None),
@@ -109,7 +109,7 @@ def test_a_path_that_leads_nowhere_is_told_apart_from_an_empty_list(
 
 
 def test_a_pattern_for_one_value_must_not_fit_several() -> None:
-    with pytest.raises(SourceError, match="fits several values"):
+    with pytest.raises(SourceError, match="matches several values"):
         _extracted(_dpath("d*"), {"da": [1], "db": [2]})
 
 

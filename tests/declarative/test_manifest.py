@@ -95,8 +95,8 @@ def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     assert {problem.stream for problem in found.problems} == {"one", "two"}
     (custom,) = [problem for problem in found.problems if problem.line == 7]
     assert custom.message == (
-        "CustomRequester is Python code in place of what makes requests and bounds them, which is "
-        "not run"
+        "CustomRequester is Python code that replaces the requester, which sends and limits "
+        "requests, which is not run"
     )
     with pytest.raises(ConfigurationError, match=r"line 7: streams\[0\].retriever.requester.type"):
         found.stream("one")
@@ -147,7 +147,7 @@ def test_a_page_token_where_the_page_size_is_put_is_told(
     ("text", "expected"),
     [
         ("streams: [", "is not valid YAML"),
-        ("- a", "must hold keys and values"),
+        ("- a", "must contain a mapping"),
         ("a: &a [*a]", "is nested too deeply"),
     ],
 )
@@ -192,12 +192,12 @@ def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> No
         (problem.line, problem.path): (problem.stream, problem.message)
         for problem in found.problems
     }
-    nothing = "the reference #/definitions/{} refers to nothing"
+    nothing = "the reference #/definitions/{} does not exist"
     assert reported == {
         (2, "definitions.unused.$ref"): (None, nothing.format("nothing")),
         (3, "definitions.requester.url_base"): (
             None,
-            f"{nothing.format('base')}; for that, these cannot be read: one, four",
+            f"{nothing.format('base')}; therefore, these streams cannot be read: one, four",
         ),
         (4, "definitions.egg.hen"): (None, "the reference #/definitions/hen refers to itself"),
         (12, "streams[1].$ref"): ("two", nothing.format("none")),
@@ -215,7 +215,9 @@ def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> No
     assert list(found.streams) == ["five"]
     with pytest.raises(ConfigurationError, match=r"streams\[1\].\$ref: the reference"):
         found.stream("two")
-    with pytest.raises(ConfigurationError, match=r"definitions\.requester\.url_base: .* nothing"):
+    with pytest.raises(
+        ConfigurationError, match=r"definitions\.requester\.url_base: .* does not exist"
+    ):
         found.stream("four")
 
 
@@ -223,7 +225,7 @@ def test_a_place_of_references_that_is_all_there_is_the_only_problem(tmp_path: P
     found = manifest(tmp_path, 'streams: "#/nowhere"')
 
     assert [(problem.line, problem.path, problem.message) for problem in found.problems] == [
-        (1, "streams", "the reference #/nowhere refers to nothing")
+        (1, "streams", "the reference #/nowhere does not exist")
     ]
 
 
@@ -297,12 +299,12 @@ def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
     assert [(problem.line, problem.hint) for problem in found.problems] == [
         (6, "Did you mean 'POST'?"),
         (7, "Did you mean 'BearerAuthenticator'?"),
-        (8, "Did you mean it by 'feld_path'?"),
-        (9, "Give it a `pagination_strategy`."),
-        (14, "Here stands '1'."),
-        (15, "Here stands '2024'."),
-        (16, "Say by a `type` what it is."),
-        (18, "Without the streams that need it, the others are read (`only`)."),
+        (8, "Is 'feld_path' a misspelling of it?"),
+        (9, "Add the key `pagination_strategy`."),
+        (14, "The value is '1'."),
+        (15, "The value is '2024'."),
+        (16, "Add a `type`."),
+        (18, "To read only the streams that do not need it, list them in `only`."),
         (19, "Did you mean 'CheckStream'?"),
     ]
     with pytest.raises(ConfigurationError) as refusal:

@@ -145,7 +145,7 @@ def test_partitions_of_a_union_are_plain_values() -> None:
     with Api({"/teams": Reply({"data": [{"id": {"not": "plain"}}]})}) as api:
         found = reading(_children(_union(_parents(), _parents())), api)
 
-    assert "plain values named team" in str(found.result.failure)
+    assert "single values named team" in str(found.result.failure)
 
 
 # ---------------------------------------------------------------------- within the parents
@@ -269,7 +269,7 @@ def test_a_stream_that_was_read_as_a_whole_is_not_too_old() -> None:
     ("described", "state", "reason"),
     [
         (_turns(), {"updated": "nonsense"}, "state"),
-        (_turns(api_retention_period="a month"), {"updated": "2024-01-01"}, "span of time"),
+        (_turns(api_retention_period="a month"), {"updated": "2024-01-01"}, "not a valid duration"),
         (
             _turns(
                 incremental_stream=stream(
@@ -277,7 +277,7 @@ def test_a_stream_that_was_read_as_a_whole_is_not_too_old() -> None:
                 )
             ),
             {"id": 5},
-            "counts",
+            "not a datetime cursor",
         ),
     ],
 )

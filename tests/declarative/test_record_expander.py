@@ -82,7 +82,7 @@ def test_items_carry_some_fields_of_their_record() -> None:
 
 
 def test_a_field_needs_a_place_in_the_item() -> None:
-    with pytest.raises(SourceError, match="something else stands"):
+    with pytest.raises(SourceError, match="on its path is not an object"):
         _expanded(_ORDER, parent_fields=[_parent(["at"], ["id", "at"])])
 
 
@@ -135,7 +135,7 @@ def test_a_list_that_is_cut_is_told_once() -> None:
     ],
 )
 def test_what_leads_to_one_place_has_no_pattern(more: Mapping[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="several places"):
+    with pytest.raises(ConfigurationError, match="several values"):
         _expanded(_ORDER, **more)
 
 

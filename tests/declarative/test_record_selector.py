@@ -311,7 +311,7 @@ def test_a_page_without_records_has_no_last_one() -> None:
 
 @pytest.mark.parametrize("record", [None, "text", [1], 5])
 def test_records_that_are_no_objects_are_refused(record: Any) -> None:
-    with pytest.raises(SourceError, match="no objects"):
+    with pytest.raises(SourceError, match="not objects"):
         _page(_selection(), {"a": 1}, record)
 
 

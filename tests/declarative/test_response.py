@@ -217,7 +217,7 @@ def test_error_contains_the_expected_path_and_no_value(api: Api) -> None:
     reply = Reply({"data": {"error": "s3cret", "request": 5}})
     _, message = outcome(api, reply, {"data": {"items": [_RECORD]}}, described(_ITEMS))
     assert message == (
-        "An answer has no `data.items` (there is an object with 'error', 'request'), where its "
+        "A response has no `data.items` (found an object with 'error', 'request'), where its "
         "records should be."
     )
 

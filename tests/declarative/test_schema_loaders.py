@@ -184,9 +184,9 @@ def test_several_loaders_make_one_schema(server: Server) -> None:
     [
         ({}, "no list of fields"),
         ({"fields": [{"kind": "string"}]}, "without a name"),
-        ({"fields": [{"name": "x", "kind": "money"}]}, "type of the field x"),
-        ({"fields": [{"name": "x", "kind": ["string"]}]}, "type of the field x"),
-        ({"fields": [{"name": "x", "kind": None}]}, "type of the field x"),
+        ({"fields": [{"name": "x", "kind": "money"}]}, "type for the field x"),
+        ({"fields": [{"name": "x", "kind": ["string"]}]}, "type for the field x"),
+        ({"fields": [{"name": "x", "kind": None}]}, "type for the field x"),
     ],
 )
 def test_what_is_no_schema_fails_the_stream(server: Server, answer: Any, told: str) -> None:
@@ -209,7 +209,7 @@ def test_only_arrays_have_items() -> None:
         manifest.stream("items")
 
 
-@pytest.mark.differs("schemas outside of the manifest's folder")
+@pytest.mark.differs("schemas outside the manifest's folder")
 def test_a_schema_is_read_below_the_manifest_alone(server: Server, tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text('{"properties": {"id": {"type": "integer"}}}')
     folder = tmp_path / "manifest"
@@ -224,5 +224,5 @@ def test_a_schema_is_read_below_the_manifest_alone(server: Server, tmp_path: Pat
     found = of(mapped({"streams": [stream]}), folder / "manifest.yaml")
     with http_client() as client:
         api = api_of(found, {"url": server.url}, Network(client))
-        with pytest.raises(ConfigurationError, match="outside of the manifest's folder"):
+        with pytest.raises(ConfigurationError, match="outside the manifest's folder"):
             schema_of(found.stream("items"), api)

@@ -70,16 +70,16 @@ def offered(folder: Path, settings: str, more: str = "") -> dict[str, Stream]:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ("{whole: {detect_deletes: weekly}}", "each run reads and compares all of it already"),
+        ("{whole: {detect_deletes: weekly}}", "each run already reads and compares all records"),
         ("{keyless: {detect_deletes: 12h}}", "it has no primary key"),
         (
             "{orders: {detect_deletes: P7D, cursor_in_key: true}}",
             "its cursor is part of its key",
         ),
-        ("{lines: {detect_deletes: weekly}}", "its parent orders is read from a time on"),
-        ("{whole: {cursor_in_key: true}}", "it has no cursor over time"),
-        ("{counted: {cursor_in_key: true}}", "it has no cursor over time"),
-        ("{keyless: {cursor_in_key: true}}", "all that a record says is its key"),
+        ("{lines: {detect_deletes: weekly}}", "its parent orders is read incrementally"),
+        ("{whole: {cursor_in_key: true}}", "it has no datetime cursor"),
+        ("{counted: {cursor_in_key: true}}", "it has no datetime cursor"),
+        ("{keyless: {cursor_in_key: true}}", "the whole record is its key"),
         ("{orders: {detect_deletes: sometimes}}", "write daily, weekly, monthly, never"),
         ("{orders: {detect_deletes: PT0S}}", "write daily, weekly, monthly, never"),
         ("{orders: {detect_deletes: 0h}}", "write daily, weekly, monthly, never"),

@@ -108,8 +108,8 @@ def _one(found: Manifest) -> Problem:
 @pytest.mark.parametrize(
     ("described", "path", "message", "hint"),
     [
-        (_asking(request_headers={"a": "{{ config[ }}"}), "a", "cannot be read", "Correct it"),
-        (_asking(request_headers={"a": "{{ confg.x }}"}), "a", "`confg` is not", "'config'"),
+        (_asking(request_headers={"a": "{{ config[ }}"}), "a", "is not valid", "Correct it"),
+        (_asking(request_headers={"a": "{{ confg.x }}"}), "a", "`confg` does not", "'config'"),
         (
             _asking(request_parameters={"a": "{{ now_ut() }}"}),
             "a",
@@ -118,31 +118,66 @@ def _one(found: Manifest) -> Problem:
         ),
         (_asking(request_body_json={"a": [{"b": "{{ 1|hsh }}"}]}), "b", "filter `hsh`", "'hash'"),
         (_adding("{% if record.x is defind %}1{% endif %}"), "value", "test `defind`", "'defined'"),
-        (_adding("{{ record.x | regex_search('(') }}"), "value", "no regular expression", ""),
-        (_adding("{{ now_utc() - duration('1D') }}"), "value", "'1D' is no duration", "ISO 8601"),
-        (_asking(request_headers={"a": "{{ record.id }}"}), "a", "`record` is not", "It knows"),
-        (_asking(request_headers={"{{ nam }}": 1}), "{{ nam }}", "`nam` is not known", ""),
+        (
+            _adding("{{ record.x | regex_search('(') }}"),
+            "value",
+            "not a valid regular expression",
+            "",
+        ),
+        (
+            _adding("{{ now_utc() - duration('1D') }}"),
+            "value",
+            "'1D' is not a valid duration",
+            "ISO 8601",
+        ),
+        (
+            _asking(request_headers={"a": "{{ record.id }}"}),
+            "a",
+            "`record` does not",
+            "Variables there",
+        ),
+        (_asking(request_headers={"{{ nam }}": 1}), "{{ nam }}", "`nam` does not exist", ""),
         (_asking(request_headers={"a": "{{ stream_state.x }}"}), "a", "`stream_state`", "interval"),
         (_handling(predicate="{{ respnse.x }}"), "predicate", "`respnse`", "'response'"),
-        (_handling(http_codes=[429, 4290]), "http_codes[1]", "4290 is no status", "three digits"),
-        (_waiting("WaitTimeFromHeader", header="a", regex="["), "regex", "no regular", ""),
-        (_by(step="1 day", cursor_granularity="P1D"), "step", "'1 day' is no duration", "P1D"),
-        (_by(step="P1D", cursor_granularity="{{ 1 }}"), "cursor_granularity", "no duration", ""),
+        (
+            _handling(http_codes=[429, 4290]),
+            "http_codes[1]",
+            "4290 is not a valid HTTP status",
+            "three digits",
+        ),
+        (_waiting("WaitTimeFromHeader", header="a", regex="["), "regex", "not a valid regular", ""),
+        (
+            _by(step="1 day", cursor_granularity="P1D"),
+            "step",
+            "'1 day' is not a valid duration",
+            "P1D",
+        ),
+        (
+            _by(step="P1D", cursor_granularity="{{ 1 }}"),
+            "cursor_granularity",
+            "not a valid duration",
+            "",
+        ),
         (_by(step="P1D"), "step", "`step` and `cursor_granularity`, or neither", ""),
-        (_by(lookback_window="P1X"), "lookback_window", "no duration", ""),
-        (_by(datetime_format="%Y-%Q"), "datetime_format", "no directive %Q", "strptime"),
+        (_by(lookback_window="P1X"), "lookback_window", "not a valid duration", ""),
+        (
+            _by(datetime_format="%Y-%Q"),
+            "datetime_format",
+            "the directive %Q does not exist",
+            "strptime",
+        ),
         (
             _by(datetime_format="YYYY-MM-DD"),
             "datetime_format",
-            "does not tell the year",
+            "does not contain the year",
             "strptime",
         ),
-        (_by(datetime_format="%H:%M"), "datetime_format", "not tell the year", "strptime"),
+        (_by(datetime_format="%H:%M"), "datetime_format", "not contain the year", "strptime"),
         (_by(cursor_datetime_formats=["ISO"]), "cursor_datetime_formats[0]", "the year", ""),
         (
             _by(start_datetime="2024-01-01T00:00:00Z"),
             "start_datetime",
-            "does not have the format %Y-%m-%d",
+            "does not match the format %Y-%m-%d",
             "datetime_format",
         ),
         (
@@ -154,24 +189,24 @@ def _one(found: Manifest) -> Problem:
                 }
             ),
             "end_datetime.datetime",
-            "does not have the format %d/%m/%Y",
+            "does not match the format %d/%m/%Y",
             "",
         ),
-        (_paged(type="PageIncrement", page_size="ten"), "page_size", "'ten' is not a whole", ""),
-        (_paged(type="OffsetIncrement", page_size="ten"), "page_size", "not a whole number", ""),
+        (_paged(type="PageIncrement", page_size="ten"), "page_size", "'ten' is not an integer", ""),
+        (_paged(type="OffsetIncrement", page_size="ten"), "page_size", "not an integer", ""),
         (
             _paged(type="CursorPagination", cursor_value="{{ response.x }}", page_size="1O"),
             "page_size",
-            "not a whole number",
+            "not an integer",
             "template",
         ),
         (
             _asking(error_handler={"type": "DefaultErrorHandler", "max_retries": "many"}),
             "max_retries",
-            "not a whole number",
+            "not an integer",
             "",
         ),
-        (_by(cursor_field="meta.updated"), "cursor_field", "is one key", "AddFields"),
+        (_by(cursor_field="meta.updated"), "cursor_field", "is read as a single key", "AddFields"),
         (
             _with_schema({"updated_at": {}}, cursor_field="updatd_at"),
             "cursor_field",
@@ -181,33 +216,43 @@ def _one(found: Manifest) -> Problem:
         (
             _split("{{ stream_slice.idd }}"),
             "request_parameters.a",
-            "`stream_slice['idd']` is not there: the stream's slices have id, pid",
+            "`stream_slice['idd']` does not exist: the stream's slices contain id, pid",
             "'id'",
         ),
-        (_split("{{ stream_partition['team'] }}"), "a", "slices have id, pid", "Name one"),
-        (_split("{{ stream_interval.get('start_tim') }}"), "a", "slices have id, pid", ""),
+        (_split("{{ stream_partition['team'] }}"), "a", "slices contain id, pid", "Use a name"),
+        (_split("{{ stream_interval.get('start_tim') }}"), "a", "slices contain id, pid", ""),
         (
             _dependent(stream("parents")),
             "incremental_dependency",
-            "does nothing here: the stream has no cursor",
+            "has no effect: the stream has no cursor",
             "incremental_sync",
         ),
         (
             _dependent(stream("parents"), incremental_sync=_CURSOR),
             "incremental_dependency",
-            "does nothing here: the parent has no cursor",
+            "has no effect: the parent has no cursor",
             "",
         ),
         (_by(datetime_format="%Y-%"), "datetime_format", "single %", "strptime"),
         (_by(cursor_datetime_formats=["%Y %Y"]), "cursor_datetime_formats[0]", "twice", ""),
-        (_by(clamping={"target": "MONHT"}), "clamping.target", "no target MONHT", "'MONTH'"),
+        (
+            _by(clamping={"target": "MONHT"}),
+            "clamping.target",
+            "the target MONHT does not exist",
+            "'MONTH'",
+        ),
         (
             _by(start_datetime={"type": "MinMaxDatetime", "datetime": "{{ confi.x }}"}),
             "start_datetime.datetime",
             "`confi`",
             "'config'",
         ),
-        (_decoded(type="CsvDecoder", encoding="utf-99"), "encoding", "no encoding 'utf-99'", ""),
+        (
+            _decoded(type="CsvDecoder", encoding="utf-99"),
+            "encoding",
+            "the encoding 'utf-99' does not exist",
+            "",
+        ),
         (_decoded(type="JsonItemsDecoder", items_path="$.data"), "items_path", "JSONPath", ""),
         (
             _asking(request_parametrs={"a": 1}),
@@ -216,7 +261,7 @@ def _one(found: Manifest) -> Problem:
             "'request_parameters'",
         ),
         (_by(lookback_windows="P1D"), "lookback_windows", "has no", "'lookback_window'"),
-        (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not asked", "https://"),
+        (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not supported", "https://"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_told_where_it_stands(
@@ -276,7 +321,7 @@ def test_requests_know_what_partitions_carry() -> None:
         }
     )
 
-    assert _one(_manifest(described)).message == "`regon` is not known there"
+    assert _one(_manifest(described)).message == "the variable `regon` does not exist there"
 
 
 def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
@@ -393,7 +438,9 @@ streams:
             first = next(iter(findings_of(load(file), source)))
             assert (first.level, first.fix) == (level, "Did you mean 'config'?")
             assert first.message.startswith(f"{file}, line 8: the stream items: streams[0].")
-            assert first.message.endswith("request_headers.x: `confg` is not known there")
+            assert first.message.endswith(
+                "request_headers.x: the variable `confg` does not exist there"
+            )
 
 
 _SPEC = {
@@ -411,17 +458,17 @@ _SPEC = {
     [
         (
             _asking(request_headers={"Authorization": "Bearer {{ config['tokn'] }}"}),
-            "`config['tokn']` is not there: the `spec` has no such setting",
+            "`config['tokn']` does not exist: the `spec` has no such setting",
             "Did you mean 'token'?",
             Level.FAILED,
         ),
         (_asking(path="/{{ config.regoin }}/items"), "config['regoin']", "'region'", Level.FAILED),
-        (_asking(path="/{{ config['place'] }}"), "config['place']", "Name one", Level.FAILED),
+        (_asking(path="/{{ config['place'] }}"), "config['place']", "Use a name", Level.FAILED),
         (_asking(path="/{{ config.get('tokens') }}"), "'tokens'", "'token'", Level.FAILED),
         # An empty header is not sent, and an empty field of a record is kept.
         (_asking(request_headers={"a": "{{ config['tokn'] }}"}), "'tokn'", "", Level.WARNING),
         (_adding("{{ config['tokn'] }}"), "'tokn'", "'token'", Level.WARNING),
-        (_dependent(stream("parents")), "does nothing here", "", Level.WARNING),
+        (_dependent(stream("parents")), "has no effect", "", Level.WARNING),
     ],
 )
 def test_a_setting_that_the_spec_has_not_is_told(

@@ -203,10 +203,10 @@ def test_a_value_is_read_as_its_format_says(value, code, moment):
     ],
 )
 def test_what_does_not_fit_its_format_is_refused_without_being_shown(value, code):
-    with pytest.raises(ValueError, match="does not fit the format") as refused:
+    with pytest.raises(ValueError, match="does not match the format") as refused:
         parsed(value, code)
 
-    assert str(refused.value) == f"A moment does not fit the format {code!r}."
+    assert str(refused.value) == f"The time does not match the format {code!r}."
     assert Reader([code]).micros(value) is None
 
 
@@ -270,7 +270,7 @@ def test_a_moment_that_utc_cannot_have_is_the_nearest_that_it_has(moment, text):
 def test_the_first_format_that_fits_is_taken():
     assert parsed_by("2024-01-02", ["%d-%m-%Y", "%Y-%m-%d"]) == datetime(2024, 1, 2, tzinfo=UTC)
     assert parsed_by("20240102", ["%s", "%Y%m%d"]) == parsed("20240102", "%s")
-    with pytest.raises(ValueError, match="fits none of the formats '%s', '%Y'"):
+    with pytest.raises(ValueError, match="matches none of the formats '%s', '%Y'"):
         parsed_by("secret", ["%s", "%Y"])
     assert Reader(["%Y-%m-%d", "%s"]).micros("60") == 60_000_000
 

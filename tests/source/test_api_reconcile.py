@@ -110,7 +110,7 @@ def test_a_comparison_that_is_not_complete_deletes_nothing(
     shop.is_closed = lambda asked: asked.params["since"].startswith("2026-01-01")
     run = shop.sync()["orders"]
     assert run.status is Status.FAILED
-    assert "and nothing was deleted: GET /orders returned status 403" in str(run.error)
+    assert "so no record was deleted: GET /orders returned status 403" in str(run.error)
     assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == []
 
     shop.is_closed = lambda _: False

@@ -282,7 +282,7 @@ def test_a_page_that_is_no_json_is_asked_for_again_by_the_next_run(shop: Shop) -
     shop.api.on("/orders", Reply(b"<html>we are back soon</html>"), shop.answer_orders)
     run = shop.sync()["orders"]
     assert run.status is Status.FAILED
-    assert "An answer is no JSON" in str(run.error)
+    assert "A response is not valid JSON" in str(run.error)
     shop.synced()
     assert [row[0] for row in shop.versions("id")] == [1, 2]
 

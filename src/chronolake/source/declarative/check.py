@@ -188,8 +188,8 @@ def findings_of(
         yield CheckResult(
             "config",
             Level.FAILED,
-            f"{', '.join(missing)} is missing, which the manifest requires.",
-            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+            f"The configuration lacks {', '.join(missing)}, which the manifest requires.",
+            "Set it below `source.config`. Read secrets from the environment: ${TOKEN}.",
         )
         return
     exchanges: list[Exchange] = []
@@ -236,7 +236,9 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[C
         if name not in manifest.streams:
             if name not in reported and manifest.is_whole:
                 hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
-                yield CheckResult(f"stream {name}", Level.FAILED, "the manifest has none", hint)
+                yield CheckResult(
+                    f"stream {name}", Level.FAILED, "the manifest has no such stream", hint
+                )
             continue
         try:
             check(manifest.streams[name])
@@ -267,22 +269,24 @@ def _connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
         reader = StreamReader(chosen(api.manifest.stream(name), None), api)
         work = next(reader.work(), None)
         if work is None:
-            reported = "there is nothing to ask for: the streams that it depends on have no records"
+            reported = "no request was sent, because its parent streams have no records"
             return CheckResult(what, Level.WARNING, reported)
         has_records = any(reader.slices.read(work).pages())
     except ChronolakeError as failure:
         return CheckResult(what, Level.FAILED, failure.message, failure.hint)
-    got = "a record came" if has_records else "no record came"
+    got = "records found" if has_records else "no records found"
     return CheckResult(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
 
 
 def _words(stream: AnyStream) -> str:
     cursor = cursor_of(stream)
     capabilities = traits_of(stream)
-    how = "read as a whole each time" if cursor is None else f"incremental by {cursor.cursor_field}"
+    how = (
+        "read completely in each run" if cursor is None else f"incremental by {cursor.cursor_field}"
+    )
     try:
         check_mode(capabilities, Mode.HISTORY)
     except ChronolakeError as refusal:
         reason = refusal.message.partition(": ")[2].rstrip(".")
-        return f"{how}; no history: {reason}"
-    return f"{how}; history is possible"
+        return f"{how}; history mode is not possible: {reason}"
+    return f"{how}; history mode is possible"

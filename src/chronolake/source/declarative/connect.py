@@ -148,5 +148,5 @@ def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:
         where = ".".join(["api_budget", *map(str, first["loc"])])
         raise ConfigurationError(
             f"{manifest.file}: {where}: {first['msg']}.",
-            hint="The manifest's budget says how often the API may be called.",
+            hint="Correct the manifest's `api_budget`, which limits the rate of calls.",
         ) from failure

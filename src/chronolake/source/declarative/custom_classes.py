@@ -76,8 +76,8 @@ def class_of(class_name: str, manifest: Path) -> type[Any]:
         raise _elsewhere(class_name, manifest)
     if not (isinstance(found, type) and is_own):
         raise ConfigurationError(
-            f"{module.__file__} has no class {name} of its own, which {manifest} names.",
-            hint="Correct the class_name, or write the class.",
+            f"{manifest} names the class {name}, which {module.__file__} does not define.",
+            hint="Correct the class_name in the manifest, or define the class.",
         )
     return found
 
@@ -100,8 +100,8 @@ def _module_beside(class_name: str, file: Path) -> ModuleType:
         content = file.read_bytes()
     except OSError as failure:
         raise ConfigurationError(
-            f"{file} cannot be read, which has the class {class_name}: {failure.strerror}.",
-            hint="Put the connector's components.py beside its manifest.",
+            f"{file}, which defines the class {class_name}, cannot be read: {failure.strerror}.",
+            hint="Put the connector's components.py next to its manifest.",
         ) from failure
     # The name depends on the content, because the file may have changed since it was read.
     name = f"chronolake_components_{hashlib.sha256(bytes(file) + content).hexdigest()[:16]}"
@@ -133,8 +133,8 @@ def _importing(class_name: str, home: Path) -> Iterator[None]:
     except ModuleNotFoundError as failure:
         missing = str(failure.name)
         raise ConfigurationError(
-            f"The class {class_name} cannot be used: its module imports {missing}, which is not "
-            "there.",
+            f"The class {class_name} cannot be used: its module imports {missing}, "
+            "which is not installed.",
             hint=_hint_for(missing),
         ) from failure
     except ConfigurationError:
@@ -143,7 +143,7 @@ def _importing(class_name: str, home: Path) -> Iterator[None]:
         raise ConfigurationError(
             f"The class {class_name} cannot be used: {where(failure, home)} "
             f"{type(failure).__name__}: {failure}.",
-            hint="It is the connector's own code; mend it there.",
+            hint="The error is in the connector's own code. Correct it there.",
         ) from failure
     finally:
         root.handlers[:] = handlers
@@ -155,10 +155,10 @@ def _hint_for(missing: str) -> str:
         return f"It needs airbyte-cdk: install it with `{install_command('components')}`."
     if missing.startswith(f"{BASES}."):
         return (
-            "It was written for another version of airbyte-cdk than the one that is installed: "
-            "take a newer version of the connector, or an older airbyte-cdk."
+            "The connector was written for another version of airbyte-cdk. Install "
+            "a newer version of the connector, or an older airbyte-cdk."
         )
-    return f"Install what has {missing} into the environment that runs Chronolake."
+    return f"Install the package that provides {missing} into the environment that runs Chronolake."
 
 
 def where(failure: BaseException, home: Path) -> str:
@@ -195,9 +195,10 @@ def by_cdk(make: Callable[[], Any]) -> Any:
 
 def _elsewhere(class_name: str, manifest: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"{manifest} names the class {class_name}, which may not be imported.",
-        hint=f"A class is in {FILE_NAME} beside the manifest (source_declarative_manifest."
-        "components.Class), or in the installed package that has the manifest.",
+        f"{manifest} names the class {class_name}, which is not part of the connector.",
+        hint=f"Define the class in {FILE_NAME} next to the manifest "
+        "(source_declarative_manifest.components.Class), or in the installed "
+        "package that contains the manifest.",
     )
 
 
@@ -292,9 +293,9 @@ class Calls:
         found = self.call(method, *arguments, **named)
         if found is not None and not isinstance(found, Mapping):
             raise SourceError(
-                f"{self._name}.{method}, which the stream {self._origin.stream} needs, gives "
-                f"{type(found).__name__}, and no names with values.",
-                hint="It is the connector's own code; mend it there.",
+                f"{self._name}.{method}, which the stream {self._origin.stream} needs, "
+                f"returned {type(found).__name__} instead of a mapping.",
+                hint="The error is in the connector's own code. Correct it there.",
             )
         return None if found is None else dict(found)
 
@@ -322,9 +323,9 @@ class Calls:
         text = self._mask(str(failure))
         reported = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
         return SourceError(
-            f"{place or 'In what it is based on:'} {self._name}.{method}, which the stream "
+            f"{place or 'In code outside the connector:'} {self._name}.{method}, which the stream "
             f"{self._origin.stream} needs, failed with {type(failure).__name__}: {reported}",
-            hint="It is the connector's own code; mend it there.",
+            hint="The error is in the connector's own code. Correct it there.",
         )
 
 

@@ -223,8 +223,9 @@ def _put(
         any(map(is_template, _texts_in(one))) for one in (value, variables["components_values"])
     ):
         raise SourceError(
-            "The API tells a template of a stream, which could use the configuration's secrets.",
-            hint="Read another stream, or another version of the manifest.",
+            "The API returned a template for a stream, which could read the "
+            "configuration's secrets.",
+            hint="Do not read this stream, or use another version of the manifest.",
         )
     parts = [evaluated(part, variables, default=part) for part in mapping.field_path]
     path = [part if isinstance(part, str | int | float) else None for part in parts]
@@ -239,7 +240,8 @@ def _put(
         put(stream, [str(part) for part in path], mapped(value))
     except SourceError as failure:
         raise ConfigurationError(
-            f"A stream's template has no place for {'.'.join(map(str, path))}.",
+            f"A value on the path {'.'.join(map(str, path))} in a stream's template "
+            "is not an object.",
             hint="Correct the field_path in the manifest's components_mapping.",
         ) from failure
 

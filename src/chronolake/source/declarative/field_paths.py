@@ -96,7 +96,7 @@ def missing_in(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> s
         value = looked_up(body, (segment,))
         found = [] if value is MISSING else [value]
     if not found:
-        return f"`{'.'.join(map(str, here))}` (there is {_described(body)})"
+        return f"`{'.'.join(map(str, here))}` (found {_described(body)})"
     first = None
     for value in found:
         missing = missing_in(value, rest, here)
@@ -113,8 +113,8 @@ def _described(value: Any) -> str:
         more = ", …" if len(value) > _NAMES else ""
         return f"an object with {', '.join(names)}{more}"
     if isinstance(value, list):
-        return f"a list of {len(value)}"
-    return "a text" if isinstance(value, str) else "a number or a truth value"
+        return f"a list of length {len(value)}"
+    return "a string" if isinstance(value, str) else "a number or a boolean"
 
 
 def places(value: Any, path: Sequence[Any]) -> Iterator[Place]:
@@ -146,8 +146,8 @@ def only_value(value: Any, path: Sequence[Any]) -> Any:
     found = [place.value for place in places(value, path)]
     if len(found) > 1:
         raise SourceError(
-            f"The field path {list(path)} fits several values of one response.",
-            hint="Use a segment '*' if all of them are wanted.",
+            f"The field path {list(path)} matches several values in one response.",
+            hint="Use a segment '*' to get all of them.",
         )
     return found[0] if found else MISSING
 
@@ -194,7 +194,8 @@ def _set(holder: Any, path: Sequence[str], segment: str, value: Any) -> None:
 
 def _no_way(path: Sequence[str]) -> SourceError:
     return SourceError(
-        f"The field {list(path)} cannot be added to a record: something else stands on its path.",
+        f"The field {list(path)} cannot be added to a record: a value on its "
+        "path is not an object.",
         hint="Choose another path for the added field.",
     )
 

@@ -102,15 +102,18 @@ def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> da
     for one in (stream.full_refresh_stream, stream.incremental_stream):
         if not isinstance(one.incremental_sync, DatetimeBasedCursor | None):
             raise ConfigurationError(
-                f"The stream {stream.name} has an api_retention_period, and a cursor that counts.",
-                hint="Only a cursor over time tells how old a state is.",
+                f"The stream {stream.name} has an api_retention_period, but its cursor "
+                "is not a datetime cursor.",
+                hint="Remove the api_retention_period: only a datetime cursor shows how old "
+                "a state is.",
             )
     try:
         return datetime.now(UTC) - iso_duration(text)
     except (ValueError, OverflowError) as failure:
         raise ConfigurationError(
-            f"The api_retention_period {text!r} of the stream {stream.name} is no span of time.",
-            hint="Give one in ISO 8601, e.g. P30D.",
+            f"The api_retention_period {text!r} of the stream {stream.name} is not "
+            "a valid duration.",
+            hint="Write an ISO 8601 duration, for example P30D.",
         ) from failure
 
 

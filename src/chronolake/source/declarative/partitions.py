@@ -70,8 +70,8 @@ class OwnRouter:
 
     def _no_slice(self) -> SourceError:
         return SourceError(
-            f"{self.router.class_name}.stream_slices gives what is no slice.",
-            hint="A slice is names with their values, as JSON has them.",
+            f"{self.router.class_name}.stream_slices returned a value that is not a valid slice.",
+            hint="A slice is a mapping of names to JSON values.",
         )
 
     def parent_state(self) -> dict[str, Any] | None:
@@ -170,8 +170,8 @@ def _names(router: PartitionRouter, config: Mapping[str, Any]) -> Iterator[str]:
 
 def _other_names(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The routers of a UnionPartitionRouter do not all give plain values named {name}.",
-        hint="Give them the same cursor_field or partition_field as the union.",
+        f"Not all routers of a UnionPartitionRouter return single values named {name}.",
+        hint="Set their cursor_field or partition_field to the union's partition_field.",
     )
 
 
@@ -241,8 +241,8 @@ class _Values:
             found = _listed(found)
         if not isinstance(found, list | tuple):
             raise ConfigurationError(
-                f"The partitions' values are no list: {values}",
-                hint="Write a list, or a template that gives one.",
+                f"The values of the partitions are not a list: {values}",
+                hint="Write a list, or a template that returns one.",
             )
         return found
 

@@ -175,8 +175,8 @@ class Comparison:
         except ChronolakeError as failure:
             log.warning("comparison_failed", stream=self.stream.name, reason=str(failure))
             raise SourceError(
-                f"The stream {self.stream.name} could not be compared with all that the API has, "
-                f"and nothing was deleted: {failure.message}",
+                f"The stream {self.stream.name} could not be compared with the API's "
+                f"complete data, so no record was deleted: {failure.message}",
                 hint=failure.hint,
             ) from failure
         return reader
@@ -209,7 +209,7 @@ def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
 def _too_early(stream: AnyStream, cursor: TimeCursor) -> SourceError:
     end = cursor.end().isoformat(timespec="seconds")
     return SourceError(
-        f"The stream {stream.name} is read up to {end} only: what "
-        "has changed since would look deleted, and so nothing was.",
-        hint="With detect_deletes, let the cursor's end_datetime be the present, or leave it out.",
+        f"The stream {stream.name} is only read up to {end}. Records that "
+        "changed later would look deleted, so no record was deleted.",
+        hint="For detect_deletes, set the cursor's end_datetime to the present, or remove it.",
     )

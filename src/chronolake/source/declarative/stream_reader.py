@@ -390,8 +390,9 @@ class StreamReader:
         if isinstance(model, IncrementingCountCursor):
             if routers:
                 raise ConfigurationError(
-                    f"The stream {self.stream.name} has partitions, and a cursor that counts.",
-                    hint="A stream with partitions needs a cursor over time.",
+                    f"The stream {self.stream.name} has partitions, but its cursor is not a "
+                    "datetime cursor.",
+                    hint="Use a DatetimeBasedCursor for a stream with partitions.",
                 )
             return CountState(model, self._api.config, stored)
         if not isinstance(model, DatetimeBasedCursor) or self.slices.cursor is None:

@@ -145,24 +145,24 @@ class _Asked:
 
     def _reason_against_comparisons(self) -> tuple[str, str] | None:
         """Return why the stream cannot be compared, and what to do, or None if it can."""
-        leave = f"Leave streams.{self.stream.name}.detect_deletes out."
+        leave = f"Remove streams.{self.stream.name}.detect_deletes."
         if cursor_of(self.stream) is None:
-            return "it has no cursor, so that each run reads and compares all of it already", leave
+            return "it has no cursor, so each run already reads and compares all records", leave
         if not self._identity.paths:
             return (
-                "it has no primary key, so that a record that has changed would look deleted",
-                "Give it a primary_key in the manifest, or leave detect_deletes out.",
+                "it has no primary key, so a changed record would look deleted",
+                "Set its primary_key in the manifest, or remove detect_deletes.",
             )
         for parent in parents_of(self.stream):
             if isinstance(cursor_of(parent), DatetimeBasedCursor):
                 reason = (
-                    f"its parent {parent.name} is read from a time on, so that records of earlier "
+                    f"its parent {parent.name} is read incrementally, so records of earlier "
                     "parents would look deleted"
                 )
                 return reason, leave
         if self.own.cursor_in_key:
-            reason = "its cursor is part of its key, so that a changed record would look deleted"
-            return reason, "Take one of cursor_in_key and detect_deletes."
+            reason = "its cursor is part of its key, so a changed record would look deleted"
+            return reason, "Use either cursor_in_key or detect_deletes."
         return None
 
     def cursor(self, config: Mapping[str, Any]) -> str | None:
@@ -170,11 +170,11 @@ class _Asked:
         if not self.own.cursor_in_key:
             return None
         model = cursor_of(self.stream)
-        leave = f"Leave streams.{self.stream.name}.cursor_in_key out."
+        leave = f"Remove streams.{self.stream.name}.cursor_in_key."
         if not isinstance(model, DatetimeBasedCursor):
-            raise self._refused("cursor_in_key", "it has no cursor over time", leave)
+            raise self._refused("cursor_in_key", "it has no datetime cursor", leave)
         if not self._identity.paths:
-            reason = "it has no primary key: all that a record says is its key"
+            reason = "it has no primary key, so the whole record is its key"
             raise self._refused("cursor_in_key", reason, leave)
         return cursor_field_of(self.stream, config)
 
@@ -185,8 +185,8 @@ class _Asked:
     def _refused(self, key: str, reason: str, hint: str) -> ConfigurationError:
         name = self.stream.name
         return ConfigurationError(
-            f"{self.project.file}: pipelines.{self.pipeline}.streams.{name}.{key}: the stream "
-            f"{name} cannot have it: {reason}.",
+            f"{self.project.file}: pipelines.{self.pipeline}.streams.{name}.{key}: "
+            f"the stream {name} does not support it: {reason}.",
             hint=hint,
         )
 

@@ -30,10 +30,10 @@ MANIFESTS = Path(__file__).parents[5] / "shared" / "data" / "manifests"
 MOST_SLICES = 24
 #: Messages of problems that name what is not supported, with the name of each of them.
 UNSUPPORTED = {
-    r"an? (Custom\w+) is Python code, which runs only with `allow_components: true`": (
+    r"an? (Custom\w+) is Python code, which only runs with `allow_components: true`": (
         "Python component"
     ),
-    r"(Custom\w+) is Python code in place of .+, which is not run": "Python component",
+    r"(Custom\w+) is Python code that replaces .+, which is not run": "Python component",
     r"the (page token) and the page size have the same target \(.+\)": "contradiction",
 }
 

@@ -376,9 +376,9 @@ def parent_config_of(
 
     if described.lazy_read_pointer:
         raise ConfigurationError(
-            f"The parent {described.stream.name} has a lazy_read_pointer, which routers of a "
-            "connector's own do not know.",
-            hint="Leave the lazy_read_pointer out.",
+            f"The parent {described.stream.name} has a lazy_read_pointer, which "
+            "custom routers do not support.",
+            hint="Remove the lazy_read_pointer.",
         )
     option = described.request_option
     return ParentConfig(
@@ -468,9 +468,9 @@ def ready(
             (first, *_) = failure.errors(include_url=False, include_input=False)
             where = ".".join(map(str, first["loc"]))
             raise ConfigurationError(
-                f"What {origin.file} gives {component.class_name} is wrong: {where}: "
-                f"{first['msg']}.",
-                hint="Components within it are written as they are elsewhere.",
+                f"{origin.file} has an invalid component inside {component.class_name}: "
+                f"{where}: {first['msg']}.",
+                hint="Write components inside a custom component as anywhere else in the manifest.",
             ) from failure
 
     def of_requests(described: Mapping[str, Any]) -> Any:

@@ -177,13 +177,13 @@ class _Bounded(io.RawIOBase):
         self._line = len(data) - ends if ends else self._line + len(data)
         if budget.taken > budget.most:
             raise SourceError(
-                f"More than {budget.most} bytes come out of an answer.",
-                hint="Let the manifest ask for smaller parts.",
+                f"A response has more than {budget.most} bytes after decompression.",
+                hint="Change the manifest to request smaller parts.",
             )
         if budget.line is not None and self._line > budget.line:
             raise SourceError(
-                f"A line of an answer has more than {budget.line} bytes.",
-                hint="Choose the decoder for what the API answers.",
+                f"A line of a response has more than {budget.line} bytes.",
+                hint="Choose the decoder that matches the API's response.",
             )
         return len(data)
 
@@ -193,8 +193,8 @@ def _guarded(bodies: Iterator[Any], kind: str) -> Iterator[Any]:
         yield from bodies
     except _UNREADABLE as error:
         raise SourceError(
-            f"An answer is not what its {kind} reads: {type(error).__name__}.",
-            hint="Look at what the API answers, and choose the decoder for it.",
+            f"A response does not have the format that its {kind} reads: {type(error).__name__}.",
+            hint="Look at the API's response, and choose the decoder that matches it.",
         ) from error
 
 
@@ -212,8 +212,9 @@ def _in_another_format(wanted: str, error: BaseException | None = None) -> Sourc
     """Return the error for a body in another format, such as a maintenance page."""
     why = "" if error is None else f": {type(error).__name__}"
     return SourceError(
-        f"An answer is no {wanted}{why}.",
-        hint="Read again later. If it stays so, choose the decoder for what the API answers.",
+        f"A response is not valid {wanted}{why}.",
+        hint="Read again later. If the error persists, choose the decoder that "
+        "matches the API's response.",
     )
 
 
@@ -255,8 +256,8 @@ def _count_xml(text: bytes | str, memory: Memory) -> None:
         depth += 1
         if depth > _DEEPEST_XML:
             raise SourceError(
-                f"An XML answer has elements within more than {_DEEPEST_XML} others.",
-                hint="Look at what the API answers, and choose the decoder for it.",
+                f"An XML response has elements nested more than {_DEEPEST_XML} levels deep.",
+                hint="Look at the API's response, and choose the decoder that matches it.",
             )
         memory.take(_ELEMENT + _ATTRIBUTE * (len(attributes) // 2))
 
@@ -278,15 +279,15 @@ def _count_xml(text: bytes | str, memory: Memory) -> None:
         # The parser keeps an unfinished tag in memory, and then all of its attributes.
         if end_of_piece < len(data) and end_of_piece - parser.CurrentByteIndex > _LONGEST_TAG:
             raise SourceError(
-                f"An XML answer has a tag of more than {_LONGEST_TAG} bytes.",
-                hint="Look at what the API answers, and choose the decoder for it.",
+                f"An XML response has a tag of more than {_LONGEST_TAG} bytes.",
+                hint="Look at the API's response, and choose the decoder that matches it.",
             )
 
 
 def _entities() -> SourceError:
     return SourceError(
-        "An XML answer declares entities, which could grow without bounds.",
-        hint="Ask the API for another format.",
+        "An XML response declares entities, which could expand without bounds.",
+        hint="Request another format from the API.",
     )
 
 
@@ -295,7 +296,8 @@ def _codec(name: str) -> str:
         return codecs.lookup(name).name
     except LookupError as error:
         raise ConfigurationError(
-            f"There is no encoding {name!r}.", hint="Name one that Python knows, such as utf-8."
+            f"The encoding {name!r} does not exist.",
+            hint="Use an encoding that Python supports, for example utf-8.",
         ) from error
 
 
@@ -310,7 +312,7 @@ def _archived(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iter
     if _members_of(answer) > _MOST_MEMBERS:
         raise SourceError(
             f"An archive has more than {_MOST_MEMBERS} files.",
-            hint="Let the manifest ask for smaller parts.",
+            hint="Change the manifest to request smaller parts.",
         )
     with zipfile.ZipFile(answer.open()) as archive:
         for member in archive.infolist():
@@ -338,7 +340,7 @@ def _content(
         case JsonDecoder():
             document = memory.parsed(stream.read())
             if document is None:
-                raise ValueError("null is no document")
+                raise ValueError("null is not a document")
             yield from _items_of(document)
         case JsonItemsDecoder():
             yield from _nested_items(decoder, stream.read(), memory)
@@ -393,8 +395,8 @@ def _nested_items(decoder: JsonItemsDecoder, body: bytes, memory: Memory) -> Ite
 
 def _without_items(path: str) -> SourceError:
     return SourceError(
-        f"An answer has no list at {path}, which its JsonItemsDecoder reads.",
-        hint="Read again later. If it stays so, correct the manifest's items_path.",
+        f"A response has no list at {path}, which its JsonItemsDecoder reads.",
+        hint="Read again later. If the error persists, correct the manifest's items_path.",
     )
 
 
@@ -414,8 +416,8 @@ def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -
         delimiter = delimiter.encode().decode("unicode_escape")
     if len(delimiter) != 1:
         raise ConfigurationError(
-            f"The delimiter {decoder.delimiter!r} of a CsvDecoder is not one character.",
-            hint="Name one character, or an escape of it such as \\t.",
+            f"The delimiter {decoder.delimiter!r} of a CsvDecoder is not a single character.",
+            hint="Use one character, or an escape sequence such as \\t.",
         )
     begin = stream.peek(_PEEKED)[:_PEEKED].removeprefix(codecs.BOM_UTF8).lstrip()
     if begin.startswith(_NO_HEADER):

@@ -297,8 +297,9 @@ def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
 def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
     """Return an unexpected exception as the failure of one stream or slice."""
     return SourceError(
-        f"It could not be read: {type(failure).__name__}: {mask(str(failure))}",
-        hint="Other streams are not concerned. If it stays so, it is a fault of Chronolake's.",
+        f"Reading failed unexpectedly with {type(failure).__name__}: {mask(str(failure))}",
+        hint="Other streams are not affected. If the error persists, report it as a "
+        "bug of Chronolake.",
     )
 
 

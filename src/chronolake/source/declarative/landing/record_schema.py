@@ -424,8 +424,8 @@ class Nesting:
     def _both(self, path: _Path, column: str) -> ConfigurationError:
         one, other = ".".join(self._paths[column]), ".".join(path)
         return ConfigurationError(
-            f"The fields {one} and {other} of the stream {self._stream} would both be the column "
-            f"{column}.",
+            f"The fields {one} and {other} of the stream {self._stream} would both "
+            f"become the column {column}.",
             column=column,
             hint=f"Set streams.{self._stream}.nested to json, or rename one of them in the "
             "manifest (`transformations`).",
@@ -518,8 +518,8 @@ class Identity:
             raise SourceError(
                 f"A record has no {self.cursor}, which is part of its key (`cursor_in_key`).",
                 column=self.cursor,
-                hint="Filter such records in the manifest (`record_filter`), or leave "
-                "cursor_in_key out.",
+                hint="Filter such records in the manifest (`record_filter`), or remove "
+                "cursor_in_key.",
             )
         plain = () if self.is_hashed else self.paths
         for (name,) in plain:

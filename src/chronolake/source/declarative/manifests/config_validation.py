@@ -64,14 +64,14 @@ def misfit_of(value: Any, schema: Any) -> Misfit | None:
         return next(_misfits(value, schema, schema), None)
     except (AttributeError, TypeError, ValueError, RecursionError, re.error) as failure:
         raise ConfigurationError(
-            "A JSON schema that a value has to fit is none.", hint="Correct it in the manifest."
+            "A JSON schema in the manifest is not valid.", hint="Correct it in the manifest."
         ) from failure
 
 
 def _misfits(value: Any, schema: Any, whole: Any) -> Iterator[Misfit]:
     if isinstance(schema, bool):
         if not schema:
-            yield "", "nothing may be there"
+            yield "", "no value is allowed"
         return
     if "$ref" in schema:
         yield from _misfits(value, _referred(schema["$ref"], whole), whole)
@@ -94,8 +94,8 @@ def _referred(reference: str, whole: Any) -> Any:
     found = whole
     if not reference.startswith("#"):
         raise ConfigurationError(
-            f"A JSON schema refers to {reference}, which is not read.",
-            hint="Put all of the schema into the manifest.",
+            f"A JSON schema refers to {reference}, which is outside the schema.",
+            hint="Write the complete schema into the manifest.",
         )
     for part in filter(None, reference[1:].split("/")):
         key = part.replace("~1", "/").replace("~0", "~")
@@ -126,7 +126,7 @@ def _same(one: Any, other: Any) -> bool:
 def _typed(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
     kinds = [asked] if isinstance(asked, str) else asked
     if not any(_TYPES[kind](value) for kind in kinds if kind in _TYPES):
-        yield "", f"it has to be of the type {' or '.join(kinds)}"
+        yield "", f"it must have the type {' or '.join(kinds)}"
 
 
 def _told(holds: Callable[[Any, Any], bool], words: str) -> _Check:
@@ -203,7 +203,7 @@ def _more_items(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -
 
 def _contains(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
     if not any(_fits(item, asked, whole) for item in value):
-        yield "", "it lacks an item that has to be there"
+        yield "", "it lacks a required item"
 
 
 def _all(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
@@ -213,17 +213,17 @@ def _all(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
 
 def _some(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
     if not any(_fits(value, schema, whole) for schema in asked):
-        yield "", "it is none of the things that it may be"
+        yield "", "it matches none of the alternatives"
 
 
 def _one(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
     if sum(_fits(value, schema, whole) for schema in asked) != 1:
-        yield "", "it is not exactly one of the things that it may be"
+        yield "", "it does not match exactly one of the alternatives"
 
 
 def _none(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
     if _fits(value, asked, whole):
-        yield "", "it is what it may not be"
+        yield "", "it matches what is not allowed"
 
 
 def _depending(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
@@ -243,7 +243,7 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], _Check]]] = {
     "type": (_is_any, _typed),
     "enum": (
         _is_any,
-        _told(lambda value, asked: any(_same(value, one) for one in asked), "it is none of {}"),
+        _told(lambda value, asked: any(_same(value, one) for one in asked), "it is not one of {}"),
     ),
     "const": (_is_any, _told(_same, "it is not {}")),
     "allOf": (_is_any, _all),
@@ -259,26 +259,38 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], _Check]]] = {
     "patternProperties": (_object, _patterns),
     "additionalProperties": (_object, _others),
     "propertyNames": (_object, _names),
-    "minProperties": (_object, _told(lambda value, n: len(value) >= n, "it has less than {} keys")),
+    "minProperties": (
+        _object,
+        _told(lambda value, n: len(value) >= n, "it has fewer than {} keys"),
+    ),
     "maxProperties": (_object, _told(lambda value, n: len(value) <= n, "it has more than {} keys")),
     "items": (_array, _items),
     "prefixItems": (_array, _first_items),
     "additionalItems": (_array, _more_items),
     "contains": (_array, _contains),
-    "minItems": (_array, _told(lambda value, n: len(value) >= n, "it has less than {} items")),
+    "minItems": (_array, _told(lambda value, n: len(value) >= n, "it has fewer than {} items")),
     "maxItems": (_array, _told(lambda value, n: len(value) <= n, "it has more than {} items")),
     "uniqueItems": (_array, _told(lambda value, n: not n or _distinct(value), "it repeats items")),
-    "minLength": (_text, _told(lambda value, n: len(value) >= n, "it has less than {} letters")),
-    "maxLength": (_text, _told(lambda value, n: len(value) <= n, "it has more than {} letters")),
+    "minLength": (
+        _text,
+        _told(lambda value, n: len(value) >= n, "it has fewer than {} characters"),
+    ),
+    "maxLength": (_text, _told(lambda value, n: len(value) <= n, "it has more than {} characters")),
     "pattern": (
         _text,
         _told(lambda value, one: bool(re.search(one, value)), "it does not match {}"),
     ),
     "minimum": (_is_number, _told(lambda value, n: value >= n, "it is less than {}")),
     "maximum": (_is_number, _told(lambda value, n: value <= n, "it is greater than {}")),
-    "exclusiveMinimum": (_is_number, _told(lambda value, n: value > n, "it is not over {}")),
-    "exclusiveMaximum": (_is_number, _told(lambda value, n: value < n, "it is not under {}")),
-    "multipleOf": (_is_number, _told(lambda value, n: value % n == 0, "it is no multiple of {}")),
+    "exclusiveMinimum": (
+        _is_number,
+        _told(lambda value, n: value > n, "it is not greater than {}"),
+    ),
+    "exclusiveMaximum": (_is_number, _told(lambda value, n: value < n, "it is not less than {}")),
+    "multipleOf": (
+        _is_number,
+        _told(lambda value, n: value % n == 0, "it is not a multiple of {}"),
+    ),
 }
 _NO_CHECK: Final[tuple[Callable[[Any], bool], _Check]] = (lambda _: False, _all)
 
@@ -302,7 +314,7 @@ def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
         line = "" if wrong[0].line is None else f", line {wrong[0].line}"
         raise ConfigurationError(
             f"{manifest.file}{line}: {wrong[0].path}: {wrong[0].message}.",
-            hint="The manifest's `spec` says what is done to the configuration.",
+            hint="Correct the rules for the configuration in the manifest's `spec`.",
         )
     ready = deepcopy(dict(config))
     if rules is None:
@@ -365,15 +377,15 @@ def _put(config: dict[str, Any], path: list[str], value: Any) -> None:
         put(config, path, value)
     except SourceError as failure:
         raise ConfigurationError(
-            f"The manifest cannot add {'.'.join(path)} to the configuration: something else "
-            "stands on its path.",
-            hint="The manifest's `spec` says what each field of the configuration is.",
+            f"The manifest cannot add {'.'.join(path)} to the configuration: a "
+            "value on its path is not an object.",
+            hint="The manifest's `spec` describes each field of the configuration.",
         ) from failure
 
 
 def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator) -> None:
     if isinstance(asked, PredicateValidator):
-        what = "What the manifest makes of the configuration"
+        what = "The value that the manifest computes from the configuration"
         reported = asked.value
         if is_template(reported):
             reported = evaluated(reported, {"config": config, "parameters": {}})
@@ -387,8 +399,8 @@ def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator
             place, words = misfit
             where = f" at {place}" if place else ""
             raise ConfigurationError(
-                f"{what} is not as the manifest wants it{where}: {words}.",
-                hint="The manifest's `spec` says what each field of the configuration is.",
+                f"{what} is not valid{where}: {words}.",
+                hint="The manifest's `spec` describes each field of the configuration.",
             )
 
 
@@ -398,7 +410,7 @@ def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
         try:
             value = json.loads(value)
         except ValueError:
-            return "", "it is a text, and no JSON"
+            return "", "it is a string that is not valid JSON"
     return misfit_of(value, schema)
 
 
@@ -413,7 +425,7 @@ def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -
     if missing := missing_in(config, manifest):
         raise ConfigurationError(
             f"{where} lacks {', '.join(missing)}.",
-            hint="The manifest's `spec` says what each of them is.",
+            hint="The manifest's `spec` describes each of them.",
         )
 
 

@@ -98,7 +98,9 @@ class Gathering:
             if len(names) == 1:
                 problems.append(Problem(one.line, one.path, one.message, names[0], one.hint))
                 continue
-            reported = f"; for that, these cannot be read: {', '.join(names)}" if names else ""
+            reported = (
+                f"; therefore, these streams cannot be read: {', '.join(names)}" if names else ""
+            )
             message = f"{one.message}{reported}"
             problems.append(Problem(one.line, one.path, message, None, one.hint, names))
         return problems
@@ -113,7 +115,7 @@ class Gathering:
         """Add a stream, which has its inherited values filled in, or its problems."""
         if not isinstance(described, Mapped):
             if not is_unknown(described):
-                self.problems.append(spot.problem("a stream is keys and values"))
+                self.problems.append(spot.problem("a stream must be a mapping"))
             return
         name = name_of(described, spot)
         is_known = self.lacks_nothing(described, name)
@@ -131,7 +133,7 @@ class Gathering:
         if not stream.name:
             self.problems.append(spot.problem("the stream has no name", hint="Give it a `name`."))
         elif stream.name in self.streams:
-            message = f"there are two streams {stream.name}"
+            message = f"there are two streams named {stream.name}"
             self.problems.append(spot.problem(message, hint="Give one of them another `name`."))
         else:
             self.streams[stream.name] = stream
@@ -166,11 +168,11 @@ def check_of(
         return found, []
     return found, [
         Spot.of(content, (_KEY, _CONFIGS, number, "dynamic_stream_name")).problem(
-            f"there are no dynamic streams {config.dynamic_stream_name}",
+            f"there is no dynamic stream {config.dynamic_stream_name}",
             hint=did_you_mean(
                 config.dynamic_stream_name,
                 templates,
-                f"There are: {', '.join(templates) or 'none'}.",
+                f"Dynamic streams of the manifest: {', '.join(templates) or 'none'}.",
             ),
         )
         for number, config in enumerate(found.dynamic_streams_check_configs)
@@ -214,8 +216,8 @@ FILE_NAME: Final = "manifest.yaml"
 _PACKAGE: Final = re.compile(r"airbyte-source-[a-z0-9-]+")
 _BUDGET: Final = "api_budget"
 _DYNAMIC: Final = "dynamic_streams"
-_STREAMS: Final = "List them below `streams`, or `dynamic_streams` that make them."
-_ALL: Final = "`chronolake check` lists everything that is wrong with the manifest."
+_STREAMS: Final = "Define them below `streams` or `dynamic_streams`."
+_ALL: Final = "`chronolake check` lists all problems of the manifest."
 #: The keys of a manifest that concern only the streams that use them.
 _OF_STREAMS: Final = frozenset({"definitions", "streams", _DYNAMIC, "check", "schemas", "metadata"})
 _RULES: Final = "config_normalization_rules"
@@ -330,7 +332,9 @@ class Manifest:
             )
         raise ConfigurationError(
             f"{self.file} has no stream {name!r}.",
-            hint=did_you_mean(name, self.streams, f"It has: {', '.join(self.streams) or 'none'}."),
+            hint=did_you_mean(
+                name, self.streams, f"Streams of the manifest: {', '.join(self.streams) or 'none'}."
+            ),
         )
 
 
@@ -391,7 +395,7 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     found.problems += (*rules_of(whole)[1], *_of_the_api(whole))
     if not whole.get("streams") and not whole.get(_DYNAMIC):
         found.problems.append(
-            Spot.of(whole, ("streams",)).problem("there are no streams", hint=_STREAMS)
+            Spot.of(whole, ("streams",)).problem("the manifest has no streams", hint=_STREAMS)
         )
     conditional: list[Conditional] = []
     for described, spot in _listed(whole, "streams"):
@@ -490,7 +494,7 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
     """Return a dynamic stream unless problems are found before streams are generated from it."""
     if not isinstance(described, Mapped):
         if not is_unknown(described):
-            found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
+            found.problems.append(spot.problem("a dynamic stream must be a mapping", spot.path))
         return []
     name = name_of(described, spot)
     is_known = found.lacks_nothing(described, name)

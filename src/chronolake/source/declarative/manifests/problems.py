@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _KIND: Final = re.compile(r"[A-Z]\w*|(tagged-union|tuple|function|nullable)\[.*\]")
 _PLAIN: Final = frozenset({"bool", "float", "int", "str"})
 _QUOTED: Final = re.compile(r"'([^']+)'")
-_LEFT_OUT: Final = "Without the streams that need it, the others are read (`only`)."
+_LEFT_OUT: Final = "To read only the streams that do not need it, list them in `only`."
 #: The minimum similarity (0 to 1) at which a key is taken for a misspelled missing key.
 _CLOSE: Final = 0.75
 
 
 #: What custom classes that cannot be run would replace.
 _IN_PLACE: Final = {
-    "CustomIncrementalSync": "in place of the cursor, by which slices, state and history are made",
-    "CustomRequester": "in place of what makes requests and bounds them",
-    "CustomRetriever": "in place of what reads slices page by page",
+    "CustomIncrementalSync": "that replaces the cursor, which determines slices, state and history",
+    "CustomRequester": "that replaces the requester, which sends and limits requests",
+    "CustomRetriever": "that replaces the retriever, which reads slices page by page",
 }
 
 
@@ -132,7 +132,7 @@ def problems_of_code(described: Any, spot: Spot, stream: str) -> list[Problem]:
     """Return a problem for each Python component of a stream; used if custom code is forbidden."""
     return [
         spot.within(described, (*keys, "class_name")).problem(
-            f"a {kind} is Python code, which runs only with `allow_components: true`",
+            f"a {kind} is Python code, which only runs with `allow_components: true`",
             stream,
             "Set it below `source` if you trust the connector's code.",
         )
@@ -265,11 +265,11 @@ def _hint(error: ErrorDetails) -> str | None:
     if kind == "missing":
         there = reported if isinstance(reported, dict) else ()
         near = difflib.get_close_matches(name, there, n=1, cutoff=_CLOSE)
-        return f"Did you mean it by {near[0]!r}?" if near else f"Give it a `{name}`."
+        return f"Is {near[0]!r} a misspelling of it?" if near else f"Add the key `{name}`."
     if kind == "union_tag_not_found":
-        return "Say by a `type` what it is."
+        return "Add a `type`."
     if kind.endswith(("_type", "_parsing")) and not isinstance(reported, dict | list):
-        return f"Here stands {shown(str(reported))}."
+        return f"The value is {shown(str(reported))}."
     return None
 
 
@@ -286,14 +286,14 @@ def _is_code(kind: object) -> bool:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    return did_you_mean(name, known, f"It is one of {', '.join(known)}.")
+    return did_you_mean(name, known, f"Use one of {', '.join(known)}.")
 
 
 def _unknown_kind(kind: str) -> str:
     if kind in RUNNABLE:
-        return f"{kind} cannot stand here"
+        return f"{kind} is not allowed here"
     if kind.startswith("Custom"):
         return (
-            f"{kind} is Python code {_IN_PLACE.get(kind, 'beside the manifest')}, which is not run"
+            f"{kind} is Python code {_IN_PLACE.get(kind, 'next to the manifest')}, which is not run"
         )
     return f"{kind} is not supported here"

@@ -412,15 +412,15 @@ def _unknown(
         there = "the `spec` has no such setting"
     else:
         known = None if slices is None else slices | _OF_SLICES
-        there = f"the stream's slices have {_listed(slices or ())}"
+        there = f"the stream's slices contain {_listed(slices or ())}"
     if known is None or key in known or key in _METHODS:
         return
     near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
     # A setting with a fallback in the template may be undocumented.
     if variable == "config" and not is_needed and not near:
         return
-    hint = f"Did you mean {near[0]!r}?" if near else "Name one that is there."
-    yield keys, f"`{variable}['{key}']` is not there: {there}", hint, is_warning
+    hint = f"Did you mean {near[0]!r}?" if near else "Use a name that exists."
+    yield keys, f"`{variable}['{key}']` does not exist: {there}", hint, is_warning
 
 
 def _listed(names: Collection[str]) -> str:
@@ -536,8 +536,8 @@ def _of_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterat
     if "." in name or "/" in name:
         yield (
             place,
-            f"the cursor_field {name!r} is one key, and no path into an object",
-            "Add the value to the records by an AddFields transformation, and name that field.",
+            f"the cursor_field {name!r} is read as a single key, not as a path into an object",
+            "Add the value to the records with an AddFields transformation, and use that field.",
             False,
         )
         return
@@ -592,7 +592,7 @@ def _of_dependencies(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]
             if reason is not None:
                 yield (
                     (*within, "parent_stream_configs", at, "incremental_dependency"),
-                    f"incremental_dependency does nothing here: {reason}",
-                    "Give it an incremental_sync, or leave incremental_dependency out.",
+                    f"incremental_dependency has no effect: {reason}",
+                    "Add an incremental_sync, or remove incremental_dependency.",
                     True,
                 )

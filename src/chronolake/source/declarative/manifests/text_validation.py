@@ -235,8 +235,9 @@ def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault
         yield (
             (*keys, "step" if step else "cursor_granularity"),
             Fault(
-                "a cursor has `step` and `cursor_granularity`, or neither",
-                "They say how long a slice is, and how fine the API's times are.",
+                "a cursor needs both `step` and `cursor_granularity`, or neither",
+                "`step` is the length of a slice, `cursor_granularity` the resolution "
+                "of the API's times.",
             ),
         )
     text = node.get("datetime_format")
@@ -248,8 +249,8 @@ def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault
     clamping = node.get("clamping")
     target = clamping.get("target") if isinstance(clamping, dict) else None
     if isinstance(target, str) and not is_template(target) and target not in _PERIODS:
-        hint = did_you_mean(target, _PERIODS, "It is DAY, MONTH, or WEEK with a `weekday`.")
-        yield (*keys, "clamping", "target"), Fault(f"there is no target {target}", hint)
+        hint = did_you_mean(target, _PERIODS, "Use DAY, MONTH, or WEEK with a `weekday`.")
+        yield (*keys, "clamping", "target"), Fault(f"the target {target} does not exist", hint)
 
 
 def _of_whole_number(text: str) -> Iterator[Fault]:
@@ -257,7 +258,7 @@ def _of_whole_number(text: str) -> Iterator[Fault]:
         int(text)
     except ValueError:
         yield Fault(
-            f"{text!r} is not a whole number", "Write a number, or a template that gives one."
+            f"{text!r} is not an integer", "Write an integer, or a template that returns one."
         )
 
 
@@ -280,23 +281,24 @@ def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Faul
                 yield (
                     within,
                     Fault(
-                        f"the time {reported!r} does not have the format {form}",
-                        "Write it in the datetime_format, or correct that.",
+                        f"the time {reported!r} does not match the format {form}",
+                        "Write it in the datetime_format, or correct the format.",
                     ),
                 )
 
 
 def _of_method(text: str) -> Iterator[Fault]:
     if text.upper() not in _METHODS:
-        hint = did_you_mean(text, _METHODS, f"It is one of {', '.join(_METHODS)}.")
-        yield Fault(f"there is no method {text}", hint)
+        hint = did_you_mean(text, _METHODS, f"Use one of {', '.join(_METHODS)}.")
+        yield Fault(f"{text} is not a valid HTTP method", hint)
 
 
 def _of_status(value: Any) -> Iterator[Fault]:
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if isinstance(number, int) and number not in _STATUSES:
         yield Fault(
-            f"{number} is no status of an answer", "Statuses have three digits, 429 and the like."
+            f"{number} is not a valid HTTP status code",
+            "Status codes have three digits, for example 429.",
         )
 
 
@@ -304,19 +306,23 @@ def _of_encoding(text: str) -> Iterator[Fault]:
     try:
         codecs.lookup(text)
     except (LookupError, ValueError):
-        yield Fault(f"there is no encoding {text!r}", "Name one that Python knows, such as utf-8.")
+        yield Fault(
+            f"the encoding {text!r} does not exist",
+            "Use an encoding that Python supports, for example utf-8.",
+        )
 
 
 def _of_url(text: str) -> Iterator[Fault]:
     found = _SCHEME.match(text)
     if found and found[1].lower() not in {"http", "https"}:
-        yield Fault(f"{found[1]}:// is not asked", "Give a URL that begins with https://.")
+        yield Fault(f"{found[1]}:// is not supported", "Use a URL that begins with https://.")
 
 
 def _of_segment(text: str) -> Iterator[Fault]:
     if _JSON_PATH.match(text):
         yield Fault(
-            f"{text!r} is a JSONPath, and keys are wanted", "Write data and items for $.data.items."
+            f"{text!r} is a JSONPath, but keys are expected",
+            "For $.data.items, write the keys data and items.",
         )
 
 

@@ -99,7 +99,7 @@ def read(path: Path) -> Mapped:
     except yaml.YAMLError as failure:
         raise ConfigurationError(f"{path} is not valid YAML.") from failure
     if not isinstance(found, Mapped):
-        raise ConfigurationError(f"{path} must hold keys and values.")
+        raise ConfigurationError(f"{path} must contain a mapping.")
     return found
 
 
@@ -178,7 +178,7 @@ class _Resolution:
         if self.nodes > _MOST_NODES or len(self.open) > _DEEPEST:
             raise ConfigurationError(
                 f"{self.file} is too large with its references resolved.",
-                hint="Let references lead to less: each stands for all that it refers to.",
+                hint="Refer to smaller parts: each reference copies everything that it refers to.",
             )
         if isinstance(node, Mapped):
             return self._mapping(node, keys)
@@ -216,12 +216,14 @@ class _Resolution:
         if reference in self.open:
             circle = frozenset(self.open[self.open.index(reference) :])
             message = f"the reference {reference} refers to itself"
-            return self._nothing(circle, keys, message, "Write out what one of them stands for.")
+            return self._nothing(
+                circle, keys, message, "Replace one of the references by its value."
+            )
         try:
             target, place = _at(self.whole, reference.removeprefix("#/"))
         except (KeyError, IndexError, TypeError, ValueError):
-            message = f"the reference {reference} refers to nothing"
-            hint = "References are written #/definitions/name, from the top of the file."
+            message = f"the reference {reference} does not exist"
+            hint = "Write references as #/definitions/name, from the top of the file."
             return self._nothing(keys, keys, message, hint)
         self.open.append(reference)
         found = self.of(target, place, line)

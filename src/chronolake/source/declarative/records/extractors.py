@@ -85,7 +85,7 @@ class Expansion:
         if described is not None:
             if fetch_of is None or not self._indicator:
                 raise ConfigurationError(
-                    "A truncated_list_retriever cannot be used here.",
+                    "A truncated_list_retriever is not supported here.",
                     hint="It belongs to the extractor of a stream's own records, and needs a "
                     "truncation_indicator_path.",
                 )
@@ -96,8 +96,8 @@ class Expansion:
         for path in single:
             if any(map(is_pattern, path)):
                 raise ConfigurationError(
-                    f"The path {list(path)} of a RecordExpander may lead to several places.",
-                    hint="Write a path without the signs * ? and [.",
+                    f"The path {list(path)} of a RecordExpander may match several values.",
+                    hint="Write a path without the characters *, ? and [.",
                 )
         self._is_told = False
 
@@ -211,10 +211,11 @@ def raise_if_missing(found: Extracted) -> None:
     """Raise SourceError if a response has nothing where its records should be."""
     if found.missing is not None:
         raise SourceError(
-            f"An answer has no {found.missing}, where its records should be.",
-            hint="Read again later. If the API leaves it out when there are no records, list the "
-            "stream in the source's `may_lack_records`; if it is an error, let an error handler of "
-            "the manifest RETRY or IGNORE it.",
+            f"A response has no {found.missing}, where its records should be.",
+            hint="Read again later. If the API omits it when there are no records, list "
+            "the stream in the source's `may_lack_records`. If the response is an "
+            "error, add an error handler with the action RETRY or IGNORE to the "
+            "manifest.",
         )
 
 
@@ -296,8 +297,8 @@ def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
     for row in rows:
         if any(isinstance(value, list) for value in row.values()):
             raise SourceError(
-                "A row of a download has more values than the header has names.",
-                hint="Look at what the API answers, and choose the decoder for it.",
+                "A row of a download has more values than the header has columns.",
+                hint="Look at the API's response, and choose the decoder that matches it.",
             )
         # NUL characters are not valid in text, and are removed.
         texts = ((name, value and value.replace("\0", "")) for name, value in row.items())

@@ -368,8 +368,9 @@ def _plain(records: list[Record]) -> list[Record]:
         plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
     except TypeError as failure:
         raise SourceError(
-            f"The connector's own code makes records of what JSON does not have: {failure}.",
-            hint="Let it give texts, numbers, truth values, times, lists and objects.",
+            "The connector's own code returned a record with values that JSON does "
+            f"not support: {failure}.",
+            hint="Return only strings, numbers, booleans, times, lists and objects.",
         ) from failure
     return plain
 
@@ -377,7 +378,7 @@ def _plain(records: list[Record]) -> list[Record]:
 def _objects(records: list[Any]) -> list[Record]:
     if not set(map(type, records)) <= {dict}:
         raise SourceError(
-            "The API answers records that are no objects.",
-            hint="Look at the extractor's field_path: it has to lead to objects.",
+            "The API returned records that are not objects.",
+            hint="Correct the extractor's field_path: it must lead to objects.",
         )
     return records

@@ -93,16 +93,16 @@ def schema_in(
         fields = _at(record, identifier.schema_pointer, identifier, config)
     if not isinstance(fields, list | dict):
         raise SourceError(
-            "The API's answer has no list of fields where the manifest looks for it.",
-            hint=f"Look at the schema_pointer: {list(identifier.schema_pointer)}.",
+            "The API's response has no list of fields at the manifest's schema_pointer.",
+            hint=f"Correct the schema_pointer: {list(identifier.schema_pointer)}.",
         )
     properties: dict[str, Any] = {}
     for field in fields:
         name = _at(field, identifier.key_pointer, identifier, config)
         if not isinstance(name, str):
             raise SourceError(
-                "The API tells a field without a name.",
-                hint=f"Look at the key_pointer: {list(identifier.key_pointer)}.",
+                "The API returned a field without a name.",
+                hint=f"Correct the key_pointer: {list(identifier.key_pointer)}.",
             )
         properties[name] = _type_of(field, name, identifier, config)
     return {
@@ -158,8 +158,8 @@ def _named(told: Any, name: str) -> dict[str, Any]:
     found = _TYPES.get(told) if isinstance(told, str) else None
     if found is None:
         raise SourceError(
-            f"The API tells a type of the field {name} that nobody knows.",
-            hint="Add it to the manifest's types_mapping.",
+            f"The API returned an unknown type for the field {name}.",
+            hint="Add the type to the manifest's types_mapping.",
         )
     return deepcopy(dict(found))
 
@@ -249,8 +249,8 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
     path = (file.parent / _PACKAGE.sub("", reported, count=1)).resolve()
     if not path.is_relative_to(file.parent.resolve()):
         raise ConfigurationError(
-            f"{file}: the stream {stream.name} has a schema outside of the manifest's folder.",
-            hint="Put its schema file below the manifest's folder.",
+            f"{file}: the schema of the stream {stream.name} is outside the manifest's folder.",
+            hint="Move the schema file into the manifest's folder.",
         )
     return _read(path)
 
@@ -278,8 +278,8 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as failure:
         raise ConfigurationError(
             f"The schema {path} cannot be read: {failure.strerror}.",
-            hint="Put the connector's folder `schemas` beside its manifest.",
+            hint="Put the connector's folder `schemas` next to its manifest.",
         ) from failure
     except ValueError as failure:
-        raise ConfigurationError(f"The schema {path} is no JSON.") from failure
+        raise ConfigurationError(f"The schema {path} is not valid JSON.") from failure
     return found if isinstance(found, dict) else {}

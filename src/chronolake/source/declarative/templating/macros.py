@@ -108,7 +108,7 @@ def hashed(value: Any, hash_type: str = "md5", salt: str | None = None) -> str:
         ValueError: the digest algorithm does not exist.
     """
     if hash_type not in hashlib.algorithms_guaranteed:
-        raise ValueError("There is no such digest.")
+        raise ValueError("The digest algorithm does not exist.")
     digest = hashlib.new(hash_type, str(value).encode(), usedforsecurity=False)
     if salt:
         digest.update(str(salt).encode())
@@ -122,7 +122,7 @@ def signed(value: Any, key: str, hash_type: str = "sha256") -> str:
         ValueError: the algorithm is not SHA-256.
     """
     if hash_type != "sha256":
-        raise ValueError("Only SHA-256 signs.")
+        raise ValueError("The only supported algorithm is SHA-256.")
     return keyed.new(str(key).encode(), str(value).encode(), hashlib.sha256).hexdigest()
 
 

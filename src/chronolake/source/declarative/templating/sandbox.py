@@ -153,7 +153,7 @@ class _Allowance:
         self.steps -= 1
         self.size -= size
         if self.steps < 0 or self.size < 0:
-            raise OverflowError("A template's allowance is used up.")
+            raise OverflowError("A template exceeds its limit of steps or bytes.")
 
     def weigh(self, value: object) -> int:
         """Return the size of everything that is printed if a value is converted to a string.
@@ -310,7 +310,7 @@ class _Environment(SandboxedEnvironment):
         _expect_unchanged(obj, args)
         if any(getattr(each, "__name__", "") in _CHANGING for each in (*args, *options.values())):
             # `max(key=config.pop)` would call it.
-            raise SecurityError("What changes values cannot be passed on.")
+            raise SecurityError("A method that changes values must not be passed as an argument.")
         if obj is sanitize_url:
             allowance.step(sum(_GROWS * allowance.weigh(each) for each in args))
         owner = getattr(obj, "__self__", None)
@@ -361,7 +361,7 @@ def _expect_unchanged(method: Any, args: tuple[Any, ...]) -> None:
     owner = getattr(method, "__self__", None)
     # `dict.clear(config)` has its object as an argument.
     if _allowance.get().is_given(owner) or any(map(_allowance.get().is_given, args[:1])):
-        raise SecurityError("A template may not change what it is given.")
+        raise SecurityError("A template must not change its variables.")
 
 
 def _bytes_of(text: str) -> int:
@@ -409,7 +409,7 @@ def _percent_checked(template: str | bytes, values: Any) -> None:
     longest = max(map(allowance.weigh, values), default=0)
     for found in _SPECIFIER.finditer(text):
         if text.startswith("(", found.end()):
-            raise OverflowError("A template's name holds brackets.")
+            raise OverflowError("A name in a template contains brackets.")
         for width in found.groups(default="0"):
             allowance.step(max(numbers, default=0) if width == "*" else int(width))
         allowance.step(longest)

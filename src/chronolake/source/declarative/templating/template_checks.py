@@ -64,9 +64,7 @@ def _in_syntax(tree: nodes.Template, known: Collection[str] | None) -> Iterator[
         kinds = nodes.Filter if kind == "filter" else nodes.Test
         for name in dict.fromkeys(one.name for one in tree.find_all(kinds)):
             if name not in there:
-                yield Fault(
-                    f"there is no {kind} `{name}`", did_you_mean(name, there, "Leave it out.")
-                )
+                yield Fault(f"there is no {kind} `{name}`", did_you_mean(name, there, "Remove it."))
     called = {id(one.node): one.node for one in tree.find_all(nodes.Call)}
     functions = {one.name for one in called.values() if isinstance(one, nodes.Name)}
     if known is not None:
@@ -87,12 +85,14 @@ def _unknown(
         if name in functions:
             yield Fault(
                 f"there is no function `{name}`",
-                did_you_mean(name, MACROS, "Use one that the documentation of manifests has."),
+                did_you_mean(
+                    name, MACROS, "Use a function that the documentation of manifests lists."
+                ),
             )
         else:
             yield Fault(
-                f"`{name}` is not known there",
-                did_you_mean(name, known, f"It knows {', '.join(sorted(known))}."),
+                f"the variable `{name}` does not exist there",
+                did_you_mean(name, known, f"Variables there: {', '.join(sorted(known))}."),
             )
 
 
@@ -118,7 +118,9 @@ def faults_of_pattern(text: str) -> Iterator[Fault]:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as failure:
-        yield Fault(f"{shown(text)} is no regular expression: {failure}", "Correct the expression.")
+        yield Fault(
+            f"{shown(text)} is not a valid regular expression: {failure}", "Correct the expression."
+        )
 
 
 def faults_of_duration(text: str) -> Iterator[Fault]:
@@ -127,8 +129,8 @@ def faults_of_duration(text: str) -> Iterator[Fault]:
         iso_duration(text)
     except ValueError:
         yield Fault(
-            f"{shown(text)} is no duration",
-            "Durations are written as ISO 8601 has them: P1D, PT1H, P1M.",
+            f"{shown(text)} is not a valid duration",
+            "Write an ISO 8601 duration, for example P1D, PT1H or P1M.",
         )
 
 
@@ -141,7 +143,7 @@ def faults_of_format(text: str, *, is_read: bool = True) -> Iterator[Fault]:
         expect_format(text, is_read=is_read)
     except ValueError as failure:
         yield Fault(
-            f"{shown(text)} is no format of times: {failure}",
-            "It has the directives of strptime, as in %Y-%m-%dT%H:%M:%S%z, or is one of %s, "
-            "%s_as_float, %ms and %epoch_microseconds.",
+            f"{shown(text)} is not a valid time format: {failure}",
+            "Use the directives of strptime, for example %Y-%m-%dT%H:%M:%S%z, or "
+            "one of %s, %s_as_float, %ms and %epoch_microseconds.",
         )

@@ -364,7 +364,8 @@ def as_nested(value: Any, context: Context) -> Any:
             return {key: each for key, each in pairs if each is not None}
         except TypeError:
             raise ConfigurationError(
-                "A key of a mapping becomes a collection.", hint="Make it a text or a number."
+                "A key of a mapping evaluates to a collection.",
+                hint="Change the template so that it returns a string or a number.",
             ) from None
     if isinstance(value, list):
         return [as_nested(each, context) for each in value]
@@ -426,8 +427,9 @@ def _rendered(text: str, context: Context) -> _Made:
     if unknown := [name for name in ready.variables if name not in variables]:
         names = ", ".join(f"`{name}`" for name in sorted(unknown))
         raise ConfigurationError(
-            f"The template {shown(text)} names {names}, which is not known there.",
-            hint="Correct its spelling, or use a variable that this place of the manifest has.",
+            f"The template {shown(text)} uses {names}, which does not exist there.",
+            hint="Correct the spelling, or use a variable that is available in this "
+            "part of the manifest.",
         )
     try:
         return _Made(*ready.rendered(variables))
@@ -455,14 +457,18 @@ def made_ready(text: str) -> Compiled:
 def _failure(text: str, error: BaseException) -> ConfigurationError:
     """Return the error to raise. Its message contains nothing but the template's own text."""
     if isinstance(error, TemplateSyntaxError):
-        why = f"cannot be read: {(error.message or '').rstrip('.')}"
+        why = f"is not valid: {(error.message or '').rstrip('.')}"
     elif isinstance(error, SecurityError):
-        why = "does what templates may not"
+        why = "does something that templates must not do"
     elif isinstance(error, UndefinedError):
         named = [name for name in re.findall(r"'(\w+)'", str(error)) if name in text]
-        why = f"looks for {named[-1]!r} in vain" if named else "looks into what is missing"
+        why = (
+            f"refers to {named[-1]!r}, which does not exist"
+            if named
+            else "reads an attribute of a missing value"
+        )
     elif isinstance(error, OverflowError | MemoryError | RecursionError):
-        why = "makes too much, or repeats too often"
+        why = "creates too many values, or repeats too often"
     else:
         why = f"fails with a {type(error).__name__}"
     return ConfigurationError(
@@ -589,8 +595,8 @@ def _read(text: str, kinds: tuple[type, ...]) -> Any:
             return text
         except OverflowError as error:
             raise ConfigurationError(
-                f"A template's text of {len(text)} characters holds too many values.",
-                hint="Let the manifest take less of the answer at once.",
+                f"The output of a template has {len(text)} characters and too many values.",
+                hint="Change the manifest to use a smaller part of the response.",
             ) from error
     if value is Ellipsis:
         return text

@@ -66,7 +66,7 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
         moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - the offset is set below
     except (ValueError, TypeError, OverflowError, OSError, re.error):
         # The value may come from a record, and messages must not contain values of records.
-        raise ValueError(f"A moment does not fit the format {format!r}.") from None
+        raise ValueError(f"The time does not match the format {format!r}.") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=fixed_offset(format))
 
 
@@ -96,23 +96,23 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     if format in _UNITS or format == "%s_as_float":
         return
     if not {found[1] for found in _DIRECTIVE.finditer(format)} & _YEARS:
-        raise ValueError("it does not tell the year, as %Y does")
+        raise ValueError("it does not contain the year, as %Y does")
     plain = _MILLISECONDS.sub(_any_fraction, format)
     expect_narrow(plain)
     if not is_read:
         for found in _DIRECTIVE.finditer(plain):
             if found[1] not in _WRITTEN:
-                raise ValueError(f"there is no directive {found[0]}")
+                raise ValueError(f"the directive {found[0]} does not exist")
         return
     try:
         datetime.strptime("", plain)  # noqa: DTZ007 - only the format is of interest
     except re.error as failure:
-        raise ValueError("it has a directive twice") from failure
+        raise ValueError("it contains a directive twice") from failure
     except ValueError as failure:
         reported = str(failure)
         if "bad directive" in reported:
             raise ValueError(
-                f"there is no directive %{reported[1:].partition(chr(39))[0]}"
+                f"the directive %{reported[1:].partition(chr(39))[0]} does not exist"
             ) from failure
         if "stray %" in reported:
             raise ValueError("it ends with a single %") from failure
@@ -129,7 +129,7 @@ def parsed_by(value: Value, formats: Sequence[str]) -> datetime:
             return parsed(value, each)
         except ValueError:
             continue
-    raise ValueError(f"A moment fits none of the formats {', '.join(map(repr, formats))}.")
+    raise ValueError(f"The time matches none of the formats {', '.join(map(repr, formats))}.")
 
 
 def formatted(value: datetime, format: str) -> str:  # noqa: A002
@@ -435,5 +435,6 @@ def seconds_of(text: str, where: str, *, none: bool = False) -> float:
 
 def _no_span(text: str, where: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{text!r} of {where} is no span of time.", hint="Give one in ISO 8601, e.g. PT1M."
+        f"{text!r} is not a valid duration for {where}.",
+        hint="Write an ISO 8601 duration, for example PT1M.",
     )
