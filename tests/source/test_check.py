@@ -55,11 +55,11 @@ def test_what_is_ours_is_made_on_request(
     code, found = _checked(tmp_path, capsys)
     assert code == 1
     (one,) = found["publication chronolake_shop"]
-    assert one["message"] == "is not there"
+    assert one["message"] == "does not exist"
     assert one["hint"].startswith(
         'CREATE PUBLICATION "chronolake_shop" FOR TABLE "public"."orders"'
     )
-    assert '"log"' not in one["hint"], "published, it could not be updated any more"
+    assert '"log"' not in one["hint"], "once published, it could not be updated"
     assert found["slot chronolake_shop"][0]["hint"] == (
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput');"
     )
@@ -68,21 +68,21 @@ def test_what_is_ours_is_made_on_request(
     assert found["max_slot_wal_keep_size"][0]["level"] == "warning"
 
     _, found = _checked(tmp_path, capsys, "--create")
-    assert len(found["made"]) == 2
-    assert found["publication chronolake_shop"][0]["message"] == "is there"
+    assert len(found["created"]) == 2
+    assert found["publication chronolake_shop"][0]["message"] == "exists"
     assert found["slot chronolake_shop"][0]["level"] == "ok"
     _run(address, "ALTER TABLE log ADD PRIMARY KEY (line)")
     code, found = _checked(tmp_path, capsys)
     assert code == 1
-    assert found["publication chronolake_shop"][0]["message"] == "has not public.log"
+    assert found["publication chronolake_shop"][0]["message"] == "does not contain public.log"
     code, found = _checked(tmp_path, capsys, "--create")
     assert code == 0
-    assert [one["message"] for one in found["made"]] == [
+    assert [one["message"] for one in found["created"]] == [
         'ALTER PUBLICATION "chronolake_shop" ADD TABLE "public"."log"'
     ]
     code, found = _checked(tmp_path, capsys, "--create")
     assert code == 0
-    assert "made" not in found, "all of it is there"
+    assert "created" not in found, "everything exists"
 
     where = ("--json", "--project", str(tmp_path))
     _, reported, _ = ran_words(capsys, "discover", "shop", *where)
@@ -126,7 +126,7 @@ def test_what_is_broken_comes_with_its_mend(
     assert code == 1
     assert found["role"][0]["hint"] == 'ALTER ROLE "plain" REPLICATION;'
     by_message = {one["message"]: one["hint"] for one in found["publication part"]}
-    assert any("every kind of change" in message for message in by_message)
+    assert any("all operations" in message for message in by_message)
     assert 'ALTER PUBLICATION "part" ADD TABLE "odd"."hidden";' in by_message.values()
     assert "prepared transactions" in found["slot old"][0]["message"]
     assert 'ALTER TABLE odd."no one" REPLICA IDENTITY DEFAULT;' in [

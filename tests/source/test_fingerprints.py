@@ -155,7 +155,7 @@ def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
     data[-30] ^= 1
     file.write_bytes(data)
     assert not kept.are_whole
-    with pytest.raises(SourceError, match="damaged or gone"):
+    with pytest.raises(SourceError, match="damaged or missing"):
         kept.read(file.name)
     file.unlink()
     with pytest.raises(SourceError, match="Run it again"):
@@ -415,7 +415,7 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
     folder.write_text("", encoding="utf-8")
     (failed,) = bulk.sync().streams
     assert failed.error is not None
-    assert "cannot be kept" in failed.error
+    assert "cannot be stored" in failed.error
     assert "run it again" in str(failed.hint)
 
 

@@ -129,7 +129,7 @@ def test_a_missing_publication_is_an_error_and_not_a_gap(
     database.execute('CREATE PUBLICATION "Odd ""p"", name" FOR TABLE public.t')
     database.execute("INSERT INTO public.t VALUES (3)")
 
-    with pytest.raises(SourceError, match=r'publication Odd "p", name was not there') as failed:
+    with pytest.raises(SourceError, match=r'publication Odd "p", name did not exist') as failed:
         reader.ids(written_upto(database))
     assert failed.value.hint
 
@@ -179,7 +179,7 @@ def test_no_timeout_of_the_role_ends_a_session(
         (lambda url: url.replace("/lake", "/none"), 'database "none" does not exist'),
         (lambda url: url.replace("p%40ss", "wrong"), "password authentication failed"),
         (lambda url: url.replace("127.0.0.1", "no.such.host.invalid"), "cannot be reached"),
-        (lambda url: f"{url}?nothing=1", "address of the server is not understood"),
+        (lambda url: f"{url}?nothing=1", "server's address is not valid"),
     ],
 )
 def test_what_keeps_from_connecting_is_said_without_secrets(

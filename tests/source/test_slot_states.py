@@ -70,7 +70,7 @@ _STATES = {
         ("ALTER PUBLICATION chronolake_shop DROP TABLE items",), "ADD TABLE|--create"
     ),
     "some columns": _State(
-        ("ALTER PUBLICATION chronolake_shop SET TABLE items (id)",), "without a list of columns"
+        ("ALTER PUBLICATION chronolake_shop SET TABLE items (id)",), "without a column list"
     ),
     "some rows": _State(
         ("ALTER PUBLICATION chronolake_shop SET TABLE items WHERE (id > 0)",), "without WHERE|WHERE"
@@ -232,7 +232,7 @@ def test_a_slot_without_a_position_may_be_that_of_another_project(
         ]
 
     (message,) = warned()
-    assert "no position" in message
+    assert "no offset" in message
     with structlog.testing.capture_logs() as logged:
         source = _source(ready)
         next(iter(source.read(ready.lake, {"public.items": None}, full_refresh=False)), None)
@@ -297,7 +297,7 @@ def test_one_server_is_recognized_by_whatever_address(ready: Shop, tmp_path: Pat
         assert isinstance(source, PostgresDatabase)
         failed = [one.message for one in source.check(create=True) if one.level == "failed"]
         if failed:
-            with pytest.raises(SourceError, match="lead to one server"):
+            with pytest.raises(SourceError, match="lead to the same server"):
                 next(iter(source.read(ready.lake, {"public.items": None}, full_refresh=False)))
         return failed
 
@@ -316,7 +316,7 @@ def test_the_way_out_of_a_missing_publication_brings_what_there_is(ready: Shop) 
     assert _RECOVERY in (failed.hint or "")
 
     ready.run(_DROP)
-    assert [one.message for one in _source(ready).check(create=True) if one.what == "made"] == [
+    assert [one.message for one in _source(ready).check(create=True) if one.what == "created"] == [
         _CREATE
     ]
     ready.synced(full_refresh=True)

@@ -126,7 +126,7 @@ def test_values_have_the_form_that_is_asked_for(
     code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
     if method == "logical_replication":
         assert code == 1
-        assert "has not the generated columns of public.items" in reported
+        assert "does not contain the generated columns of public.items" in reported
         code, reported, _ = ran_words(capsys, "check", "--create", "--project", str(shop.folder))
         assert code == (0 if has_generated else 1)
     if not has_generated:

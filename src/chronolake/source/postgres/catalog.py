@@ -475,7 +475,7 @@ def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable
     ):
         return found
     raise SourceError(
-        f"The table {table.stream} has gone, or got another name.",
+        f"The table {table.stream} was dropped or renamed.",
         hint="Run it again.",
     )
 
@@ -589,16 +589,17 @@ def identity_problems(
         is_unpublished = refuses_generated and (has_generated if is_whole else is_in_key)
         words = None
         if identity is ReplicaIdentity.NOTHING or not (is_whole or names):
-            words = "is nothing: published, its rows could not be updated any more"
+            words = "identifies no rows: updates and deletes would fail once the table is published"
         elif is_unpublished:
             words = (
-                "has generated columns in it, which are not published: its rows could not be "
-                "updated any more"
+                "contains generated columns, which are not published: updates and "
+                "deletes would fail once the table is published"
             )
         elif not is_whole and set(names) != set(table.key):
             words = (
-                f"is {', '.join(names)}, and the table's key is {', '.join(table.followed_by)}: "
-                "the log would not say which of its rows change"
+                f"is {', '.join(names)}, but the table's key is "
+                f"{', '.join(table.followed_by)}: the log would not identify the changed "
+                "rows"
             )
         if words is not None:
             found.setdefault(oid, _problem(table, part, words, is_unpublished=is_unpublished))
@@ -607,9 +608,14 @@ def identity_problems(
 
 def _problem(table: SourceTable, part: str, words: str, *, is_unpublished: bool) -> IdentityProblem:
     if is_unpublished and not table.key:
-        mend = "Give it a primary key without them, or read it with `method: snapshot_diff`."
+        mend = (
+            "Give the table a primary key without generated columns, or read it with "
+            "`method: snapshot_diff`."
+        )
     elif table.identity is ReplicaIdentity.INDEX:
-        mend = f"ALTER TABLE {part} REPLICA IDENTITY USING INDEX …; with the index of these columns"
+        mend = (
+            f"ALTER TABLE {part} REPLICA IDENTITY USING INDEX …; with the index of the key columns"
+        )
     else:
         mend = f"ALTER TABLE {part} REPLICA IDENTITY DEFAULT;"
     return IdentityProblem(f"the replica identity of {part} {words}", mend)

@@ -161,9 +161,9 @@ class Checkup:
                 raise
             oldest = oldest_transaction(self.dsn)
             raise SourceError(
-                f"Open transactions kept a statement waiting for {_PATIENCE_SECONDS} s: "
+                f"Open transactions blocked a statement for {_PATIENCE_SECONDS} s: "
                 f"{statement.as_string(self.connection)}; {oldest.reason}.",
-                hint=f"{oldest.hint}. Then run it again.",
+                hint=f"{oldest.hint}. Then run `chronolake check --create` again.",
             ) from failure
 
     # ------------------------------------------------------------------ the server
@@ -181,7 +181,10 @@ class Checkup:
             "server",
             Level.FAILED if is_standby and not self._decodes_on_standby else Level.OK,
             version_of(self.connection) + (", a standby" if is_standby else ""),
-            "Take the primary server: the log of a standby can be read from PostgreSQL 16 on."
+            (
+                "Read the primary server: the log of a standby can only be read from "
+                "PostgreSQL 16 on."
+            )
             if is_standby and not self._decodes_on_standby
             else None,
         )
@@ -213,7 +216,7 @@ class Checkup:
             yield CheckResult(
                 "max_wal_senders",
                 Level.FAILED,
-                f"{senders} more connections can read the log; a run needs {_SENDERS}",
+                f"{senders} WAL senders are free; a run needs {_SENDERS}",
                 self._how_to_set("max_wal_senders", "20", "then restart the server"),
             )
         (limit,) = self._ask("SELECT current_setting('max_slot_wal_keep_size')")
@@ -221,9 +224,11 @@ class Checkup:
         yield CheckResult(
             "max_slot_wal_keep_size",
             Level.OK if is_limited else Level.WARNING,
-            f"a slot keeps at most {limit} of log"
+            f"a slot retains up to {limit} of log"
             if is_limited
-            else "without a limit, a pipeline that stands still fills the server's disk",
+            else (
+                "is not limited: if the pipeline stops running, its slot fills the server's disk"
+            ),
             None
             if is_limited
             else self._how_to_set("max_slot_wal_keep_size", "50GB", "SELECT pg_reload_conf();"),
@@ -251,8 +256,8 @@ class Checkup:
                 yield CheckResult(
                     name,
                     Level.WARNING,
-                    "is not set: the primary may remove what the standby's slot needs, and the "
-                    "slot is lost then",
+                    "is not set: the primary may remove what the standby's slot needs, "
+                    "which invalidates the slot",
                     self._how_to_set(name, value, "SELECT pg_reload_conf();"),
                 )
 
@@ -267,7 +272,10 @@ class Checkup:
             (found,) = self._ask("SELECT current_setting(%s, true)", known)
             if found is not None:
                 setting = switch if name == "wal_level" else f"{name} = {value}"
-                return f"{service}: set {setting} there, and restart the server if it says so"
+                return (
+                    f"{service}: set {setting} there, and restart the server if the service "
+                    "requires it"
+                )
         return f"ALTER SYSTEM SET {name} = '{value}'; {then}"
 
     def _role(self) -> Iterator[CheckResult]:
@@ -285,7 +293,7 @@ class Checkup:
         is_denied = isinstance(refusal.__cause__, InsufficientPrivilege)
         if is_denied and not can_call:
             who = sql.Identifier(str(role)).as_string(self.connection)
-            words = f"{role} may not move a slot on"
+            words = f"{role} may not advance a replication slot"
             fix = f"GRANT EXECUTE ON FUNCTION {_ADVANCE} TO {who};"
             yield CheckResult("role", Level.FAILED, words, fix)
             return
@@ -297,10 +305,10 @@ class Checkup:
             else f"ALTER ROLE {who} REPLICATION;"
         )
         if not is_denied and not any(words in refusal.message for words in _NO_REPLICATION):
-            words = f"the server takes no replication connection of {login}: {refusal.message}"
+            words = f"the server rejects replication connections of {login}: {refusal.message}"
             fix = (
-                "Check max_wal_senders, pg_hba.conf, and that the role may read the log "
-                f"({grant}): a copy needs such a connection."
+                "Check max_wal_senders and pg_hba.conf, and that the role may read the "
+                f"log ({grant}): an initial copy needs a replication connection."
             )
             yield CheckResult("role", Level.FAILED, words, fix)
             return
@@ -321,9 +329,8 @@ class Checkup:
             yield CheckResult(
                 "role",
                 Level.WARNING,
-                f"{role} can neither write messages to the log nor read its bytes: a server that "
-                "is restored from a "
-                "snapshot may not be noticed",
+                f"{role} can neither write messages to the log nor read its bytes: a "
+                "restore of the server from a snapshot may go unnoticed",
                 f"GRANT EXECUTE ON FUNCTION {function} TO {who};",
             )
 
@@ -383,22 +390,23 @@ class Checkup:
             fix = self._on_primary(self._create_publication())
             if exists(self.connection, self.slot):
                 fix += (
-                    f" What changed without it is not in the slot's log: {recovery_of(self.slot)}"
+                    f" Changes made without it are not in the slot's log: {recovery_of(self.slot)}"
                 )
-            yield CheckResult(what, Level.FAILED, "is not there", fix)
+            yield CheckResult(what, Level.FAILED, "does not exist", fix)
             return
         if not all(flags):
             yield CheckResult(
                 what,
                 Level.FAILED,
-                "does not publish every kind of change, or partitions by themselves",
+                "does not publish all operations, or does not publish partitions via "
+                "their root table",
                 self._on_primary(self._set_options()),
             )
         missing = self._unpublished()
         if missing:
             names = ", ".join(table.stream for table in missing)
             fix = self._on_primary(self._add_tables(missing))
-            yield CheckResult(what, Level.FAILED, f"has not {names}", fix)
+            yield CheckResult(what, Level.FAILED, f"does not contain {names}", fix)
         there = catalog.published(self.connection, self.slot.publication)
         ungenerated = [
             table for table in self.tables if table.lacks_generated(there.get(table.oid))
@@ -409,11 +417,13 @@ class Checkup:
             yield CheckResult(
                 what,
                 Level.FAILED,
-                f"has not the generated columns of {names}",
+                f"does not contain the generated columns of {names}",
                 self._on_primary(self._set_options())
                 if can
-                else "PostgreSQL 18 publishes them. With an older one use `method: snapshot_diff`, "
-                "or leave out generated_columns.",
+                else (
+                    "PostgreSQL 18 or later can publish them. With an older version, use "
+                    "`method: snapshot_diff`, or remove generated_columns."
+                ),
             )
         cut = [
             table.stream
@@ -424,11 +434,11 @@ class Checkup:
             yield CheckResult(
                 what,
                 Level.FAILED,
-                f"has only some columns or rows of {', '.join(cut)}",
-                "Publish them without a list of columns and without WHERE.",
+                f"contains only some columns or rows of {', '.join(cut)}",
+                "Publish them without a column list and without WHERE.",
             )
         if all(flags) and not (missing or cut or ungenerated):
-            yield CheckResult(what, Level.OK, "is there")
+            yield CheckResult(what, Level.OK, "exists")
 
     @property
     def _can_generate(self) -> bool:
@@ -492,17 +502,18 @@ class Checkup:
             yield CheckResult(
                 what,
                 Level.FAILED,
-                "cannot be a failover slot: that takes a primary of PostgreSQL 17 or later",
-                "Take `failover: true` out of chronolake.yml.",
+                "cannot be a failover slot: this requires a primary server with "
+                "PostgreSQL 17 or later",
+                "Remove `failover: true` from chronolake.yml.",
             )
         elif not self._is_failover():
-            fix = "`chronolake check --create` makes it one"
-            yield CheckResult(what, Level.FAILED, "is no failover slot", fix)
+            fix = "Run `chronolake check --create`."
+            yield CheckResult(what, Level.FAILED, "is not a failover slot", fix)
         elif self._ask("SELECT current_setting('synchronized_standby_slots') = ''") == (True,):
             yield CheckResult(
                 "synchronized_standby_slots",
                 Level.WARNING,
-                "is not set: a standby that takes over may lack changes that have been read",
+                "is not set: after a failover, the standby may lack changes that were already read",
                 self._how_to_set(
                     "synchronized_standby_slots",
                     "the standbys' physical slots",
@@ -514,7 +525,7 @@ class Checkup:
         what = f"slot {self.slot.name}"
         if not exists(self.connection, self.slot):
             statement = self._create_slot().as_string(self.connection)
-            yield CheckResult(what, Level.FAILED, "is not there", f"{statement};")
+            yield CheckResult(what, Level.FAILED, "does not exist", f"{statement};")
             return
         try:
             confirmed(self.connection, self.slot)
@@ -528,9 +539,9 @@ class Checkup:
             yield CheckResult(
                 what,
                 Level.WARNING,
-                f"the publication {self.slot.publication} was made or altered after it, and its "
-                "log is too long to see whether that matters",
-                "A run will say.",
+                f"the publication {self.slot.publication} was created or altered after "
+                "it, and its log is too long to check whether changes are missing",
+                "The next run fails if changes are missing.",
             )
         yield from self._reader(what)
         yield from self._failover(what)
@@ -542,7 +553,7 @@ class Checkup:
         yield CheckResult(
             what,
             Level.WARNING if safe else Level.OK,
-            f"holds {retained} of log" + (", and may be lost at any time" if safe else ""),
+            f"retains {retained} of log" + (", and may be lost at any time" if safe else ""),
             "Sync now, or raise max_slot_wal_keep_size." if safe else None,
         )
 
@@ -558,9 +569,9 @@ class Checkup:
             yield CheckResult(
                 what,
                 Level.WARNING,
-                f"is being read by process {pid} (user {user}, application {application!r}): "
-                "only one can read it at a time",
-                "If that is no run of this pipeline, give the pipeline a slot of its own: "
+                f"is being read by process {pid} (user {user}, application "
+                f"{application!r}): only one process can read it at a time",
+                "If this is not a run of this pipeline, give the pipeline its own slot: "
                 "`slot: …` below `source` in chronolake.yml.",
             )
 
@@ -587,12 +598,14 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         yield CheckResult(
             table.stream,
             Level.WARNING,
-            "it has no primary key (one that is deferrable, or has generated columns, does not "
-            "count): every run reads it as a whole, and its rows are told apart by "
-            + (", ".join(table.distinct_by) or "all that they say"),
+            (
+                "it has no primary key (deferrable keys, and keys with generated columns, do "
+                "not count): every run reads the whole table, and its rows are identified by "
+            )
+            + (", ".join(table.distinct_by) or "all of their values"),
             f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
             + (
-                f" or, for its log to be read: ALTER TABLE {name} REPLICA IDENTITY FULL;"
+                f" or, to read it from the log: ALTER TABLE {name} REPLICA IDENTITY FULL;"
                 if table.distinct_by
                 else ""
             ),
@@ -614,11 +627,13 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
     if schemas or parts:
         grants = [f"GRANT USAGE ON SCHEMA {schemas} TO {who};"] if schemas else []
         grants += [f"GRANT SELECT ON {parts} TO {who};"] if parts else []
-        words = f"{role} may not read it, or a partition of it"
+        words = f"{role} may not read it or one of its partitions"
         yield CheckResult(table.stream, Level.FAILED, words, " ".join(grants))
     elif is_hidden:
         fix = f"ALTER ROLE {who} BYPASSRLS;"
-        yield CheckResult(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
+        yield CheckResult(
+            table.stream, Level.FAILED, f"a row security policy hides rows from {role}", fix
+        )
     elif table.followed_by:
         yield CheckResult(table.stream, Level.OK, f"its key is {', '.join(table.followed_by)}")
 

@@ -98,8 +98,8 @@ def connected(
             version = connection.info.server_version
             if version < OLDEST:
                 raise SourceError(
-                    f"The server is PostgreSQL {version // 10_000}.",
-                    hint=f"PostgreSQL {OLDEST // 10_000} or later is needed.",
+                    f"The server runs PostgreSQL {version // 10_000}, which is too old.",
+                    hint=f"PostgreSQL {OLDEST // 10_000} or later is required.",
                 )
             connection.execute("SET idle_session_timeout = 0")
             if version >= _HAS_TRANSACTION_TIMEOUT:
@@ -141,8 +141,7 @@ def _expect_whole(given: Mapping[str, Any]) -> None:
 
 def _broken() -> SourceError:
     return SourceError(
-        "The address of the server is not understood: its host or port has other characters "
-        "than such names have.",
+        "The server's address is not valid: its host or port contains unexpected characters.",
         hint="In a password, write @ as %40, / as %2F, ? as %3F, # as %23 and : as %3A.",
     )
 
@@ -160,7 +159,7 @@ def understood() -> Iterator[None]:
         if failure.sqlstate is None:
             # The driver's message would contain the address.
             raise SourceError(
-                "The address of the server is not understood.",
+                "The server's address is not valid.",
                 hint="Write it as postgresql://user:${PASSWORD}@host:5432/database.",
             ) from None
         raise _said(failure) from failure
@@ -176,12 +175,13 @@ def understood() -> Iterator[None]:
         if refused := refusal(failure):
             raise SourceError(
                 f"The server refuses the connection: {refused}",
-                hint="Check user, password and database in the address, and the server's "
-                "pg_hba.conf; then run it again.",
+                hint="Check the user, password and database in the address, and the server's "
+                "pg_hba.conf. Then run it again.",
             ) from failure
         raise SourceError(
             f"The server cannot be reached: {_first_line(failure)}",
-            hint="Check address and network, and that the server runs; then run it again.",
+            hint="Check the address and the network, and that the server is running. Then run "
+            "it again.",
         ) from failure
     except psycopg.Error as failure:
         raise _said(failure) from failure
@@ -190,22 +190,22 @@ def understood() -> Iterator[None]:
 def _said(failure: psycopg.Error) -> SourceError:
     if failure.sqlstate == _NO_LOCK:
         return SourceError(
-            "Another statement came to change the table while it was read, and would have waited "
-            "for that for ever.",
-            hint="Run it again: the statement goes on now.",
+            "Another statement was about to alter the table while it was read, and would "
+            "have waited forever.",
+            hint="Run it again: the statement can continue now.",
         )
     if isinstance(failure, psycopg.errors.ObjectInUse):
         return SourceError(
-            f"PostgreSQL says: {failure.diag.message_primary}.",
-            hint="Another run, or another program, reads the slot: wait for it, end it with "
-            "SELECT pg_terminate_backend(…), or give this pipeline a slot of its own (`slot: …`).",
+            f"PostgreSQL reports: {failure.diag.message_primary}.",
+            hint="Another run or another program reads the slot: wait for it, end it with SELECT "
+            "pg_terminate_backend(…), or give this pipeline its own slot (`slot: …`).",
         )
     diagnosis = failure.diag
     words = diagnosis.message_primary or _first_line(failure)
     detail = f" ({diagnosis.message_detail})" if diagnosis.message_detail else ""
     return SourceError(
-        f"PostgreSQL says: {words}{detail} [{failure.sqlstate}]",
-        hint=diagnosis.message_hint or "`chronolake check` says what the source needs.",
+        f"PostgreSQL reports: {words}{detail} [{failure.sqlstate}]",
+        hint=diagnosis.message_hint or "Run `chronolake check` to see what the source needs.",
     )
 
 

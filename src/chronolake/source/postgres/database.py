@@ -81,12 +81,12 @@ log = structlog.get_logger(__name__)
 #: The name under which the token store records the slot that was created for this lake.
 _SLOT_MADE: Final = "slot"
 _UNKNOWN_SLOT: Final = (
-    "this lake has no position in it: another pipeline or project may read it, and each would miss "
-    "what the other has read"
+    "this lake has no offset in it: another pipeline or project may read it, and each "
+    "would miss the changes that the other has read"
 )
 _OWN_SLOT: Final = (
-    "If so, give this pipeline a slot of its own: `slot: …` below `source` in chronolake.yml. The "
-    "first sync ends this warning."
+    "If so, give this pipeline its own slot: `slot: …` below `source` in chronolake.yml. "
+    "The first sync ends this warning."
 )
 _PATIENCE_SECONDS: Final = 10.0
 #: Evidence is written (`slot.emit`) if the log extends this far beyond a stream's last offset.
@@ -221,7 +221,7 @@ class PostgresDatabase:
             made = checkup.create() if create and shared is None else []
             if checkup.has_made_slot:
                 self._note_slot(connection)
-            reported = [CheckResult("made", Level.OK, statement) for statement in made]
+            reported = [CheckResult("created", Level.OK, statement) for statement in made]
             found = [*reported, *checkup.check()]
             if shared is not None:
                 what = f"slot {self.slot.name}"
@@ -256,9 +256,9 @@ class PostgresDatabase:
                 continue
             if is_same:
                 return SourceError(
-                    f"The pipelines {self.pipeline} and {name} would read one replication slot, "
-                    f"{self.slot.name}: their addresses lead to one server. Each would miss what "
-                    "the other has read.",
+                    f"The pipelines {self.pipeline} and {name} use the same replication "
+                    f"slot, {self.slot.name}: their addresses lead to the same server. "
+                    "Each would miss the changes that the other has read.",
                     hint="Give one of them another slot in chronolake.yml: `slot: …` below "
                     "`source`.",
                 )
@@ -305,7 +305,7 @@ class PostgresDatabase:
         in_log = {name: one for name, one in mine.items() if one.is_in_log}
         if not in_log:
             if not self._is_slot_known(connection):
-                yield CheckResult(what, Level.WARNING, f"is there, and {_UNKNOWN_SLOT}", _OWN_SLOT)
+                yield CheckResult(what, Level.WARNING, f"exists, but {_UNKNOWN_SLOT}", _OWN_SLOT)
             return
         begins = confirmed(connection, self.slot)
         lost = [
@@ -317,9 +317,10 @@ class PostgresDatabase:
             yield CheckResult(
                 what,
                 Level.FAILED,
-                f"begins after the place where {', '.join(lost)} is: what changed between is lost. "
-                "Somebody made the slot again or advanced it; another pipeline may read it",
-                f"`chronolake resync {self.pipeline}` brings what there is now.",
+                f"begins after the offset of {', '.join(lost)}: the changes in between "
+                "are lost. The slot was recreated or advanced; another pipeline may read "
+                "it",
+                f"Run `chronolake resync {self.pipeline}` to read the current rows.",
             )
 
     def lag(self) -> Lag:
@@ -404,10 +405,10 @@ class PostgresDatabase:
         oldest = oldest_transaction(self.config.dsn)
         for one in waiting:
             failure = SourceError(
-                f"The table {one.table.stream} has to be copied, and could not be within "
+                f"The copy of the table {one.table.stream} could not begin within "
                 f"{self.config.snapshot_timeout} s: {oldest.reason}.",
-                hint=f"{oldest.hint}. The next run tries again; `snapshot_timeout` says how long "
-                "it waits.",
+                hint=f"{oldest.hint}. The next run tries again; `snapshot_timeout` sets how "
+                "long it waits.",
             )
             yield StreamFailure(one.table.stream, failure)
 
@@ -534,8 +535,8 @@ class PostgresDatabase:
             while written_upto(connection) < lsn:
                 if time.monotonic() > patience:
                     raise SourceError(
-                        "The server does not make its log durable.",
-                        hint="Check its disk, and run it again.",
+                        f"The server did not make its log durable within {_PATIENCE_SECONDS:g} s.",
+                        hint="Check the server's disk, and run it again.",
                     )
                 time.sleep(0.05)
 
@@ -547,7 +548,7 @@ class PostgresDatabase:
             f"in transaction {transaction.xid}, committed at {at:%Y-%m-%d %H:%M:%S}Z, LSN "
             f"{lsn_text(transaction.commit_lsn)}."
         )
-        again = f"`chronolake resync {self.pipeline} --stream {name}` reads what the table has"
+        again = f"run `chronolake resync {self.pipeline} --stream {name}` to read the current rows"
         if isinstance(invalid.column, Undecodable):
             return SourceError(
                 f"The table {name} had a column whose name, {invalid.column}, is not valid in its "
@@ -555,10 +556,10 @@ class PostgresDatabase:
                 hint=f"Rename the column if it still has that name. Then {again}.",
             )
         return SourceError(
-            f"A change of {name} has text in the column {invalid.column} that is not valid in its "
-            f"database's encoding, or has no equal in UTF-8: {where}",
-            hint=f"Correct the row in the database. Then {again}; it names the place of a row that "
-            "is still wrong.",
+            f"A change of {name} has text in the column {invalid.column} that is not "
+            f"valid in its database's encoding, or has no equivalent in UTF-8: {where}",
+            hint=f"Correct the row in the database. Then {again}; the error of a row that is "
+            "still not valid contains its ctid.",
         )
 
     def _published(self, table: SourceTable, state: _State) -> SourceTable:
@@ -571,25 +572,27 @@ class PostgresDatabase:
         publication = self.slot.publication
         problem = state.problems.get(table.oid)
         if problem is not None:
-            raise SourceError(f"Of {name}, {problem.words}.", hint=problem.mend)
+            raise SourceError(
+                f"The table {name} cannot be read from the log: {problem.words}.", hint=problem.mend
+            )
         again = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
         if published is None:
             raise SourceError(
                 f"The table {name} is not in the publication {publication}.",
-                hint="`chronolake check --create` adds it.",
+                hint="Run `chronolake check --create` to add it.",
             )
         if table.lacks_generated(published):
             raise SourceError(
-                f"The publication {publication} has not the generated columns of {name}.",
-                hint="`chronolake check` says what mends it.",
+                f"The publication {publication} does not contain the generated columns of {name}.",
+                hint="Run `chronolake check` to see how to fix it.",
             )
         if table.is_cut_by(published):
             missing = table.missing_in(published)
-            what = f"without {', '.join(missing)}" if missing else "with some of its rows only"
+            what = f"without {', '.join(missing)}" if missing else "with only some of its rows"
             raise SourceError(
-                f"The publication {publication} has the table {name} {what}.",
-                hint=f"Publish it without a list of columns and without WHERE, and then {again}.",
+                f"The publication {publication} contains the table {name} {what}.",
+                hint=f"Publish it without a column list and without WHERE, and then run {again}.",
             )
         return table
 
@@ -597,28 +600,31 @@ class PostgresDatabase:
         """Return an error if the log does not continue at a stream's offset, or None."""
         name, position = following.table.stream, following.position
         if position.server != state.server or position.lsn > state.upto:
-            what = f"The stream {name} is at a place that this server's log does not have."
-            why = "The database was restored, or is another one."
+            what = f"The offset of the stream {name} is not in this server's log."
+            why = "The database was restored, or is a different one."
         elif position.needed_from < state.begins:
             what = (
-                f"The slot {self.slot.name} begins after the place where {name} is: what changed "
-                "between is lost."
+                f"The slot {self.slot.name} begins after the offset of {name}: the "
+                "changes in between are lost."
             )
-            why = "Somebody made the slot anew or advanced it."
+            why = "The slot was recreated or advanced."
         else:
             return None
-        return SourceError(what, hint=f"{why} {self._again(following)} brings what there is now.")
+        return SourceError(
+            what, hint=f"{why} Run {self._again(following)} to read the current rows."
+        )
 
     def _of_other_log(self, following: Following) -> StreamFailure:
         """Return the failure of a stream whose offset is in another server's log."""
         name, evidence = following.table.stream, following.position.evidence
         where = "" if evidence is None else f" at {lsn_text(evidence.lsn)}"
         error = SourceError(
-            f"The server's log is not the one that {name} was read from: what was read{where} is "
-            "not there any more.",
-            hint="The server was restored from an older state, or a standby that lagged behind was "
-            "promoted: rows in the lake may differ from the table's. Nothing of the new log was "
-            f"applied. {self._again(following)} compares the table and brings what there is now.",
+            f"The server's log is not the one that {name} was read from: what was "
+            f"read{where} is no longer in it.",
+            hint="The server was restored from an older state, or a standby that lagged "
+            "behind was promoted: rows in the lake may differ from the table's. No "
+            f"changes of the new log were applied. Run {self._again(following)} to "
+            "compare the table with the lake and read the current rows.",
         )
         return StreamFailure(name, error)
 
@@ -667,14 +673,15 @@ class _State:
         publishes_all = catalog.publishes_all(connection, slot.publication)
         if publishes_all is None:
             raise SourceError(
-                f"The publication {slot.publication} is not there.", hint=recovery_of(slot)
+                f"The publication {slot.publication} does not exist.", hint=recovery_of(slot)
             )
         if not publishes_all:
             raise SourceError(
-                f"The publication {slot.publication} does not publish every kind of change, and "
-                "partitioned tables as one.",
-                hint="`chronolake check --create` mends it. Then `chronolake resync` brings what "
-                "there is now: other changes are not in the log.",
+                f"The publication {slot.publication} does not publish all operations, or "
+                "does not publish partitions via their root table.",
+                hint="Run `chronolake check --create` to fix it, and then `chronolake resync` "
+                "to read the current rows: changes that were not published are not in "
+                "the log.",
             )
         return cls(
             confirmed(connection, slot),

@@ -138,7 +138,7 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
         now = catalog.table_now(connection, table)
         if not is_same:
             raise SourceError(
-                f"The table {table.stream} was rewritten just when its copy was to begin.",
+                f"The table {table.stream} was rewritten while its copy was starting.",
                 hint="Run it again.",
             )
         parts = tuple(catalog.parts_of(connection, now))
@@ -164,8 +164,8 @@ def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
         raise SourceError(
             f"The table {table.stream} could not be locked for {_LOCK_SECONDS} s: a transaction "
             "that changes it (ALTER TABLE, VACUUM FULL, TRUNCATE, …) is open.",
-            hint="The next run tries again. SELECT pid FROM pg_locks WHERE relation = "
-            f"{table.oid} AND mode = 'AccessExclusiveLock'; finds it.",
+            hint="The next run tries again. To find the transaction: SELECT pid FROM pg_locks "
+            f"WHERE relation = {table.oid} AND mode = 'AccessExclusiveLock';",
         ) from failure
 
 
@@ -311,7 +311,7 @@ def locating_text(
         raise SourceError(
             f"The row at ctid {place} of {relation} has text that is not valid in its database's "
             "encoding.",
-            hint=f"Correct it (SELECT * FROM {row}), and run it again.",
+            hint=f"Correct the row (SELECT * FROM {row}). Then run it again.",
             column=column,
         ) from failure
     with understood():

@@ -175,7 +175,7 @@ class Reader:
         """Read a text up to its zero byte; return an `Undecodable` if it is not valid."""
         end = self._message.find(b"\0", self._place)
         if end < 0:
-            raise self.wrong("a text in it does not end")
+            raise self.wrong("a text has no end")
         found = self._message[self._place : end]
         self._place = end + 1
         return self._codec.text(found)
@@ -192,11 +192,13 @@ class Reader:
     def end(self) -> None:
         """Raise an error if bytes follow."""
         if self._place != len(self._message):
-            raise self.wrong(f"{len(self._message) - self._place} bytes follow its last field")
+            raise self.wrong(f"{len(self._message) - self._place} bytes follow the last field")
 
     def wrong(self, what: str) -> ReplicationProtocolError:
         """Return an error about this message."""
-        return misunderstood(f"a message {chr(self._message[0])!r} is not as expected: {what}")
+        return misunderstood(
+            f"a message of the kind {chr(self._message[0])!r} is malformed: {what}"
+        )
 
 
 _UINT8: Final = struct.Struct(">B")
@@ -209,9 +211,10 @@ _INT64: Final = struct.Struct(">q")
 def misunderstood(what: str) -> ReplicationProtocolError:
     """Return an error about a server's stream."""
     return ReplicationProtocolError(
-        f"The server's stream of changes is not understood: {what}.",
-        hint="Nothing of it was applied, and the server keeps it. Check that the slot's plugin is "
-        "pgoutput and that the server is PostgreSQL 14 or later; otherwise report it.",
+        f"The server's replication stream is not valid: {what}.",
+        hint="Nothing of it was applied, and the server still retains it. Check that the "
+        "slot's plugin is pgoutput and that the server runs PostgreSQL 14 or later; if "
+        "so, report a bug.",
     )
 
 
@@ -251,10 +254,10 @@ def relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
     reader = Reader(message, codec)
     oid, schema, name, identity = reader.uint32(), reader.text(), reader.text(), reader.byte()
     if chr(identity) not in set(ReplicaIdentity):
-        raise reader.wrong(f"{chr(identity)!r} is no replica identity")
+        raise reader.wrong(f"{chr(identity)!r} is not a replica identity")
     number = reader.int16()
     if number < 0:
-        raise reader.wrong(f"{number} columns")
+        raise reader.wrong(f"it has {number} columns")
     columns = []
     for _ in range(number):
         flags, column = reader.byte(), reader.text()
@@ -273,7 +276,7 @@ def truncated(message: bytes) -> tuple[int, ...]:
     number = reader.int32()
     reader.byte()
     if not 0 <= number <= len(message) // _UINT32.size:
-        raise reader.wrong(f"{number} relations")
+        raise reader.wrong(f"it has {number} relations")
     found = tuple(reader.uint32() for _ in range(number))
     reader.end()
     return found

@@ -134,9 +134,9 @@ class LogOffset:
             table: the table after all changes in the log up to the offset.
         """
         if self.has_unlogged:
-            return "there may be values that the log does not have"
+            return "the table may have values that the log does not contain"
         if self.storage != table.storage:
-            return "it was rewritten or truncated, or partitions came or went"
+            return "the table was rewritten or truncated, or its partitions changed"
         known = {column.number: column for column in self.columns}
         unlogged = [
             column.name for column in table.columns if not self._tells(column, known, table)

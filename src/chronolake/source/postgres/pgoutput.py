@@ -140,14 +140,14 @@ def cells_of(
     numbers = messages.unsigned(places - 2, 2)
     if (numbers != columns).any():
         other = int(numbers[numbers != columns][0])
-        raise misunderstood(f"a row has {other} columns, and its table {columns}")
+        raise misunderstood(f"a row has {other} columns, but its table has {columns}")
     found = []
     for _ in range(columns):
         kinds = messages.buffer[_expect(places + 1, ends) - 1]
         is_text = kinds == _TEXT
         is_known = is_text | (kinds == _NULL) | (kinds == _UNCHANGED)
         if not is_known.all():
-            raise misunderstood(f"a value is of the kind {chr(kinds[~is_known][0])!r}")
+            raise misunderstood(f"a value has the unknown kind {chr(kinds[~is_known][0])!r}")
         starts = places + 1 + 4 * is_text
         _expect(starts, ends)
         # Only texts have a length; other bytes here have another meaning.
@@ -161,7 +161,7 @@ def cells_of(
 def _expect(places: Places, ends: Places) -> Places:
     """Return the positions, or raise an error if one is outside of its message."""
     if (places > ends).any():
-        raise misunderstood("a row ends before its last column does")
+        raise misunderstood("a row ends before its last column")
     return places
 
 
@@ -349,7 +349,7 @@ class Decoder:
             self._ordinal = len(batch) - frame.begun
             frame.note(len(batch))
         if (is_row & (frame.transaction_of < 0)).any():
-            raise described.misunderstood("a row stands outside of a transaction")
+            raise described.misunderstood("a row is outside of a transaction")
         return frame
 
     def _describe(self, frame: _Frame, number: int, message: bytes) -> None:
@@ -362,7 +362,9 @@ class Decoder:
         elif kind == Kind.COMMIT:
             commit = described.commit(message)
             if self._open is None or commit.commit_lsn != self._open.commit_lsn:
-                raise described.misunderstood("a commit is not that of the transaction before it")
+                raise described.misunderstood(
+                    "a commit does not belong to the preceding transaction"
+                )
             frame.end(number, commit.end_lsn, self._open)
             self._open = None
         elif kind == Kind.RELATION:
@@ -374,16 +376,16 @@ class Decoder:
         elif kind == Kind.MESSAGE:
             frame.emitted += described.emitted(message)
         elif kind not in {Kind.TYPE, Kind.ORIGIN}:
-            raise described.misunderstood(f"a message is of the kind {chr(kind)!r}")
+            raise described.misunderstood(f"a message has the unknown kind {chr(kind)!r}")
 
     def _truncated(self, message: bytes) -> tuple[int, ...]:
         if self._open is None:
-            raise described.misunderstood("a truncate stands outside of a transaction")
+            raise described.misunderstood("a truncate is outside of a transaction")
         relations = described.truncated(message)
         unknown = next((oid for oid in relations if oid not in self.relations), None)
         if unknown is not None:
             raise described.misunderstood(
-                f"a truncate is of a table {unknown} that was not described"
+                f"a truncate refers to a relation {unknown} that was not described"
             )
         return relations
 
@@ -431,7 +433,7 @@ class _Frame:
         ends = packed.offsets[numbers + 1]
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():
-            raise described.misunderstood("a row does not say of which table it is")
+            raise described.misunderstood("a row does not contain the number of its relation")
         oids = packed.unsigned(places, 4)
         found: list[tuple[Relation, Places]] = []
         for oid in np.unique(oids).tolist():
@@ -440,7 +442,9 @@ class _Frame:
             begins = [number for number, _ in descriptions]
             which = np.searchsorted(np.array(begins, np.int64), of_relation) - 1
             if (which < 0).any():
-                raise described.misunderstood(f"a row is of a table {oid} that was not described")
+                raise described.misunderstood(
+                    f"a row refers to a relation {oid} that was not described"
+                )
             found += [
                 (descriptions[one][1], of_relation[which == one])
                 for one in np.unique(which).tolist()
@@ -455,7 +459,7 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
     places = packed.offsets[numbers] + 5
     kinds = packed.buffer[packed.offsets[numbers]]
     if (places >= ends).any():
-        raise described.misunderstood("a message of a change has no row")
+        raise described.misunderstood("a change has no row")
     tags = packed.buffer[places]
     is_insert, is_delete = kinds == Kind.INSERT, kinds == Kind.DELETE
     has_whole_old = tags == _OLD_ROW
@@ -463,7 +467,9 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
     has_new = ~is_delete
     fits = np.where(is_insert, tags == _NEW, np.where(is_delete, has_old, has_old | (tags == _NEW)))
     if not fits.all():
-        raise described.misunderstood(f"a change has a row of the kind {chr(tags[~fits][0])!r}")
+        raise described.misunderstood(
+            f"a change has a row of the unknown kind {chr(tags[~fits][0])!r}"
+        )
     old, after = _some(packed, places, ends, columns, has_old)
     # An old row is followed by the new one, which has its own tag.
     tagged = has_old & has_new
@@ -472,7 +478,7 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
     begins = np.where(has_old, after, places)
     new, after = _some(packed, begins, ends, columns, has_new)
     if (np.where(has_new, after, begins) != ends).any():
-        raise described.misunderstood("something follows the last column of a row")
+        raise described.misunderstood("bytes follow the last column of a row")
     return Changes(
         relation,
         kinds,

@@ -132,7 +132,7 @@ class InProgress:
         elif kind == _COMMIT:
             return self._committed(reader, upto)
         else:
-            raise misunderstood("a part of a transaction ends that has not begun")
+            raise misunderstood("a part of a transaction ends without a begin")
         return ()
 
     def _file(self, xid: int) -> Path:
@@ -372,7 +372,7 @@ class LogStream:
     def _is_read(self, keepalive: bytes) -> bool:
         kind, end, _, wants_answer = _KEEPALIVE.unpack(keepalive)
         if kind != b"k":
-            raise misunderstood(f"a message of replication is of the kind {kind!r}")
+            raise misunderstood(f"a replication message has the unknown kind {kind!r}")
         if wants_answer:
             self.confirm(0)
         return bool(end >= self.upto)
@@ -398,7 +398,7 @@ class LogStream:
         if size == -1 and (result := server.get_result()) is not None:
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 return error_from_result(result)
-            return psycopg.OperationalError("the server has ended the stream of changes")
+            return psycopg.OperationalError("the server ended the replication stream")
         return psycopg.OperationalError(server.get_error_message())
 
     def _expect_nothing_skipped(self) -> None:
@@ -406,7 +406,8 @@ class LogStream:
             raise was_missing(self.slot)
         if self.warned:
             raise SourceError(
-                f"PostgreSQL warned while the slot {self.slot.name} was read: {self.warned[0]}",
+                f"PostgreSQL printed a warning while the slot {self.slot.name} was read: "
+                f"{self.warned[0]}",
                 hint=recovery_of(self.slot),
             )
 

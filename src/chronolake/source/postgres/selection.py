@@ -137,17 +137,18 @@ class WantedTables:
         if table is None:
             raise SourceError(
                 f"The database has no table {stream}.",
-                hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
-                "or write schema.table; the schema has to be among `schemas`.",
+                hint="It was dropped, renamed or moved to another schema, or its name is "
+                "misspelled. Remove it from `tables`, or write it as schema.table with "
+                "one of `schemas`.",
             )
         if (problem := table.naming_problem) is not None:
             raise problem
         if not table.key and any(column.name == ROW_KEY.name for column in table.columns):
             raise SourceError(
-                f"The table {stream} has no primary key, and a column {ROW_KEY.name}: that is what "
-                "the lake calls the key of such tables.",
-                hint=f"Make that its primary key, if it identifies a row: ALTER TABLE {stream} "
-                f"ADD PRIMARY KEY ({ROW_KEY.name}); otherwise give the column another name.",
+                f"The table {stream} has no primary key, but a column {ROW_KEY.name}: the "
+                "lake needs this name for the key of such tables.",
+                hint="If the column identifies a row, make it the primary key: ALTER TABLE "
+                f"{stream} ADD PRIMARY KEY ({ROW_KEY.name}); otherwise, rename the column.",
             )
         return table
 

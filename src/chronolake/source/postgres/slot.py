@@ -58,7 +58,7 @@ def warnings_of(connection: psycopg.Connection) -> Iterator[list[str]]:
     warned: list[str] = []
 
     def note(notice: Diagnostic) -> None:
-        warned.append(notice.message_primary or "a warning without words")
+        warned.append(notice.message_primary or "a warning without a message")
 
     connection.add_notice_handler(note)
     try:
@@ -70,16 +70,17 @@ def warnings_of(connection: psycopg.Connection) -> Iterator[list[str]]:
 def recovery_of(slot: Slot) -> str:
     """Return the steps after which a slot and its publication can be read again."""
     return (
-        f"SELECT pg_drop_replication_slot('{slot.name}'); then `chronolake check --create` makes "
-        "it again, and `chronolake resync` brings what there is now."
+        f"SELECT pg_drop_replication_slot('{slot.name}'); then `chronolake check "
+        "--create` to create it again, and `chronolake resync` to read the current rows."
     )
 
 
 def was_missing(slot: Slot) -> SourceError:
     """Return the error for a log with changes from a time without the publication."""
     return SourceError(
-        f"The publication {slot.publication} was not there when something changed that the slot "
-        f"{slot.name} has to tell: it was dropped, or made after the slot.",
+        f"The slot {slot.name} contains changes from a time when the publication "
+        f"{slot.publication} did not exist: the publication was dropped, or created after "
+        "the slot.",
         hint=recovery_of(slot),
     )
 
@@ -142,9 +143,7 @@ def has_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
 
 #: More log than this is not expected to be left by a pipeline that runs regularly.
 _MUCH_BYTES: Final = 10 * 2**30
-_OTHER_NAME: Final = (
-    "Give this pipeline's another name, in chronolake.yml: `slot: …` below `source`."
-)
+_OTHER_NAME: Final = "Set another slot name in chronolake.yml: `slot: …` below `source`."
 
 
 #: SQL for the LSN up to which a server's log can be read.
@@ -237,7 +236,7 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
     is_copy = "synced AND pg_is_in_recovery()" if has_failover else "false"
     with understood():
         row = connection.execute(
-            "SELECT confirmed_flush_lsn::text, coalesce(plugin, 'none: it is a physical slot'), "
+            "SELECT confirmed_flush_lsn::text, coalesce(plugin, 'none (a physical slot)'), "
             "coalesce(database = current_database(), true), two_phase, wal_status, "
             f"{is_copy} FROM pg_replication_slots WHERE slot_name = %s",
             (slot.name,),
@@ -245,29 +244,30 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
     if row is None:
         raise SourceError(
             f"The server has no replication slot {slot.name}.",
-            hint="`chronolake check --create` makes publication and slot.",
+            hint="Run `chronolake check --create` to create the publication and the slot.",
         )
     begins, plugin, is_of_this, two_phase, wal_status, is_synced = row
     if is_synced:
         raise SourceError(
-            f"The replication slot {slot.name} is a copy that this standby keeps of its primary's.",
-            hint="Read the primary, or this server when it has been promoted. To read the standby, "
-            "give the pipeline a slot of its own there: `slot: …` below `source`.",
+            f"The replication slot {slot.name} is this standby's copy of a slot of its primary.",
+            hint="Read the primary, or this server after its promotion. To read the standby, "
+            "give the pipeline its own slot there: `slot: …` below `source`.",
         )
     if not is_of_this:
         raise SourceError(
-            f"The replication slot {slot.name} is of another database, and may be read there.",
+            f"The replication slot {slot.name} belongs to another database, and can only "
+            "be read there.",
             hint=_OTHER_NAME,
         )
     if plugin != "pgoutput":
         raise SourceError(
-            f"The replication slot {slot.name} is that of another program: its plugin is not "
-            f"pgoutput, but {plugin}.",
+            f"The replication slot {slot.name} belongs to another program: its plugin is "
+            f"{plugin}, not pgoutput.",
             hint=_OTHER_NAME,
         )
     problems = {
         "it decodes prepared transactions before they are committed": two_phase,
-        "the server has removed log that it needed": wal_status == "lost",
+        "the server removed log that it needs": wal_status == "lost",
     }
     for words, is_so in problems.items():
         if is_so:
@@ -296,10 +296,10 @@ def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
     behind, kept, status, safe, words = row or (0, 0, "reserved", None, None)
     warning = None
     if safe is not None and status != "reserved":
-        left = f"in {words} of log" if safe and safe > 0 else "at the next checkpoint"
-        warning = f"the server may give up the slot {slot.name} {left}: sync now"
+        left = f"after {words} more of log" if safe and safe > 0 else "at the next checkpoint"
+        warning = f"the server may invalidate the slot {slot.name} {left}: sync now"
     elif safe is None and kept > _MUCH_BYTES:
-        warning = f"the slot {slot.name} has no limit and fills the server's disk: sync now"
+        warning = f"the slot {slot.name} has no size limit and fills the server's disk: sync now"
     return Lag(max(0, behind), max(0, kept), warning)
 
 
@@ -491,8 +491,8 @@ def bytes_before(dsn: str, lsn: int) -> Evidence | None:
             log.warning(
                 "log_position_without_evidence",
                 reason=failure.message,
-                hint="A server that is restored from a snapshot may not be noticed. "
-                "`chronolake check` says what to grant.",
+                hint="A restore of the server from a snapshot may go unnoticed. Run "
+                "`chronolake check` to see what to grant.",
             )
             return None
     if len(data) < lsn - begin:

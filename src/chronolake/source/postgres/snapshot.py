@@ -216,9 +216,9 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
     with connected(dsn) as connection, understood():
         if row_of(connection, "SELECT pg_is_in_recovery()") == (True,):
             return OpenTransaction(
-                "a standby waits until its primary has logged which transactions are open",
-                "SELECT pg_log_standby_snapshot(); on the primary makes it do so at once, unless "
-                "transactions stay open there",
+                "a standby waits until its primary logs its open transactions",
+                "Run SELECT pg_log_standby_snapshot() on the primary, which logs them at "
+                "once unless transactions stay open there",
                 {},
             )
         oldest = connection.execute(
@@ -229,22 +229,23 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
             "UNION ALL SELECT prepared, NULL, owner, NULL, database, gid FROM pg_prepared_xacts"
             ") open(since, pid, usename, application, datname, gid) ORDER BY since LIMIT 1"
         ).fetchone()
-    reason = "it goes on when the transactions that are open have ended"
+    reason = "it waits until the open transactions end"
     if oldest is None:
-        hint = "a member of pg_read_all_stats sees other users' transactions in pg_stat_activity"
+        hint = "Members of pg_read_all_stats see other users' transactions in pg_stat_activity"
         return OpenTransaction(reason, hint, {})
     seconds, pid, user, application, database, gid, literal = oldest
     if gid is not None:
         return OpenTransaction(
-            f"{reason}; the oldest is {gid!r}, which user {user} has prepared in the database "
+            f"{reason}; the oldest is {gid!r}, prepared by user {user} in the database "
             f"{database} {seconds} s ago",
-            f"COMMIT PREPARED {literal}; or ROLLBACK PREPARED {literal}; in that database ends it",
+            f"To end it, run COMMIT PREPARED {literal} or ROLLBACK PREPARED {literal} in "
+            "that database",
             {"gid": gid, "user": user, "database": database, "seconds": seconds},
         )
     who = f"process {pid} (user {user}, application {application!r}, database {database})"
     return OpenTransaction(
-        f"{reason}; the oldest is that of {who}, open for {seconds} s",
-        f"SELECT pg_terminate_backend({pid}); ends it",
+        f"{reason}; the oldest belongs to {who} and has been open for {seconds} s",
+        f"To end it, run SELECT pg_terminate_backend({pid})",
         {"pid": pid, "user": user, "application": application, "seconds": seconds},
     )
 

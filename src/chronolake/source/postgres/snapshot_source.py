@@ -129,7 +129,7 @@ class ComparedDatabase:
                     CheckResult(
                         f"slot {slot.name}",
                         Level.WARNING,
-                        "keeps the server's log, and nothing reads it any more",
+                        "retains the server's log, but nothing reads it any more",
                         f"SELECT pg_drop_replication_slot('{slot.name}');",
                     )
                 )

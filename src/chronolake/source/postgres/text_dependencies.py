@@ -198,7 +198,7 @@ class KnownTypes:
         ]
         settings = [type_ for type_ in now.types if type_.oid == _SETTINGS_OID]
         if bool(settings) is not (_SETTINGS_OID in self.by_oid):
-            found.append("the settings of values")
+            found.append("the configured representation of values")
         return found
 
     def lacks(self, now: TypeState) -> bool:
@@ -278,7 +278,11 @@ def dependencies_of(
                 found[relation].setdefault(state, set()).add(number)
     if options.words:
         for states in found.values():
-            states[TypeState(_SETTINGS_OID, "the settings of values", (), options.words)] = set()
+            states[
+                TypeState(
+                    _SETTINGS_OID, "the configured representation of values", (), options.words
+                )
+            ] = set()
     return {
         oid: Dependencies(
             tuple(states), tuple((one.oid, frozenset(columns)) for one, columns in states.items())

@@ -326,8 +326,8 @@ class ByKey:
                     yield rows.append_column(IS_THERE, pa.repeat(True, rows.num_rows))
                 if read != len(wanted):
                     raise SourceError(
-                        f"{len(wanted):,} rows that differ were asked for, and {read:,} came.",
-                        hint="Run it again; nothing has landed.",
+                        f"The server returned {read:,} of {len(wanted):,} rows that differ.",
+                        hint="Run it again. Nothing has landed.",
                     )
 
     def _gone(self, keys: pa.Table) -> pa.RecordBatch:

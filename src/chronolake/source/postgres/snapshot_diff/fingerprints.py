@@ -151,8 +151,8 @@ class Fingerprinting:
         every = [*map(pa.array, cells), *map(_key_cells, self.key, keys)]
         if any(len(values) != rows for values in every):
             raise SourceError(
-                "The server has not made a fingerprint of every row.",
-                hint="Run it again; if it comes back, read the tables with `type: jdbc`.",
+                "The server did not return a fingerprint for every row.",
+                hint="Run it again. If the error persists, read the tables with `type: jdbc`.",
             )
         found = pa.Table.from_arrays(every, schema=schema)
         is_ordered = bool((np.diff(cells[0]) > 0).all())
@@ -244,8 +244,9 @@ def _texts(sent: bytes) -> pa.Array:
         found.validate(full=True)
     except pa.ArrowInvalid as failure:
         raise SourceError(
-            "A key is no text in UTF-8.",
-            hint="Find it on the server; its database's encoding lets such texts pass.",
+            "A key is not valid UTF-8 text.",
+            hint="Find and correct the key on the server: the database's encoding accepts "
+            "such texts.",
         ) from failure
     return found
 
@@ -342,9 +343,9 @@ class Fingerprints:
         data = _content(path)
         if data is None:
             raise SourceError(
-                "Fingerprints of the last run are damaged or gone.",
+                "Fingerprints of the last run are damaged or missing.",
                 file=str(path),
-                hint="Run it again: it compares all rows with the table then.",
+                hint="Run it again: the run then compares all rows with the table.",
             )
         return pa.ipc.open_stream(data).read_all().combine_chunks()
 
@@ -431,7 +432,8 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as failure:
         raise SourceError(
-            f"Fingerprints cannot be kept: {failure.strerror}.",
+            f"Fingerprints cannot be stored: {failure.strerror}.",
             file=str(path),
-            hint="See that it can be written and has room, or remove it; then run it again.",
+            hint="Make sure that the folder is writable and has free space, or remove it. "
+            "Then run it again.",
         ) from failure
