@@ -135,9 +135,9 @@ class JdbcReader:
             words = words.replace(secret, "…")
         return SourceError(
             f"{what} cannot be read: {words}",
-            hint="Check the address, the user's rights and the table's name. A driver whose "
-            "class is not found: name it with `driver`, and its jar with spark.jars below "
-            "lake.spark.conf.",
+            hint="Check the address, the user's privileges and the table's name. If the "
+            "driver's class is not found, set `driver`, and add its jar to spark.jars "
+            "below lake.spark.conf.",
         )
 
     @property
@@ -208,8 +208,8 @@ def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame
     """
     names = ", ".join(map(quoted, key))
     words = literal(
-        f"Two rows of {name} have the same {', '.join(key)}: name the columns that tell rows apart "
-        "as the table's key."
+        f"Two rows of {name} have the same {', '.join(key)}: set the table's key to "
+        "columns that identify its rows."
     )
     numbered = f"row_number() OVER (PARTITION BY {names} ORDER BY {names}) AS {_PLACE}"
     return rows.selectExpr("*", numbered).where(f"IF({_PLACE} > 1, raise_error({words}), true)")

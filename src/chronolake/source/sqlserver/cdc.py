@@ -138,7 +138,7 @@ class CapturedTable(TableOfRun):
         if not reported:
             schema, _, table = self.name.partition(".")
             raise SourceError(
-                f"Nothing captures changes of {self.name}.",
+                f"The table {self.name} has no capture instance.",
                 hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N'{schema}', @source_name = "
                 f"N'{table}', @role_name = NULL;",
             )
@@ -146,8 +146,9 @@ class CapturedTable(TableOfRun):
         if not seen:
             raise SourceError(
                 f"The capture of {self.name} has not begun, or the user may not see it.",
-                hint="Wait until the capture job has run (SQL Server Agent); or GRANT SELECT ON "
-                "SCHEMA::cdc to the user that reads, and make it a member of the instance's role.",
+                hint="Wait until the capture job has run (SQL Server Agent), or GRANT SELECT "
+                "ON SCHEMA::cdc to the pipeline's user, and make it a member of the "
+                "instance's role.",
             )
         seen.sort(key=lambda row: row["made_micros"])
         return [_Instance(row["name"], self._columns(row["name"]), row["oldest"]) for row in seen]
@@ -158,14 +159,14 @@ class CapturedTable(TableOfRun):
         if not names:
             raise SourceError(
                 f"The user may not see the columns of the capture instance {instance}.",
-                hint="GRANT SELECT ON SCHEMA::cdc to the user that reads.",
+                hint="GRANT SELECT ON SCHEMA::cdc to the pipeline's user.",
             )
         if missing := [column for column in self.key if column not in names]:
             raise SourceError(
                 f"The capture instance {instance} of {self.name} does not have "
                 f"{', '.join(missing)}.",
-                hint=f"It has {', '.join(names)}: correct tables.{self.name}.key, or make an "
-                "instance that has the key.",
+                hint=f"It has {', '.join(names)}: correct tables.{self.name}.key, or create an "
+                "instance with the key columns.",
             )
         return tuple(names)
 
@@ -174,7 +175,8 @@ class CapturedTable(TableOfRun):
         capturing = self.asked(statements.capturing())
         if not capturing or not capturing[0]["enabled"]:
             raise SourceError(
-                "The database does not capture changes.", hint="EXEC sys.sp_cdc_enable_db;"
+                "Change data capture is not enabled in the database.",
+                hint="EXEC sys.sp_cdc_enable_db;",
             )
         (reported,) = self.asked(statements.captured())
         self._expect_time_zone(reported["at_micros"], reported["offset_minutes"])
@@ -191,8 +193,8 @@ class CapturedTable(TableOfRun):
         offset = now.astimezone(ZoneInfo(self.config.time_zone)).utcoffset() or timedelta()
         if offset != timedelta(minutes=minutes):
             raise SourceError(
-                f"The server's clock is {minutes} minutes from UTC, which is not "
-                f"{self.config.time_zone}.",
+                f"The offset of the server's clock from UTC is {minutes} minutes, which "
+                f"does not match {self.config.time_zone}.",
                 hint="Correct `time_zone` of the source.",
             )
 
@@ -204,18 +206,18 @@ class CapturedTable(TableOfRun):
         if known is None:
             why = f"Its capture instance {before.instance} was dropped."
         elif before.lsn > newest and _number(before.lsn) + 1 != _number(known.oldest):
-            why = "The database was restored, or is another one."
+            why = "The database was restored, or is a different one."
         elif _number(before.lsn) + 1 < _number(known.oldest):
             why = (
-                "The cleanup job has removed what was not read yet (let it keep more), or the "
-                "capture instance was made anew."
+                "The cleanup job removed changes before they were read (increase its "
+                "retention period), or the capture instance was recreated."
             )
         else:
             return None
         return SourceError(
-            f"What changed in {self.name} since the last run is not known.",
-            hint=f"{why} `chronolake resync {self.pipeline} --stream {self.name}` brings what "
-            "there is now.",
+            f"Changes of {self.name} since the last run are lost.",
+            hint=f"{why} Run `chronolake resync {self.pipeline} --stream {self.name}` to read "
+            "the current rows.",
         )
 
     def _whole(self, place: _Place, instance: _Instance, at_micros: int) -> Snapshot:

@@ -85,7 +85,7 @@ class TrackedTable(TableOfRun):
             "read_as_a_whole",
             pipeline=self.pipeline,
             stream=self.name,
-            reason="change tracking does not know what has changed since the last run",
+            reason="change tracking no longer has all changes since the last run",
             version=before.version,
             oldest=oldest,
             newest=now.version,
@@ -97,16 +97,17 @@ class TrackedTable(TableOfRun):
         (reported,) = self.asked(statements.tracking(self.name))
         if reported["version"] is None:
             raise SourceError(
-                "The database does not track changes.",
+                "Change tracking is not enabled in the database.",
                 hint="ALTER DATABASE CURRENT SET CHANGE_TRACKING = ON "
                 "(CHANGE_RETENTION = 7 DAYS, AUTO_CLEANUP = ON);",
             )
         if reported["oldest"] is None:
             relation = statements.relation(self.name)
             raise SourceError(
-                f"Changes of {self.name} are not tracked, or the user may not see them.",
-                hint=f"ALTER TABLE {relation} ENABLE CHANGE_TRACKING; GRANT SELECT, VIEW CHANGE "
-                f"TRACKING ON {relation} TO the user that reads.",
+                f"Change tracking is not enabled for {self.name}, or the user may not see "
+                "its changes.",
+                hint=f"ALTER TABLE {relation} ENABLE CHANGE_TRACKING; GRANT SELECT, VIEW "
+                f"CHANGE TRACKING ON {relation} TO the pipeline's user.",
             )
         at_micros = max(reported["at_micros"], before.last_micros + 1, self.landed_micros + 1)
         return _Place(reported["version"], at_micros), reported["oldest"]
