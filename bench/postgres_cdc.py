@@ -30,10 +30,10 @@ import psycopg
 
 from chronolake.config import PostgresSource, Project
 from chronolake.lake import Lake
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.pgoutput import Decoder
-from chronolake.source.postgres.replication_stream import streaming
-from chronolake.source.postgres.slot import Slot, written_upto
+from chronolake.source.postgres.replication_stream import open_stream
+from chronolake.source.postgres.slot import Slot, durable_lsn
 from measuring import lakes, shop
 from measuring.clock import Times, say, show
 from measuring.peeked import Peeked, PeekedDatabase
@@ -108,11 +108,11 @@ def plain(address: str, changes: int) -> float:
 
 def decoded(address: str) -> float:
     """Stream and decode the log by ours, without landing; return the seconds."""
-    with connected(address) as connection, TemporaryDirectory() as folder:
-        upto = written_upto(connection)
+    with connect(address) as connection, TemporaryDirectory() as folder:
+        upto = durable_lsn(connection)
         begin = time.perf_counter()
         decoder = Decoder()
-        with streaming(address, SLOT, upto=upto, folder=Path(folder)) as stream:
+        with open_stream(address, SLOT, upto=upto, folder=Path(folder)) as stream:
             for batch in stream.batches():
                 decoder.decode(batch)
         return time.perf_counter() - begin
@@ -120,10 +120,10 @@ def decoded(address: str) -> float:
 
 def peeked(address: str) -> float:
     """Decode messages that the server makes in full first, without landing; return the seconds."""
-    with connected(address) as connection:
+    with connect(address) as connection:
         begin = time.perf_counter()
         decoder = Decoder()
-        for batch in Peeked(connection, SLOT, written_upto(connection)).batches():
+        for batch in Peeked(connection, SLOT, durable_lsn(connection)).batches():
             decoder.decode(batch)
         return time.perf_counter() - begin
 

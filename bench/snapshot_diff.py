@@ -23,10 +23,10 @@ from chronolake.arrow_tasks import to_spark
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.initial_copy import held_table, texts_of
+from chronolake.source.postgres.connection import connect
+from chronolake.source.postgres.initial_copy import lock_table, read_texts
 from chronolake.source.postgres.row_versions import RowKey
-from chronolake.source.postgres.snapshot import exported_snapshot
+from chronolake.source.postgres.snapshot import export_snapshot
 from measuring import lakes, shop
 from measuring.clock import Times, say, show
 
@@ -51,11 +51,11 @@ def changed(address: str, turn: int) -> None:
 
 def read_once(lake: Lake, address: str) -> None:
     """Read all rows with their types, as a run does, and discard them."""
-    with connected(address) as connection:
+    with connect(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
-    with exported_snapshot(address) as snapshot, held_table(address, snapshot, table) as held:
+    with export_snapshot(address) as snapshot, lock_table(address, snapshot, table) as held:
         found, key = held.table.columns, RowKey.of(held.table)
-        texts = texts_of(lake.spark, address, held)
+        texts = read_texts(lake.spark, address, held)
         rows = to_spark(key.typed(texts, found, key.declared(found, beyond=set())))
         rows.write.format("noop").mode("overwrite").save()
 

@@ -14,10 +14,10 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.database import PostgresDatabase
 from chronolake.source.postgres.messages import Kind
-from chronolake.source.postgres.slot import Slot, lsn_text
+from chronolake.source.postgres.slot import Slot, format_lsn
 
 _BATCH_BYTES: Final = 4 * 2**20
 _ROWS_AT_ONCE: Final = 500
@@ -41,7 +41,7 @@ class Peeked:
             "'proto_version', '1', 'publication_names', {publications}, 'messages', 'true')"
         ).format(
             slot=sql.Literal(self.slot.name),
-            upto=sql.Literal(lsn_text(self.upto)),
+            upto=sql.Literal(format_lsn(self.upto)),
             publications=sql.Literal(sql.Identifier(self.slot.publication).as_string()),
         )
         connection = self.connection
@@ -70,5 +70,5 @@ class PeekedDatabase(PostgresDatabase):
     @contextmanager
     def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[Peeked]:  # type: ignore[override]
         del begins, folder
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             yield Peeked(connection, self.slot, upto)

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from psycopg import sql
 
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.text_dependencies import KnownTypes, dependencies_of
 from support.source.databases import Shop
 
@@ -77,7 +77,7 @@ def _texts(shop: Shop, table: str) -> list[tuple[str | None, ...]]:
     query = sql.SQL("COPY (SELECT id, state, {} FROM public.{}) TO STDOUT").format(
         names, sql.Identifier(table)
     )
-    with connected(shop.dsn) as connection, connection.cursor().copy(query) as copy:
+    with connect(shop.dsn) as connection, connection.cursor().copy(query) as copy:
         return sorted(copy.rows(), key=repr)
 
 
@@ -204,7 +204,7 @@ def test_a_label_that_is_added_lets_no_table_be_read(feelings: tuple[Shop, list[
 
 def test_what_is_known_of_types_is_stored_as_it_is(shop: Shop) -> None:
     _made(shop)
-    with connected(shop.dsn) as connection:
+    with connect(shop.dsn) as connection:
         ((oid,),) = shop.rows("SELECT 'by_id'::regclass::oid::bigint")
         now = dependencies_of(connection, [oid])[oid]
     names = {type_.name for type_ in now.types}

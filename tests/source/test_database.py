@@ -11,7 +11,7 @@ import structlog
 from psycopg import sql
 
 from chronolake.pipeline.store import Status
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.protocol import CaptureMethod
 from chronolake.types import ACTIVE, DELETED
 from support.commands import ran_words
@@ -495,7 +495,7 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
 
 def _copied(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
     """Return the rows that COPY writes."""
-    with connected(shop.dsn) as connection, connection.cursor() as cursor:
+    with connect(shop.dsn) as connection, connection.cursor() as cursor:
         found = []
         statement = sql.SQL("COPY ({}) TO STDOUT").format(
             sql.SQL(query.replace("FROM ", "FROM public."))

@@ -13,13 +13,13 @@ import pytest
 from chronolake.errors import SourceError
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.streams import source_of
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.encoding import (
-    ALIKE,
-    WIDE,
+    MULTI_BYTE,
+    PYTHON_CODECS,
     TextCodec,
     Undecodable,
-    converted,
+    convert_characters,
     is_valid,
 )
 from chronolake.source.protocol import Level
@@ -231,13 +231,13 @@ def test_a_database_that_cannot_be_converted_says_so(address: str, tmp_path: Pat
         )
     with (
         pytest.raises(SourceError, match="MULE_INTERNAL") as found,
-        connected(address.replace("/lake", "/mule")),
+        connect(address.replace("/lake", "/mule")),
     ):
         pass
     assert "UTF8" in (found.value.hint or "")
 
 
-@pytest.mark.parametrize("encoding", sorted(WIDE))
+@pytest.mark.parametrize("encoding", sorted(MULTI_BYTE))
 def test_characters_of_several_bytes_are_those_that_the_server_says(
     address: str, encoding: str
 ) -> None:
@@ -246,7 +246,7 @@ def test_characters_of_several_bytes_are_those_that_the_server_says(
     shifted = [b"\x8e" + pair[:1] for pair in pairs[::94]] + [b"\x8f" + pair for pair in pairs]
     wide = [b"\x8e" + bytes([plane]) + pair for plane in (0xA2, 0xA3) for pair in pairs]
     several = pairs + (wide if encoding == "EUC_TW" else shifted if encoding != "EUC_CN" else [])
-    with connected(address) as connection:
+    with connect(address) as connection:
 
         def said(characters: list[bytes]) -> dict[bytes, bytes | None]:
             reported = {}
@@ -270,7 +270,7 @@ def test_characters_of_several_bytes_are_those_that_the_server_says(
             )
         codec = TextCodec(encoding, said)
         offsets = np.cumsum([0, *map(len, texts)])
-        data, ends, is_invalid = codec.recoded(pa.py_buffer(b"".join(texts)), offsets)
+        data, ends, is_invalid = codec.to_utf8(pa.py_buffer(b"".join(texts)), offsets)
         whole = said(texts)
         assert is_invalid is not None
         for number, text in enumerate(texts):
@@ -285,8 +285,8 @@ def test_characters_are_asked_for_at_once_also_where_some_are_missing(address: s
         connection.execute("CREATE DATABASE stored ENCODING 'EUC_KR' TEMPLATE template0 LOCALE 'C'")
     known, missing = "가나다", [b"\xc9\xa1", b"\xc9\xa2"]
     characters = [one.encode("euc_kr") for one in known]
-    with connected(address.replace("/lake", "/stored")) as connection:
-        found = converted(connection, [*characters[:2], *missing, characters[2]])
+    with connect(address.replace("/lake", "/stored")) as connection:
+        found = convert_characters(connection, [*characters[:2], *missing, characters[2]])
     assert found == {
         **dict(zip(characters, (one.encode() for one in known), strict=True)),
         **dict.fromkeys(missing),
@@ -294,8 +294,8 @@ def test_characters_are_asked_for_at_once_also_where_some_are_missing(address: s
 
 
 def test_bytes_are_the_characters_that_the_server_says(address: str) -> None:
-    with connected(address) as connection:
-        for encoding, codec in ALIKE.items():
+    with connect(address) as connection:
+        for encoding, codec in PYTHON_CODECS.items():
             if codec == "utf-8":
                 continue
             for byte in range(1, 256):

@@ -17,21 +17,21 @@ from test_database import TYPES
 from chronolake.errors import SourceError
 from chronolake.landing.layout import ObjectFolder
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.initial_copy import PageRange, held_table, rows_where
-from chronolake.source.postgres.snapshot import DatabaseSnapshot, exported_snapshot
+from chronolake.source.postgres.connection import connect
+from chronolake.source.postgres.initial_copy import PageRange, lock_table, rows_where
+from chronolake.source.postgres.snapshot import DatabaseSnapshot, export_snapshot
 from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
-    IS_THERE,
+    EXISTS,
     PART,
-    ByKey,
-    differing,
-    differing_places,
+    KeyComparison,
+    find_differing_rows,
+    match_by_key,
 )
 from chronolake.source.postgres.snapshot_diff.fingerprints import (
     PLACE,
     ROW,
     FingerprintFolder,
-    Fingerprinting,
+    FingerprintQuery,
     Fingerprints,
 )
 from support.source.databases import Shop
@@ -71,7 +71,7 @@ _rows = st.dictionaries(st.integers(0, 12), st.integers(-1, 1), max_size=12)
 
 @given(_rows, _rows)
 def test_what_is_not_where_it_was_is_what_a_plain_look_finds(now: _Rows, before: _Rows) -> None:
-    differs, has_gone = differing_places(_placed(now), _placed(before))
+    differs, has_gone = find_differing_rows(_placed(now), _placed(before))
 
     assert [sorted(now)[n] for n in differs] == [
         place for place in sorted(now) if before.get(place) != now[place]
@@ -106,7 +106,7 @@ _by_key = st.dictionaries(
 def test_what_differs_is_what_a_plain_look_finds(
     now: dict[tuple[int, str], int], before: dict[tuple[int, str], int]
 ) -> None:
-    found = differing(_moved(now, before), _KEYS)
+    found = match_by_key(_moved(now, before), _KEYS)
 
     keys = list(now)
     assert {keys[place] for place in found.changed[PLACE].to_pylist()} == {
@@ -120,10 +120,10 @@ def test_what_differs_is_what_a_plain_look_finds(
 def test_rows_of_one_key_are_not_told_apart() -> None:
     once = {(1, "a"): 5}
     twice = pa.concat_tables([_moved(once, {}), _moved({(1, "a"): 6}, {(2, "b"): 1})])
-    assert not differing(twice, _KEYS).are_distinguishable
-    by_key = ByKey("", DatabaseSnapshot("", 0, 0), ("t",), ("id", "shop"), ("id", "shop"))
+    assert not match_by_key(twice, _KEYS).are_distinguishable
+    by_key = KeyComparison("", DatabaseSnapshot("", 0, 0), ("t",), ("id", "shop"), ("id", "shop"))
     (reported,) = by_key(twice.to_batches())
-    assert reported[IS_THERE].to_pylist() == [None]
+    assert reported[EXISTS].to_pylist() == [None]
 
 
 def _kept(folder: Path, *tables: pa.Table) -> Fingerprints:
@@ -143,7 +143,7 @@ def test_fingerprints_are_kept_by_their_pages(tmp_path: Path) -> None:
     assert files.keys() == {(7, 0), (7, 100)}
     assert kept.read(files[7, 0]).equals(first)
     assert kept.read(files[7, 100]).equals(second)
-    assert (kept.rows, kept.are_whole) == (3, True)
+    assert (kept.rows, kept.are_undamaged) == (3, True)
     _kept(tmp_path, first, second)
     assert kept.files() == files, "the same again is the same file"
 
@@ -154,7 +154,7 @@ def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-30] ^= 1
     file.write_bytes(data)
-    assert not kept.are_whole
+    assert not kept.are_undamaged
     with pytest.raises(SourceError, match="damaged or missing"):
         kept.read(file.name)
     file.unlink()
@@ -216,12 +216,12 @@ def test_values_that_read_differently_have_other_fingerprints(address: str) -> N
 
 
 def _expect_told_apart(address: str, kind: str) -> None:
-    with exported_snapshot(address) as snapshot, connected(address) as connection:
+    with export_snapshot(address) as snapshot, connect(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
-        with held_table(address, snapshot, table) as held:
+        with lock_table(address, snapshot, table) as held:
             key, value = held.table.columns
             (part,) = held.parts
-            making = Fingerprinting((value,), (key,))
+            making = FingerprintQuery((value,), (key,))
             ((_, found),) = making.of(connection, PageRange(part, 0, None, 1))
             (read,) = rows_where(connection, part.relation, psycopg.sql.SQL("true"), ["id", "c"])
     texts = dict(zip(read["id"].to_pylist(), read["c"].to_pylist(), strict=True))
@@ -349,17 +349,17 @@ def test_a_partition_that_comes_while_it_is_looked_at_is_known(shop: Shop) -> No
         "CREATE TABLE high (n int PRIMARY KEY)",
         "CREATE TABLE plain (n int PRIMARY KEY)",
     )
-    with connected(shop.dsn) as connection:
+    with connect(shop.dsn) as connection:
         plain, bulk = (
             next(one for one in catalog.tables_in(connection, ["public"]) if one.name == name)
             for name in ("plain", "bulk")
         )
-    with exported_snapshot(shop.dsn) as snapshot:
+    with export_snapshot(shop.dsn) as snapshot:
         for table in (plain, bulk):
-            with held_table(shop.dsn, snapshot, table) as held:
+            with lock_table(shop.dsn, snapshot, table) as held:
                 assert not held.has_new_parts
         shop.run("ALTER TABLE bulk ATTACH PARTITION high FOR VALUES FROM (10) TO (20)")
-        with held_table(shop.dsn, snapshot, bulk) as held:
+        with lock_table(shop.dsn, snapshot, bulk) as held:
             assert held.has_new_parts
 
 

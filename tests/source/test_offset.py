@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronolake.source.postgres.columns import SourceColumn, numbered
+from chronolake.source.postgres.columns import SourceColumn, assign_numbers
 from chronolake.source.postgres.messages import Transaction
 from chronolake.source.postgres.offset import Clock, LogOffset
 
@@ -79,7 +79,7 @@ def test_a_position_is_stored_as_it_is() -> None:
 def test_columns_are_recognised_by_their_places(
     described: str, before: str, now: str, numbers: list[int | None]
 ) -> None:
-    found = numbered(_columns(described), _columns(before), _columns(now))
+    found = assign_numbers(_columns(described), _columns(before), _columns(now))
     assert [column.number for column in found] == numbers
     assert [column.name for column in found] == described.split()
 
@@ -114,7 +114,9 @@ def test_a_column_is_never_taken_for_another(
 
     described = columns(states[reported], numbers=False)
     ever = set[int]().union(*states[: before + 1])
-    found = numbered(described, columns(states[before]), columns(states[-1]), greatest=max(ever))
+    found = assign_numbers(
+        described, columns(states[before]), columns(states[-1]), greatest=max(ever)
+    )
     gone_before = ever - states[before].keys()
     gone = set(range(1, last + 1)) - table.keys()
     for column, number in zip(found, sorted(states[reported]), strict=True):
@@ -125,8 +127,8 @@ def test_a_column_is_never_taken_for_another(
 
 def test_a_number_that_was_dropped_before_is_given_to_no_other_column() -> None:
     described, before, now = _columns("id a y"), _columns("id:1 a:2"), _columns("id:1 a:2 x:4")
-    assert [one.number for one in numbered(described, before, now)] == [1, 2, None]
-    assert [one.number for one in numbered(described, before, now, greatest=3)] == [1, 2, 4]
+    assert [one.number for one in assign_numbers(described, before, now)] == [1, 2, None]
+    assert [one.number for one in assign_numbers(described, before, now, greatest=3)] == [1, 2, 4]
 
 
 def _columns(text: str) -> list[SourceColumn]:

@@ -11,13 +11,13 @@ from chronolake.errors import SourceError
 from chronolake.pipeline.store import Status
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
-from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.initial_copy import held_table
-from chronolake.source.postgres.slot import Slot, written_upto
+from chronolake.source.postgres.connection import connect
+from chronolake.source.postgres.initial_copy import lock_table
+from chronolake.source.postgres.slot import Slot, durable_lsn
 from chronolake.source.postgres.snapshot import (
-    exported_snapshot,
+    export_snapshot,
     oldest_transaction,
-    requested_snapshot,
+    request_snapshot,
 )
 from support.source.databases import Shop
 
@@ -48,17 +48,17 @@ def test_no_question_about_all_tables_waits_for_it(
         "WITH (publish_via_partition_root = true)",
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
     )
-    with psycopg.connect(address) as other, connected(address) as connection:
+    with psycopg.connect(address) as other, connect(address) as connection:
         connection.execute("SET lock_timeout = '2s'")
         other.execute(statement.encode())
         tables = catalog.tables_in(connection, ["public"])
         assert [table.name for table in tables] == ["parted", "plain"]
         checkup = Checkup(address, connection, _SLOT, tables)
         assert not [one for one in checkup.check() if one.level == "failed"]
-        assert catalog.published(connection, "chronolake_shop").keys() == {
+        assert catalog.published_tables(connection, "chronolake_shop").keys() == {
             table.oid for table in tables
         }
-        assert written_upto(connection)
+        assert durable_lsn(connection)
 
 
 def test_a_table_that_is_being_changed_is_given_up_alone(
@@ -66,13 +66,13 @@ def test_a_table_that_is_being_changed_is_given_up_alone(
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.initial_copy._LOCK_SECONDS", 1)
     shop.run("CREATE TABLE items (id int PRIMARY KEY)")
-    with psycopg.connect(address) as other, connected(address) as connection:
+    with psycopg.connect(address) as other, connect(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
         other.execute("ALTER TABLE items ADD COLUMN more int")
-        with exported_snapshot(address) as snapshot:
+        with export_snapshot(address) as snapshot:
             with (
                 pytest.raises(SourceError, match=r"public\.items could not be locked") as failed,
-                held_table(address, snapshot, table),
+                lock_table(address, snapshot, table),
             ):
                 pass
             assert str(table.oid) in (failed.value.hint or "")
@@ -83,7 +83,7 @@ def test_making_a_slot_says_what_it_waits_for(
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.check._PATIENCE_SECONDS", 1)
     shop.run("CREATE TABLE items (id int PRIMARY KEY)")
-    with psycopg.connect(address) as other, connected(address) as connection:
+    with psycopg.connect(address) as other, connect(address) as connection:
         other.execute("INSERT INTO items VALUES (1)")
         checkup = Checkup(address, connection, _SLOT, catalog.tables_in(connection, ["public"]))
         with pytest.raises(SourceError, match="blocked a statement for 1 s") as failed:
@@ -112,14 +112,14 @@ def test_a_snapshot_that_is_given_up_leaves_nothing_on_the_server(shop: Shop, ad
     shop.run("CREATE TABLE items (id int PRIMARY KEY)")
     with psycopg.connect(address) as other:
         other.execute("INSERT INTO items VALUES (1)")
-        with requested_snapshot(address) as request:
+        with request_snapshot(address) as request:
             assert request.wait(0.5) is None
             assert request.seconds >= 0.5
             request.cancel()
             assert request.wait(30) is None
         assert shop.rows("SELECT count(*) FROM pg_replication_slots") == [(0,)]
         other.commit()
-    with requested_snapshot(address) as request:
+    with request_snapshot(address) as request:
         assert request.wait(30) is not None
 
 
@@ -148,7 +148,7 @@ def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> 
     ]
     listed = ["ALL TABLES", *objects, *(", ".join(two) for two in combinations(objects, 2))]
     tried = 0
-    with connected(address) as connection:
+    with connect(address) as connection:
         connection.execute("SET search_path = public")
         oids = dict(
             connection.execute(
@@ -172,7 +172,7 @@ def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> 
                 "SELECT tablename::text, attnames::text[], rowfilter IS NOT NULL "
                 "FROM pg_publication_tables WHERE pubname = 'chronolake_shop'"
             ).fetchall()
-            found = catalog.published(connection, "chronolake_shop")
+            found = catalog.published_tables(connection, "chronolake_shop")
             mine = {
                 oids[oid]: (one.columns - {"twice"}, one.is_filtered)
                 for oid, one in found.items()

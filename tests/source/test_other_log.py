@@ -13,8 +13,8 @@ from postgresql import Cluster, cluster, standby_cluster
 from chronolake.pipeline.lease import leased
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
-from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.slot import Evidence, bytes_before, emit, written_upto
+from chronolake.source.postgres.connection import connect
+from chronolake.source.postgres.slot import Evidence, bytes_before, durable_lsn, emit_evidence
 from support.seeds import drawn
 from support.source.databases import Shop
 
@@ -199,16 +199,16 @@ def test_a_position_of_an_earlier_version_gets_evidence(shop: Shop, place: Clust
 
 
 def test_evidence_is_only_written_where_that_is_allowed(place: Cluster, version: int) -> None:
-    with connected(place.address) as database, standby_cluster(place.address, version) as other:
+    with connect(place.address) as database, standby_cluster(place.address, version) as other:
         database.execute("CREATE ROLE plain LOGIN PASSWORD 'plain'")
         dsn = f"postgresql://plain:plain@{place.address.partition('@')[2]}"
         database.execute("ALTER ROLE plain SET default_transaction_read_only = on")
-        with connected(dsn) as plain:
-            found = emit(plain)
+        with connect(dsn) as plain:
+            found = emit_evidence(plain)
             assert found is not None
-            assert found.lsn < found.until <= written_upto(database)
-        with connected(other.address) as behind:
-            assert emit(behind) is None
+            assert found.lsn < found.until <= durable_lsn(database)
+        with connect(other.address) as behind:
+            assert emit_evidence(behind) is None
         for arguments in ("boolean, text, text, boolean", "boolean, text, text"):
             if database.execute(
                 "SELECT to_regprocedure(%s)", (f"pg_logical_emit_message({arguments})",)
@@ -216,8 +216,8 @@ def test_evidence_is_only_written_where_that_is_allowed(place: Cluster, version:
                 database.execute(
                     f"REVOKE EXECUTE ON FUNCTION pg_logical_emit_message({arguments}) FROM PUBLIC"
                 )
-        with connected(dsn) as plain:
-            assert emit(plain) is None
+        with connect(dsn) as plain:
+            assert emit_evidence(plain) is None
 
 
 def _reads_without_messages(shop: Shop) -> None:
@@ -273,16 +273,16 @@ def test_bytes_of_the_log_are_those_of_standbys_as_far_as_they_have_come(
     place: Cluster, version: int
 ) -> None:
     def written(address: str) -> int:
-        with connected(address) as connection:
+        with connect(address) as connection:
             connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 90000))")
-            return written_upto(connection)
+            return durable_lsn(connection)
 
     with standby_cluster(place.address, version, wal_level="logical") as other:
         upto = written(place.address)
         early = bytes_before(place.address, upto)
         assert early is not None
-        with connected(other.address) as behind:
-            while written_upto(behind) < upto:
+        with connect(other.address) as behind:
+            while durable_lsn(behind) < upto:
                 time.sleep(0.05)
             assert early.is_there(other.address)
         other.stop()

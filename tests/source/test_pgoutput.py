@@ -19,7 +19,7 @@ from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
 from chronolake.source.postgres.row_versions import sequence_of, sequences_of
-from chronolake.source.postgres.slot import lsn_text
+from chronolake.source.postgres.slot import format_lsn
 from support.seeds import and_drawn
 from support.source.plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 
@@ -191,7 +191,7 @@ def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
     assert not decoder.is_between_transactions
 
     # From this position on, the server skips what was read.
-    lsn = lsn_text(first.ended.end_lsn)
+    lsn = format_lsn(first.ended.end_lsn)
     database.execute("SELECT pg_replication_slot_advance('s', %s)", (lsn,))
     left = [message for message in _messages(database) if message[0] != Kind.RELATION]
     assert left == [

@@ -12,9 +12,9 @@ import pytest
 from chronolake.errors import SourceError
 from chronolake.pipeline.streams import source_of
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.initial_copy import held_table
-from chronolake.source.postgres.snapshot import beside, exported_snapshot
+from chronolake.source.postgres.connection import connect, translate_errors
+from chronolake.source.postgres.initial_copy import lock_table
+from chronolake.source.postgres.snapshot import connect_to_snapshot, export_snapshot
 from chronolake.source.protocol import CheckResult, Level
 from support.source.databases import Shop
 
@@ -52,7 +52,7 @@ def test_what_is_published_can_still_be_updated(shop: Shop) -> None:
     found = _findings(shop, create=True)
     for table in tables:
         shop.run(f"UPDATE {table} SET b = 3 WHERE id = 1", f"DELETE FROM {table} WHERE id = 2")
-    with connected(shop.dsn) as connection:
+    with connect(shop.dsn) as connection:
         is_refused = connection.info.server_version >= 180_000
     assert found["public.plain"][0].level is Level.OK
     assert found["public.mute"][0].level is not Level.OK
@@ -180,12 +180,12 @@ def test_a_statement_that_comes_between_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.snapshot._LOCK_SECONDS", 1)
     shop.run("CREATE TABLE orders (id int PRIMARY KEY)")
-    with connected(shop.dsn) as connection:
+    with connect(shop.dsn) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
     changing = threading.Thread(target=shop.run, args=("ALTER TABLE orders ADD more int",))
     with ExitStack() as until_read:
-        snapshot = until_read.enter_context(exported_snapshot(shop.dsn))
-        until_read.enter_context(held_table(shop.dsn, snapshot, table))
+        snapshot = until_read.enter_context(export_snapshot(shop.dsn))
+        until_read.enter_context(lock_table(shop.dsn, snapshot, table))
         changing.start()
         waits = (
             "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'ALTER%'"
@@ -194,8 +194,8 @@ def test_a_statement_that_comes_between_does_not_wait_for_ever(
             time.sleep(0.05)
         with (
             pytest.raises(SourceError, match="Another statement") as refused,
-            beside(shop.dsn, snapshot) as reading,
-            understood(),
+            connect_to_snapshot(shop.dsn, snapshot) as reading,
+            translate_errors(),
         ):
             reading.execute("SELECT FROM public.orders")
         assert "the statement can continue now" in str(refused.value.hint)

@@ -12,15 +12,15 @@ import pytest
 from postgresql import server
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.pgoutput import Decoder
-from chronolake.source.postgres.replication_stream import LogStream, streaming
+from chronolake.source.postgres.replication_stream import LogStream, open_stream
 from chronolake.source.postgres.slot import (
     Slot,
     advance,
-    lsn_number,
-    lsn_text,
-    written_upto,
+    durable_lsn,
+    format_lsn,
+    parse_lsn,
 )
 
 _SLOT = Slot("s", 'Odd "p", name')
@@ -34,7 +34,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def database(address: str) -> Iterator[psycopg.Connection]:
-    with connected(address) as connection:
+    with connect(address) as connection:
         connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
         connection.execute('DROP PUBLICATION IF EXISTS "Odd ""p"", name"')
         connection.execute("DROP TABLE IF EXISTS public.t")
@@ -57,7 +57,7 @@ class Reader:
     folder: Path
 
     def stream(self, upto: int, slot: Slot = _SLOT) -> AbstractContextManager[LogStream]:
-        return streaming(self.address, slot, upto=upto, folder=self.folder)
+        return open_stream(self.address, slot, upto=upto, folder=self.folder)
 
     def ids(self, upto: int) -> list[str]:
         decoder, found = Decoder(), []
@@ -73,11 +73,11 @@ def test_what_is_read_stays_until_the_slot_is_advanced(
     database: psycopg.Connection, reader: Reader
 ) -> None:
     database.execute("INSERT INTO public.t SELECT generate_series(1, 3)")
-    first = written_upto(database)
+    first = durable_lsn(database)
     database.execute("INSERT INTO public.t VALUES (4)")
-    second = written_upto(database)
+    second = durable_lsn(database)
 
-    assert lsn_number(lsn_text(first)) == first < second
+    assert parse_lsn(format_lsn(first)) == first < second
     assert reader.ids(first) == ["1", "2", "3"]
     assert reader.ids(second) == ["1", "2", "3", "4"]
     advance(database, _SLOT, upto=first)
@@ -86,7 +86,7 @@ def test_what_is_read_stays_until_the_slot_is_advanced(
     # Advancing backwards, or again to the same position, does nothing.
     advance(database, _SLOT, upto=first)
     advance(database, _SLOT, upto=second)
-    assert reader.ids(written_upto(database)) == []
+    assert reader.ids(durable_lsn(database)) == []
 
 
 def test_a_large_transaction_comes_in_batches(database: psycopg.Connection, reader: Reader) -> None:
@@ -95,7 +95,7 @@ def test_a_large_transaction_comes_in_batches(database: psycopg.Connection, read
     )
     limit = 2**20
     decoder, rows, sizes = Decoder(), 0, []
-    with reader.stream(written_upto(database)) as stream:
+    with reader.stream(durable_lsn(database)) as stream:
         for batch in stream.batches(limit):
             sizes.append(sum(map(len, batch)))
             rows += sum(changes.number for changes in decoder.decode(batch).changes)
@@ -109,7 +109,7 @@ def test_a_reader_that_stops_leaves_the_slot_as_it_is(
     database: psycopg.Connection, reader: Reader
 ) -> None:
     database.execute("INSERT INTO public.t SELECT generate_series(1, 5000)")
-    upto = written_upto(database)
+    upto = durable_lsn(database)
 
     with reader.stream(upto) as stream:
         for _ in stream.batches(1_000):
@@ -130,7 +130,7 @@ def test_a_missing_publication_is_an_error_and_not_a_gap(
     database.execute("INSERT INTO public.t VALUES (3)")
 
     with pytest.raises(SourceError, match=r'publication Odd "p", name did not exist') as failed:
-        reader.ids(written_upto(database))
+        reader.ids(durable_lsn(database))
     assert failed.value.hint
 
 
@@ -140,7 +140,7 @@ def test_values_read_the_same_whatever_the_role_has_set(
     database.execute("ALTER ROLE me SET datestyle = 'German'")
     database.execute("ALTER ROLE me SET bytea_output = 'escape'")
     try:
-        with connected(address) as other:
+        with connect(address) as other:
             row = other.execute(
                 r"SELECT '2024-12-31'::date::text, '\x00ff'::bytea::text, "
                 "'2024-07-01 12:00+02'::timestamptz::text, '1 day 2 hours'::interval::text"
@@ -167,7 +167,7 @@ def test_no_timeout_of_the_role_ends_a_session(
         pytest.skip("this version does not have it")
     database.execute(f"ALTER ROLE me SET {setting} = '1min'".encode())
     try:
-        with connected(address) as other:
+        with connect(address) as other:
             assert other.execute(f"SHOW {setting}".encode()).fetchone() == ("0",)
     finally:
         database.execute("ALTER ROLE me RESET ALL")
@@ -186,7 +186,7 @@ def test_what_keeps_from_connecting_is_said_without_secrets(
     address: str, change: object, words: str
 ) -> None:
     assert callable(change)
-    with pytest.raises(SourceError, match=words) as failed, connected(change(address)):
+    with pytest.raises(SourceError, match=words) as failed, connect(change(address)):
         pass
     for secret in ("p@ss", "p%40ss", "word:of", "wrong%2F"):
         assert secret not in f"{failed.value} {failed.value.hint}"
@@ -195,7 +195,7 @@ def test_what_keeps_from_connecting_is_said_without_secrets(
 def test_a_slot_that_cannot_be_read_is_an_error(
     database: psycopg.Connection, reader: Reader
 ) -> None:
-    upto = written_upto(database)
+    upto = durable_lsn(database)
     none = 'replication slot "none" does not exist'
     with pytest.raises(SourceError, match=none), reader.stream(upto, Slot("none", "p")):
         pass

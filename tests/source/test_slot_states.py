@@ -19,10 +19,10 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.database import PostgresDatabase
 from chronolake.source.postgres.offset import LogOffset
-from chronolake.source.postgres.slot import confirmed
+from chronolake.source.postgres.slot import confirmed_lsn
 from chronolake.source.protocol import ChangeBatch, CheckResult, Level, StreamFailure
 from support.commands import ran_words
 from support.datalakes import project
@@ -115,12 +115,12 @@ def ready(shop: Shop) -> Iterator[Shop]:
 
 def _position(shop: Shop, source: PostgresDatabase) -> LogOffset:
     """Return the offset of a stream that was copied when the slot was created."""
-    with connected(shop.dsn) as connection:
+    with connect(shop.dsn) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
         return LogOffset.before_all_of(
             table,
-            lsn=confirmed(connection, source.slot),
-            published=catalog.published(connection, source.slot.publication)[table.oid],
+            lsn=confirmed_lsn(connection, source.slot),
+            published=catalog.published_tables(connection, source.slot.publication)[table.oid],
             server=catalog.server_of(connection),
         )
 
@@ -195,7 +195,7 @@ def test_a_slot_of_another_database_is_left_alone(ready: Shop, address: str) -> 
 @contextmanager
 def _reading(dsn: str) -> Iterator[int]:
     """Start another reader of the slot; yield the ID of its server process."""
-    with connected(dsn, replication="database") as connection:
+    with connect(dsn, replication="database") as connection:
         started = connection.pgconn.exec_(
             b"START_REPLICATION SLOT chronolake_shop LOGICAL 0/0 (proto_version '1', "
             b"publication_names 'chronolake_shop')"

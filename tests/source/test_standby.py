@@ -14,7 +14,7 @@ from postgresql import server, standby_cluster
 
 from chronolake.errors import SourceError
 from chronolake.pipeline.streams import source_of
-from chronolake.source.postgres.slot import lsn_number, written_upto
+from chronolake.source.postgres.slot import durable_lsn, parse_lsn
 from chronolake.source.protocol import CheckedSource, CheckResult, Level
 from support.source.databases import Shop
 
@@ -63,7 +63,7 @@ def _logging_snapshots(primary: str) -> Iterator[None]:
 def _await_replayed(primary: str, standby: str) -> None:
     with psycopg.connect(primary) as one, psycopg.connect(standby, autocommit=True) as other:
         (text,) = one.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
-        while written_upto(other) < lsn_number(text):
+        while durable_lsn(other) < parse_lsn(text):
             time.sleep(0.05)
 
 

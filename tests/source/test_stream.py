@@ -15,11 +15,11 @@ import psycopg
 import pytest
 from postgresql import cluster, server
 
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Decoder
-from chronolake.source.postgres.replication_stream import streaming
-from chronolake.source.postgres.slot import Slot, confirmed, written_upto
+from chronolake.source.postgres.replication_stream import open_stream
+from chronolake.source.postgres.slot import Slot, confirmed_lsn, durable_lsn
 from support.seeds import and_drawn
 
 _SLOT = Slot("s", "p")
@@ -46,7 +46,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def database(address: str) -> Iterator[psycopg.Connection]:
-    with connected(address) as connection:
+    with connect(address) as connection:
         connection.execute("CREATE TABLE public.t (id bigserial, note text)")
         connection.execute("CREATE TABLE public.u (id bigserial, note text, more int)")
         connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
@@ -58,7 +58,7 @@ def database(address: str) -> Iterator[psycopg.Connection]:
 
 
 def _read(address: str, folder: Path, upto: int, begins: int = 0) -> list[bytes]:
-    with streaming(address, _SLOT, begins=begins, upto=upto, folder=folder) as stream:
+    with open_stream(address, _SLOT, begins=begins, upto=upto, folder=folder) as stream:
         messages = [message for batch in stream.batches(10_000) for message in batch]
     # The messages can be decoded.
     decoder = Decoder()
@@ -104,7 +104,7 @@ def test_messages_are_those_of_whole_transactions(
             writer.commit()
         else:
             writer.rollback()
-    upto = written_upto(database)
+    upto = durable_lsn(database)
     wanted = [row[0] for row in database.execute(_PEEK.format(upto="NULL"), binary=True)]
     wanted = [one for one in wanted if one[0] not in _PASSED_OVER]
 
@@ -117,7 +117,7 @@ def test_messages_are_those_of_whole_transactions(
         writer.commit()
         writer.close()
     # Only transactions that were not yet committed follow; the others can be left out.
-    rest = _read(address, tmp_path, written_upto(database), begins=upto)
+    rest = _read(address, tmp_path, durable_lsn(database), begins=upto)
     wanted = [row[0] for row in database.execute(_PEEK.format(upto="NULL"), binary=True)]
     assert rest == [one for one in wanted if one[0] not in _PASSED_OVER][-len(rest) :]
     assert rest[:1] == [] or rest[0][0] == Kind.BEGIN
@@ -127,19 +127,19 @@ def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
     """A transaction of 300,000 rows is read from a server that allows no temporary files."""
     with (
         cluster(wal_level="logical", temp_file_limit="1MB", work_mem="1MB") as place,
-        connected(place.address) as database,
+        connect(place.address) as database,
     ):
         database.execute("CREATE TABLE public.t (id int, note text)")
         database.execute("CREATE PUBLICATION p FOR ALL TABLES")
         database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         database.execute("INSERT INTO public.t SELECT generate_series(1, 300000), repeat('x', 200)")
-        upto = written_upto(database)
+        upto = durable_lsn(database)
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             database.execute(_PEEK.format(upto="NULL"))
         database.execute("SELECT pg_stat_reset_replication_slot('s')")
 
         decoder, rows = Decoder(), 0
-        with streaming(place.address, _SLOT, upto=upto, folder=tmp_path) as stream:
+        with open_stream(place.address, _SLOT, upto=upto, folder=tmp_path) as stream:
             for batch in stream.batches():
                 assert sum(map(len, batch)) < 2 * 4 * 2**20
                 rows += sum(change.number for change in decoder.decode(batch).changes)
@@ -157,7 +157,7 @@ def test_the_first_message_comes_before_all_is_decoded(
         database.execute(
             "INSERT INTO public.t (note) SELECT repeat('x', 200) FROM generate_series(1, 1000)"
         )
-    with streaming(address, _SLOT, upto=written_upto(database), folder=tmp_path) as stream:
+    with open_stream(address, _SLOT, upto=durable_lsn(database), folder=tmp_path) as stream:
         batches = stream.batches(1_000)
         next(batches)
         (waiting,) = database.execute(
@@ -173,13 +173,13 @@ def test_what_has_landed_is_confirmed_while_the_log_is_read(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     database.execute("INSERT INTO public.t (note) SELECT 'a' FROM generate_series(1, 100)")
-    middle = written_upto(database)
+    middle = durable_lsn(database)
     database.execute("INSERT INTO public.t (note) SELECT 'b' FROM generate_series(1, 100)")
-    with streaming(address, _SLOT, upto=written_upto(database), folder=tmp_path) as stream:
+    with open_stream(address, _SLOT, upto=durable_lsn(database), folder=tmp_path) as stream:
         next(stream.batches(100))
         assert stream.may_confirm
         stream.confirm(middle)
-    assert confirmed(database, _SLOT) == middle
+    assert confirmed_lsn(database, _SLOT) == middle
 
 
 def test_a_client_that_counts_as_a_standby_confirms_nothing(
@@ -190,7 +190,7 @@ def test_a_client_that_counts_as_a_standby_confirms_nothing(
     try:
         while database.execute("SHOW synchronous_standby_names").fetchone() != ("*",):
             time.sleep(0.02)
-        with streaming(address, _SLOT, upto=written_upto(database), folder=tmp_path) as stream:
+        with open_stream(address, _SLOT, upto=durable_lsn(database), folder=tmp_path) as stream:
             assert not stream.may_confirm
             assert list(stream.batches()) == []
     finally:
@@ -215,7 +215,7 @@ def test_a_reader_that_is_killed_leaves_the_slot_as_it_is(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     database.execute("INSERT INTO public.t (note) SELECT 'x' FROM generate_series(1, 100000)")
-    upto = written_upto(database)
+    upto = durable_lsn(database)
     words = [sys.executable, "-c", _KILLED, address, str(upto), str(tmp_path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
@@ -231,8 +231,8 @@ def test_a_slot_that_is_read_by_another_is_waited_for(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     database.execute("INSERT INTO public.t (note) VALUES ('x')")
-    upto = written_upto(database)
-    with streaming(address, _SLOT, upto=upto, folder=tmp_path / "other") as other:
+    upto = durable_lsn(database)
+    with open_stream(address, _SLOT, upto=upto, folder=tmp_path / "other") as other:
         found: list[list[bytes]] = []
         waiting = threading.Thread(target=lambda: found.append(_read(address, tmp_path, upto)))
         waiting.start()

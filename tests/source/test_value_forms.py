@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.value_forms import ColumnOptions, MoneyForm, values_of
 from support.commands import ran_words
 from support.source.databases import Shop
@@ -56,7 +56,7 @@ def test_json_of_arrays_and_composites_is_the_server_s(address: str) -> None:
                 # A row constructor needs the type's name.
                 statement = f"INSERT INTO every (c{number}) VALUES (({value})::{kind})"
                 server.execute(statement.encode())
-    with connected(address) as connection:
+    with connect(address) as connection:
         options = ColumnOptions(json_arrays=True, json_composites=True)
         (table,) = catalog.tables_in(connection, ["public"], options=options)
         assert len(table.columns) == len(_VALUES)

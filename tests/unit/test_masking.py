@@ -12,7 +12,7 @@ from chronolake.config import CatalogConfig
 from chronolake.errors import SourceError
 from chronolake.masking import holds_secret, is_broken_by_password, masked_text
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_no_part_of_a_password_in_an_address_is_shown(password: str, scheme: str
 
     assert is_broken_by_password(address) == any(sign in password for sign in "@/?#")
     own = f"postgresql://user:{password}@127.0.0.1:1/lake"
-    with pytest.raises(SourceError) as caught, connected(own):
+    with pytest.raises(SourceError) as caught, connect(own):
         pass
     shown = [str(caught.value)]
     try:

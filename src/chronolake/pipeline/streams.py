@@ -163,10 +163,10 @@ def _source_of(project: Project, pipeline: str) -> Source:
     if isinstance(config, PostgresSource):
         # Its driver is imported only if needed.
         from chronolake.source.postgres.database import PostgresDatabase  # noqa: PLC0415
-        from chronolake.source.postgres.snapshot_source import ComparedDatabase  # noqa: PLC0415
+        from chronolake.source.postgres.snapshot_source import SnapshotDatabase  # noqa: PLC0415
 
         if config.method is PostgresMethod.SNAPSHOT_DIFF:
-            return ComparedDatabase(project, pipeline, config)
+            return SnapshotDatabase(project, pipeline, config)
         return PostgresDatabase(project, pipeline, config)
     if isinstance(config, JdbcSource):
         from chronolake.source.jdbc import JdbcDatabase  # noqa: PLC0415 - it loads Spark

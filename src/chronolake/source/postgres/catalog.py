@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.columns import SourceColumn
-from chronolake.source.postgres.connection import understood
-from chronolake.source.postgres.encoding import Undecodable, reading_names
+from chronolake.source.postgres.connection import translate_errors
+from chronolake.source.postgres.encoding import Undecodable, name_cursor
 from chronolake.source.postgres.messages import ReplicaIdentity
 from chronolake.source.postgres.text_dependencies import Dependencies, dependencies_of
 from chronolake.source.postgres.value_forms import PLAIN, ColumnOptions, ValueForm, forms_of
@@ -222,22 +222,22 @@ class SourceTable:
     options: ColumnOptions
 
     @property
-    def followed_by(self) -> tuple[str, ...]:
+    def log_key(self) -> tuple[str, ...]:
         """Return the columns that identify rows in the log; empty if none do."""
         return self.key or (self.distinct_by if self.logs_old_rows else ())
 
-    def is_cut_by(self, published: Published | None) -> bool:
+    def is_partly_published(self, published: Published | None) -> bool:
         """Return whether only some columns or rows are published; False if none are."""
         if published is None:
             return False
-        return published.is_filtered or bool(self.missing_in(published))
+        return published.is_filtered or bool(self.unpublished_columns(published))
 
     def lacks_generated(self, published: Published | None) -> bool:
         """Return whether exactly the selected generated columns are missing in the publication."""
-        missing = set() if published is None else set(self.missing_in(published))
+        missing = set() if published is None else set(self.unpublished_columns(published))
         return bool(missing) and missing <= self.computed
 
-    def missing_in(self, published: Published) -> list[str]:
+    def unpublished_columns(self, published: Published) -> list[str]:
         """Return the names of the columns that are not published."""
         return [column.name for column in self.columns if column.name not in published.columns]
 
@@ -248,13 +248,13 @@ class SourceTable:
         if isinstance(self.name, Undecodable):
             return SourceError(
                 f"The name of the table {self.stream} {wrong}.",
-                hint=_renaming(f"'ALTER TABLE %s RENAME TO %I', {self.oid}::regclass"),
+                hint=_rename_hint(f"'ALTER TABLE %s RENAME TO %I', {self.oid}::regclass"),
             )
         for column in self.columns:
             if isinstance(column.name, Undecodable):
                 return SourceError(
                     f"The name of the column {column.name} of {self.stream} {wrong}.",
-                    hint=_renaming(
+                    hint=_rename_hint(
                         f"'ALTER TABLE %s RENAME COLUMN %I TO %I', {self.oid}::regclass, (SELECT "
                         f"attname FROM pg_attribute WHERE attrelid = {self.oid} AND attnum = "
                         f"{column.number})"
@@ -269,7 +269,7 @@ class SourceTable:
             sorted(
                 column.number
                 for column in self.columns
-                if column.name in self.followed_by and column.number is not None
+                if column.name in self.log_key and column.number is not None
             )
         )
 
@@ -279,7 +279,7 @@ class SourceTable:
         return f"{self.schema}.{self.name}"
 
 
-def _renaming(statement: str) -> str:
+def _rename_hint(statement: str) -> str:
     """Return a statement that renames an object by number, as its name cannot be written."""
     return f"Rename it: DO $$ BEGIN EXECUTE format({statement}, 'new_name'); END $$;"
 
@@ -343,7 +343,7 @@ def tables_in(
     Raises:
         SourceError: the catalog cannot be read.
     """
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         values = (list(schemas), also_unlogged, oid, oid)
         rows = cursor.execute(_TABLES.encode(), values).fetchall()
     oids = [row[0] for row in rows]
@@ -370,8 +370,8 @@ def tables_in(
                 name,
                 ReplicaIdentity(identity),
                 # Without a generated column, the remaining ones may not identify rows.
-                _all_of(key, by_number),
-                _all_of(distinct_by, by_number),
+                _complete_names(key, by_number),
+                _complete_names(distinct_by, by_number),
                 columns,
                 frozenset(one[1] for one in of_table if one[0] not in by_number),
                 frozenset(one[1] for one in mine if one[4]),
@@ -387,13 +387,13 @@ def tables_in(
     return found
 
 
-def _all_of(numbers: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
+def _complete_names(numbers: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
     """Return the names of columns, or an empty tuple if one of them is missing."""
     found = tuple(names[number] for number in numbers if number in names)
     return found if len(found) == len(numbers) else ()
 
 
-def published(connection: psycopg.Connection, publication: str) -> dict[int, Published]:
+def published_tables(connection: psycopg.Connection, publication: str) -> dict[int, Published]:
     """Return the contents of a publication by table oid; partitioned tables as a whole.
 
     Raises:
@@ -409,7 +409,7 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
         if connection.info.server_version >= PUBLISHES_GENERATED
         else "false",
     )
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(query.encode(), (publication,)).fetchall()
     return {
         oid: Published(since, version, frozenset(names), cut)
@@ -429,7 +429,7 @@ def publishes_all(connection: psycopg.Connection, publication: str) -> bool | No
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot "
         "FROM pg_catalog.pg_publication WHERE pubname = %s"
     )
-    with understood():
+    with translate_errors():
         row = connection.execute(query.encode(), (publication,)).fetchone()
     return None if row is None else bool(row[0])
 
@@ -445,7 +445,7 @@ def server_of(connection: psycopg.Connection) -> int:
         "(SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())), 0) "
         "FROM pg_control_system() s"
     )
-    with understood():
+    with translate_errors():
         row = connection.execute(query.encode()).fetchone()
     return int(row[0]) if row else 0
 
@@ -460,11 +460,11 @@ def process_of(connection: psycopg.Connection) -> tuple[object, ...]:
         SourceError: the server does not return it.
     """
     query = "SELECT (SELECT system_identifier FROM pg_control_system()), pg_postmaster_start_time()"
-    with understood():
+    with translate_errors():
         return tuple(connection.execute(query).fetchone() or ())
 
 
-def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable:
+def current_table(connection: psycopg.Connection, table: SourceTable) -> SourceTable:
     """Return a table as the connection's transaction sees it.
 
     Raises:
@@ -486,7 +486,7 @@ def domains_of(connection: psycopg.Connection) -> dict[int, tuple[int, int]]:
     Raises:
         SourceError: the catalog cannot be read.
     """
-    with understood():
+    with translate_errors():
         rows = connection.execute(_DOMAINS).fetchall()
     return {oid: (base, modifier) for oid, base, modifier in rows}
 
@@ -497,14 +497,14 @@ def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
     Raises:
         SourceError: the catalog cannot be read.
     """
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         parts = [Part(*row) for row in cursor.execute(_PARTS, {"oid": table.oid}).fetchall()]
     unnamed = next((part for part in parts if isinstance(part.relation, Undecodable)), None)
     if unnamed is not None:
         raise SourceError(
             f"The name of a partition of {table.stream}, {unnamed.relation}, is not valid in its "
             "database's encoding.",
-            hint=_renaming(f"'ALTER TABLE %s RENAME TO %I', {unnamed.oid}::regclass"),
+            hint=_rename_hint(f"'ALTER TABLE %s RENAME TO %I', {unnamed.oid}::regclass"),
         )
     return parts
 
@@ -517,7 +517,7 @@ def has_new_parts(connection: psycopg.Connection, table: SourceTable) -> bool:
     Raises:
         SourceError: the catalog cannot be read.
     """
-    with understood():
+    with translate_errors():
         row = connection.execute(_HAS_NEW_PARTS, {"oid": table.oid}).fetchone()
     return row is None or bool(row[0])
 
@@ -575,9 +575,9 @@ def identity_problems(
     Raises:
         SourceError: the catalog cannot be read.
     """
-    wanted = {table.oid: table for table in tables if table.followed_by}
+    wanted = {table.oid: table for table in tables if table.log_key}
     refuses_generated = connection.info.server_version >= _REFUSES_GENERATED
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         # Generated columns that are read are also published.
         published = sorted({kind for one in wanted.values() for kind in one.options.generated})
         values = (published, list(wanted), published)
@@ -598,7 +598,7 @@ def identity_problems(
         elif not is_whole and set(names) != set(table.key):
             words = (
                 f"is {', '.join(names)}, but the table's key is "
-                f"{', '.join(table.followed_by)}: the log would not identify the changed "
+                f"{', '.join(table.log_key)}: the log would not identify the changed "
                 "rows"
             )
         if words is not None:

@@ -15,19 +15,19 @@ from psycopg.errors import InsufficientPrivilege, QueryCanceled
 from chronolake.errors import SourceError
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.catalog import identity_problems
-from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.encoding import reading_names
+from chronolake.source.postgres.connection import connect, translate_errors
+from chronolake.source.postgres.encoding import name_cursor
 from chronolake.source.postgres.slot import (
     END_OF_LOG,
     HAS_FAILOVER,
     Slot,
     bytes_before,
-    confirmed,
-    exists,
-    has_gap,
-    recovery_of,
-    was_missing,
-    written_upto,
+    confirmed_lsn,
+    durable_lsn,
+    has_publication_gap,
+    missing_publication_error,
+    recovery_steps,
+    slot_exists,
 )
 from chronolake.source.postgres.snapshot import oldest_transaction
 from chronolake.source.protocol import CheckResult, Level
@@ -82,14 +82,14 @@ class Checkup:
         connection: a connection to the database with the pipeline's role.
         slot: the configured slot and publication.
         tables: the selected tables.
-        has_made_slot: whether `create` has created the slot.
+        has_created_slot: whether `create` has created the slot.
     """
 
     dsn: str
     connection: psycopg.Connection
     slot: Slot
     tables: Sequence[SourceTable]
-    has_made_slot: bool = False
+    has_created_slot: bool = False
 
     def check(self) -> Iterator[CheckResult]:
         """Return the results of all checks, including successful ones.
@@ -103,7 +103,7 @@ class Checkup:
         yield from self._slot()
         for table in self.tables:
             problem = self._problems.get(table.oid)
-            found = table_findings(self.connection, table)
+            found = check_table(self.connection, table)
             if problem is None:
                 yield from found
             else:
@@ -121,13 +121,13 @@ class Checkup:
         # A standby has its primary's publications.
         statements = [] if self._is_standby else self._publishing()
         # Create the publication first: the slot would lack changes made before it.
-        has_slot = exists(self.connection, self.slot)
+        has_slot = slot_exists(self.connection, self.slot)
         if not has_slot:
             statements.append(self._create_slot())
         run = [statement.as_string(self.connection) for statement in statements]
         for statement in statements:
             self._run(statement)
-        self.has_made_slot = not has_slot
+        self.has_created_slot = not has_slot
         if self._wants_failover and not self._is_failover():
             run.append(self._set_failover())
         return run
@@ -137,7 +137,7 @@ class Checkup:
         flags = self._flags()
         if flags is None:
             return [self._create_publication()]
-        there = catalog.published(self.connection, self.slot.publication)
+        there = catalog.published_tables(self.connection, self.slot.publication)
         is_cut = any(table.lacks_generated(there.get(table.oid)) for table in self.tables)
         is_right = all(flags) and not (is_cut and self._can_generate)
         statements: list[sql.Composable] = [] if is_right else [self._set_options()]
@@ -153,7 +153,7 @@ class Checkup:
             SourceError: the statement was blocked, or the server refuses it.
         """
         try:
-            with understood(), self.connection.transaction():
+            with translate_errors(), self.connection.transaction():
                 self.connection.execute(f"SET LOCAL statement_timeout = '{_PATIENCE_SECONDS}s'")
                 self.connection.execute(statement.as_bytes(self.connection))
         except SourceError as failure:
@@ -198,7 +198,7 @@ class Checkup:
             if level == "logical"
             else self._how_to_set("wal_level", "logical", "then restart the server"),
         )
-        needed = _SLOTS - exists(self.connection, self.slot)
+        needed = _SLOTS - slot_exists(self.connection, self.slot)
         is_enough = isinstance(free, int) and free >= needed
         yield CheckResult(
             "replication slots",
@@ -324,7 +324,7 @@ class Checkup:
         )
         if function is None:
             return
-        if bytes_before(self.dsn, written_upto(self.connection)) is None:
+        if bytes_before(self.dsn, durable_lsn(self.connection)) is None:
             who = sql.Identifier(role).as_string(self.connection)
             yield CheckResult(
                 "role",
@@ -338,12 +338,12 @@ class Checkup:
         """Return why the log cannot be read, or None. Nothing is read or created."""
         refusal = None
         try:
-            with connected(self.dsn, replication="database") as connection, understood():
+            with connect(self.dsn, replication="database") as connection, translate_errors():
                 connection.execute("IDENTIFY_SYSTEM")
         except SourceError as failure:
             refusal = failure
         try:
-            with understood():
+            with translate_errors():
                 # The server checks privileges before it checks that the slot exists.
                 self.connection.execute(
                     "SELECT pg_replication_slot_advance('chronolake no such slot', '0/1')"
@@ -365,7 +365,7 @@ class Checkup:
         return found or None
 
     def _unpublished(self) -> list[SourceTable]:
-        there = catalog.published(self.connection, self.slot.publication)
+        there = catalog.published_tables(self.connection, self.slot.publication)
         return [table for table in self._publishable if table.oid not in there]
 
     @cached_property
@@ -378,9 +378,7 @@ class Checkup:
         return [
             table
             for table in self.tables
-            if table.followed_by
-            and table.oid not in self._problems
-            and table.naming_problem is None
+            if table.log_key and table.oid not in self._problems and table.naming_problem is None
         ]
 
     def _publication(self) -> Iterator[CheckResult]:
@@ -388,9 +386,10 @@ class Checkup:
         flags = self._flags()
         if flags is None:
             fix = self._on_primary(self._create_publication())
-            if exists(self.connection, self.slot):
+            if slot_exists(self.connection, self.slot):
                 fix += (
-                    f" Changes made without it are not in the slot's log: {recovery_of(self.slot)}"
+                    " Changes made without it are not in the slot's log: "
+                    f"{recovery_steps(self.slot)}"
                 )
             yield CheckResult(what, Level.FAILED, "does not exist", fix)
             return
@@ -407,7 +406,7 @@ class Checkup:
             names = ", ".join(table.stream for table in missing)
             fix = self._on_primary(self._add_tables(missing))
             yield CheckResult(what, Level.FAILED, f"does not contain {names}", fix)
-        there = catalog.published(self.connection, self.slot.publication)
+        there = catalog.published_tables(self.connection, self.slot.publication)
         ungenerated = [
             table for table in self.tables if table.lacks_generated(there.get(table.oid))
         ]
@@ -428,7 +427,7 @@ class Checkup:
         cut = [
             table.stream
             for table in self.tables
-            if table not in ungenerated and table.is_cut_by(there.get(table.oid))
+            if table not in ungenerated and table.is_partly_published(there.get(table.oid))
         ]
         if cut:
             yield CheckResult(
@@ -491,7 +490,7 @@ class Checkup:
         command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(
             sql.Identifier(self.slot.name)
         )
-        with connected(self.dsn, replication="database") as connection, understood():
+        with connect(self.dsn, replication="database") as connection, translate_errors():
             connection.execute(command.as_bytes(connection))
         return command.as_string(self.connection)
 
@@ -523,15 +522,17 @@ class Checkup:
 
     def _slot(self) -> Iterator[CheckResult]:
         what = f"slot {self.slot.name}"
-        if not exists(self.connection, self.slot):
+        if not slot_exists(self.connection, self.slot):
             statement = self._create_slot().as_string(self.connection)
             yield CheckResult(what, Level.FAILED, "does not exist", f"{statement};")
             return
         try:
-            confirmed(self.connection, self.slot)
-            gap = False if self._flags() is None else has_gap(self.connection, self.slot)
+            confirmed_lsn(self.connection, self.slot)
+            gap = (
+                False if self._flags() is None else has_publication_gap(self.connection, self.slot)
+            )
             if gap:
-                raise was_missing(self.slot)
+                raise missing_publication_error(self.slot)
         except SourceError as failure:
             yield CheckResult(what, Level.FAILED, failure.message, failure.hint)
             return
@@ -584,7 +585,7 @@ def version_of(connection: psycopg.Connection) -> str:
     return f"PostgreSQL {connection.info.server_version // 10_000}"
 
 
-def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterator[CheckResult]:
+def check_table(connection: psycopg.Connection, table: SourceTable) -> Iterator[CheckResult]:
     """Return problems that prevent reading a table completely, and what is right.
 
     Raises:
@@ -594,7 +595,7 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         yield CheckResult(table.stream, Level.FAILED, unnamed.message, unnamed.hint)
         return
     name = _name(connection, table)
-    if not table.followed_by:
+    if not table.log_key:
         yield CheckResult(
             table.stream,
             Level.WARNING,
@@ -634,8 +635,8 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         yield CheckResult(
             table.stream, Level.FAILED, f"a row security policy hides rows from {role}", fix
         )
-    elif table.followed_by:
-        yield CheckResult(table.stream, Level.OK, f"its key is {', '.join(table.followed_by)}")
+    elif table.log_key:
+        yield CheckResult(table.stream, Level.OK, f"its key is {', '.join(table.log_key)}")
 
 
 def _name(connection: psycopg.Connection, table: SourceTable) -> str:
@@ -643,7 +644,7 @@ def _name(connection: psycopg.Connection, table: SourceTable) -> str:
 
 
 def _ask(connection: psycopg.Connection, query: str, *values: object) -> tuple[object, ...]:
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         row = cursor.execute(query.encode(), values).fetchone()
     return tuple(row or ())
 

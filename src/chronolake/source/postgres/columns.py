@@ -89,12 +89,12 @@ class SourceColumn:
             return _decimal(self.type_modifier)
         return ColumnType(_KINDS.get(self.type_oid, Kind.STRING))
 
-    def same_type(self, other: SourceColumn) -> bool:
+    def has_same_type(self, other: SourceColumn) -> bool:
         """Return whether another column has the same type."""
         mine = self.type_oid, self.type_modifier
         return mine == (other.type_oid, other.type_modifier)
 
-    def same_texts(self, other: SourceColumn) -> bool:
+    def has_same_texts(self, other: SourceColumn) -> bool:
         """Return whether values keep their texts if the column gets another column's type.
 
         This applies as long as the server does not rewrite the table for it.
@@ -124,7 +124,7 @@ def _decimal(modifier: int) -> ColumnType:
     return ColumnType(Kind.DECIMAL, precision, scale)
 
 
-def is_held(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
+def can_hold(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
     """Return whether a column's type can hold all of some values."""
     if column.beyond is None:
         return True
@@ -132,7 +132,7 @@ def is_held(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
 
 
 @dataclass(frozen=True)
-class Typing:
+class TypeConversion:
     """A conversion of texts to typed values; it is sent to executors.
 
     Attributes:
@@ -163,17 +163,17 @@ class Typing:
             for column, one in zip(self.columns, self.wanted, strict=True):
                 texts = batch[column.name]
                 if column.name in self.beyond:
-                    texts, texts_beyond = _held(column, texts)
+                    texts, texts_beyond = _split_by_range(column, texts)
                     beyond[self.beyond[column.name]] = texts_beyond
                 values[column.name] = _values(column, texts, one.type)
             others = {name: batch[name] for name in batch.schema.names if name not in values}
             yield pa.RecordBatch.from_pydict(values | beyond | others)
 
 
-def _held(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+def _split_by_range(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the texts that the column's type can hold, and the others."""
     never = pa.nulls(len(texts), pa.string())
-    if is_held(column, texts):
+    if can_hold(column, texts):
         return texts, never
     is_beyond = pc.match_substring_regex(texts, column.beyond)
     spelled = _values(column, texts, ColumnType(Kind.STRING))
@@ -224,7 +224,7 @@ def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
     return {column.name: column.number for column in columns if column.number is not None}
 
 
-def numbered(
+def assign_numbers(
     described: Sequence[SourceColumn],
     before: Sequence[SourceColumn],
     now: Sequence[SourceColumn],
@@ -255,7 +255,7 @@ def numbered(
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
     found = [of_before.get(name, of_now.get(name)) for name in names]
-    _fill_in(found, sorted(_numbers(now)), _dropped(before, greatest))
+    _fill_in(found, sorted(_known_numbers(now)), _dropped_numbers(before, greatest))
     certain = [number for number in found if number is not None]
     if certain != sorted(set(certain)):
         # Names were swapped: the columns cannot be identified.
@@ -265,13 +265,13 @@ def numbered(
     )
 
 
-def _numbers(columns: Sequence[SourceColumn]) -> list[int]:
+def _known_numbers(columns: Sequence[SourceColumn]) -> list[int]:
     return [column.number for column in columns if column.number is not None]
 
 
-def _dropped(columns: Sequence[SourceColumn], greatest: int) -> set[int]:
+def _dropped_numbers(columns: Sequence[SourceColumn], greatest: int) -> set[int]:
     """Return the known numbers, up to the greatest, that no column has any more."""
-    known = _numbers(columns)
+    known = _known_numbers(columns)
     if len(known) < len(columns):
         return set()
     return set(range(1, max([greatest, *known]) + 1)) - set(known)

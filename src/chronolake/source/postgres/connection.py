@@ -54,7 +54,7 @@ OLDEST: Final = 140_000
 
 
 @contextmanager
-def connected(
+def connect(
     dsn: str,
     *,
     replication: str | None = None,
@@ -77,13 +77,13 @@ def connected(
     """
     every = {**_SETTINGS, **(settings or {})}
     options = " ".join(f"-c {name}={value}" for name, value in every.items())
-    with understood():
+    with translate_errors():
         if "://" in dsn and is_broken_by_password(dsn):
-            raise _broken()
+            raise _invalid_address()
         given = psycopg.conninfo.conninfo_to_dict(dsn)
         # The user's options precede these, and cannot change how values are printed.
         both = f"{given.pop('options', '') or ''} {options}".strip()
-        _expect_whole(given)
+        _raise_if_split(given)
         if replication is not None:
             given["replication"] = replication
         if patience is not None:
@@ -115,20 +115,20 @@ def client_encoding_of(connection: psycopg.Connection) -> str:
     return "SQL_ASCII" if encoding in _UNKNOWN else encoding
 
 
-def sent(connection: psycopg.Connection, query: sql.Composable) -> bytes:
+def encode_statement(connection: psycopg.Connection, query: sql.Composable) -> bytes:
     """Return a statement in the connection's encoding, also with `as_stored`."""
     # Nothing is converted then: names are stored as a UTF-8 client wrote them.
     is_bytes = connection.info.parameter_status("client_encoding") == "SQL_ASCII"
     return query.as_bytes(None if is_bytes else connection)
 
 
-def is_no_text(failure: SourceError) -> bool:
+def is_encoding_error(failure: SourceError) -> bool:
     """Return whether the server could not convert a text to UTF-8."""
     cause = failure.__cause__
     return isinstance(cause, psycopg.Error) and cause.sqlstate in _NO_TEXT
 
 
-def _expect_whole(given: Mapping[str, Any]) -> None:
+def _raise_if_split(given: Mapping[str, Any]) -> None:
     """Raise an error if a password splits the address, before the driver prints a part of it.
 
     Raises:
@@ -136,10 +136,10 @@ def _expect_whole(given: Mapping[str, Any]) -> None:
     """
     host, port = str(given.get("host") or ""), str(given.get("port") or "0")
     if "@" in host or not all(one.isdigit() for one in port.split(",") if one):
-        raise _broken()
+        raise _invalid_address()
 
 
-def _broken() -> SourceError:
+def _invalid_address() -> SourceError:
     return SourceError(
         "The server's address is not valid: its host or port contains unexpected characters.",
         hint="In a password, write @ as %40, / as %2F, ? as %3F, # as %23 and : as %3A.",
@@ -147,7 +147,7 @@ def _broken() -> SourceError:
 
 
 @contextmanager
-def understood() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Convert errors of PostgreSQL and its driver to `SourceError`.
 
     Raises:

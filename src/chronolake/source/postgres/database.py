@@ -25,31 +25,31 @@ from chronolake.landing import landed_micros
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.catalog import identity_problems
 from chronolake.source.postgres.check import Checkup
-from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.encoding import Undecodable, codec_of, converted
-from chronolake.source.postgres.initial_copy import copied
+from chronolake.source.postgres.connection import connect, translate_errors
+from chronolake.source.postgres.encoding import Undecodable, codec_of, convert_characters
+from chronolake.source.postgres.initial_copy import copy_table
 from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.pgoutput import Decoder
-from chronolake.source.postgres.replication_stream import LogStream, streaming
-from chronolake.source.postgres.selection import WantedTables
+from chronolake.source.postgres.replication_stream import LogStream, open_stream
+from chronolake.source.postgres.selection import TableSelection
 from chronolake.source.postgres.slot import (
     Evidence,
-    Reached,
+    ReadEnd,
     Slot,
     advance,
     bytes_before,
-    confirmed,
-    emit,
-    is_here,
+    confirmed_lsn,
+    durable_lsn,
+    emit_evidence,
+    format_lsn,
+    is_in_database,
     lag,
-    lsn_text,
-    recovery_of,
+    recovery_steps,
     slot_of,
-    written_upto,
 )
-from chronolake.source.postgres.snapshot import oldest_transaction, requested_snapshot
-from chronolake.source.postgres.snapshot_source import read_whole
-from chronolake.source.postgres.table_replication import Following
+from chronolake.source.postgres.snapshot import oldest_transaction, request_snapshot
+from chronolake.source.postgres.snapshot_source import read_snapshots
+from chronolake.source.postgres.table_replication import TableReplication
 from chronolake.source.protocol import (
     CaptureMethod,
     CaughtUp,
@@ -89,7 +89,8 @@ _OWN_SLOT: Final = (
     "The first sync ends this warning."
 )
 _PATIENCE_SECONDS: Final = 10.0
-#: Evidence is written (`slot.emit`) if the log extends this far beyond a stream's last offset.
+#: Evidence is written (`slot.emit_evidence`) if the log extends this far beyond a stream's last
+#: offset.
 _UNPROVED_BYTES: Final = 64 * 2**10
 #: If evidence cannot be written, this much log is retained for what was read last.
 _KEPT_BYTES: Final = 16 * 2**20
@@ -118,8 +119,8 @@ class PostgresDatabase:
         return slot_of(self.config, self.pipeline)
 
     @cached_property
-    def _wanted(self) -> WantedTables:
-        return WantedTables(self.project, self.pipeline, self.config)
+    def _wanted(self) -> TableSelection:
+        return TableSelection(self.project, self.pipeline, self.config)
 
     def discover(self) -> list[StreamDescriptor]:
         """Return the selected tables. A missing table fails on its own."""
@@ -132,17 +133,17 @@ class PostgresDatabase:
 
         Tables whose rows cannot be identified in the log are read completely in each run.
         """
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             state = _State.of(connection, self.slot, self._wanted.there.values())
             self._expect_own_slot(connection, positions)
             state = self._proved(connection, state, positions)
         # Read the catalog again: the log up to its end can only be understood with a later catalog.
-        wanted = WantedTables(self.project, self.pipeline, self.config)
-        unfollowed = wanted.unfollowed
-        wanted.forget_fingerprints(but=unfollowed)
+        wanted = TableSelection(self.project, self.pipeline, self.config)
+        unfollowed = wanted.without_log_key
+        wanted.remove_fingerprints(but=unfollowed)
         in_log = {name: reported for name, reported in positions.items() if name not in unfollowed}
-        followed: list[Following] = []
-        missing: list[Following] = []
+        followed: list[TableReplication] = []
+        missing: list[TableReplication] = []
         with _spooling(spool_folder(self.project, self.pipeline)) as folder:
             for name, reported in in_log.items():
                 try:
@@ -154,7 +155,7 @@ class PostgresDatabase:
                         yield ChangeBatch(name, None, (), position.as_json())
                     yield StreamFailure(name, failure)
                     continue
-                one = Following(
+                one = TableReplication(
                     table,
                     state.position(table, reported),
                     folder / uuid4().hex,
@@ -181,7 +182,7 @@ class PostgresDatabase:
                 if full_refresh or (one.invalid is None and self._reads_again(one))
             ]
             if again or missing:
-                with requested_snapshot(self.config.dsn) as request:
+                with request_snapshot(self.config.dsn) as request:
                     snapshot = yield from self._awaited(lake, request, followed, again, state)
                     if snapshot is None:
                         yield from self._late([*again, *missing])
@@ -192,9 +193,9 @@ class PostgresDatabase:
                         for one in (*readable, *missing):
                             yield from self._copied(lake, snapshot, one, state.server)
         if whole := {name: reported for name, reported in positions.items() if name in unfollowed}:
-            yield from read_whole(lake, wanted, whole)
+            yield from read_snapshots(lake, wanted, whole)
 
-    def _reads_again(self, one: Following) -> bool:
+    def _reads_again(self, one: TableReplication) -> bool:
         reason = one.position.unlogged(one.table)
         if reason is not None:
             stream = one.table.stream
@@ -213,13 +214,13 @@ class PostgresDatabase:
         self, *, create: bool, positions: Mapping[str, Offset] | None = None
     ) -> list[CheckResult]:
         """Return the problems of the database, and the statements that created missing objects."""
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             tables = list(self._wanted.there.values())
             checkup = Checkup(self.config.dsn, connection, self.slot, tables)
             # A slot of that name belongs to the other pipeline.
             shared = self._other_reader(connection)
             made = checkup.create() if create and shared is None else []
-            if checkup.has_made_slot:
+            if checkup.has_created_slot:
                 self._note_slot(connection)
             reported = [CheckResult("created", Level.OK, statement) for statement in made]
             found = [*reported, *checkup.check()]
@@ -229,7 +230,7 @@ class PostgresDatabase:
             is_readable = not any(
                 one.level is Level.FAILED and one.what == f"slot {self.slot.name}" for one in found
             )
-            if positions is not None and is_readable and is_here(connection, self.slot):
+            if positions is not None and is_readable and is_in_database(connection, self.slot):
                 found += self._sharing(connection, positions)
             return found
 
@@ -250,7 +251,7 @@ class PostgresDatabase:
                 continue
             process = process or catalog.process_of(connection)
             try:
-                with connected(source.dsn, patience=_OTHER_SECONDS) as theirs:
+                with connect(source.dsn, patience=_OTHER_SECONDS) as theirs:
                     is_same = catalog.process_of(theirs) == process
             except SourceError:
                 continue
@@ -307,7 +308,7 @@ class PostgresDatabase:
             if not self._is_slot_known(connection):
                 yield CheckResult(what, Level.WARNING, f"exists, but {_UNKNOWN_SLOT}", _OWN_SLOT)
             return
-        begins = confirmed(connection, self.slot)
+        begins = confirmed_lsn(connection, self.slot)
         lost = [
             name
             for name, one in in_log.items()
@@ -325,7 +326,7 @@ class PostgresDatabase:
 
     def lag(self) -> Lag:
         """Return how much of the log is still to be read, and how much the slot retains."""
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             return lag(connection, self.slot)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
@@ -335,16 +336,16 @@ class PostgresDatabase:
         upto = min((position.needed_from for position in mine), default=0)
         if upto <= self._advanced:
             return
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             server = catalog.server_of(connection)
             # An LSN is meaningless in another server's log, and one beyond the end would discard
             # everything.
             is_here = all(position.server == server for position in mine)
-            if not is_here or upto > written_upto(connection):
+            if not is_here or upto > durable_lsn(connection):
                 return
             if self._stream is None:
                 advance(connection, self.slot, upto=upto)
-            elif self._stream.may_confirm and upto > confirmed(connection, self.slot):
+            elif self._stream.may_confirm and upto > confirmed_lsn(connection, self.slot):
                 self._stream.confirm(upto)
             else:
                 return
@@ -354,8 +355,8 @@ class PostgresDatabase:
         self,
         lake: Lake,
         request: SnapshotRequest,
-        followed: Sequence[Following],
-        again: Sequence[Following],
+        followed: Sequence[TableReplication],
+        again: Sequence[TableReplication],
         state: _State,
     ) -> Generator[
         ChangeBatch | Snapshot | CaughtUp | StreamFailure, None, DatabaseSnapshot | None
@@ -378,8 +379,8 @@ class PostgresDatabase:
             if snapshot is not None:
                 break
             others = [other for other in others if other.invalid is None]
-            with connected(self.config.dsn) as connection:
-                now = replace(state, upto=written_upto(connection))
+            with connect(self.config.dsn) as connection:
+                now = replace(state, upto=durable_lsn(connection))
             moved = set()
             for brought in self._follow(lake, others, now, full_refresh=False):
                 if not isinstance(brought, ChangeBatch) or brought.versions is not None:
@@ -394,13 +395,13 @@ class PostgresDatabase:
     def _proved_snapshot(self, snapshot: DatabaseSnapshot) -> DatabaseSnapshot:
         """Add evidence to a snapshot, and wait until the changes before it are durable."""
         self._await_written(snapshot.lsn)
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             # This evidence is written after the snapshot: a log that contains it contains
             # everything before.
-            evidence = emit(connection)
+            evidence = emit_evidence(connection)
         return replace(snapshot, evidence=evidence or bytes_before(self.config.dsn, snapshot.lsn))
 
-    def _late(self, waiting: Iterable[Following]) -> Iterator[StreamFailure]:
+    def _late(self, waiting: Iterable[TableReplication]) -> Iterator[StreamFailure]:
         """Fail the tables that wait for a snapshot, with the transaction that blocks it."""
         oldest = oldest_transaction(self.config.dsn)
         for one in waiting:
@@ -413,16 +414,18 @@ class PostgresDatabase:
             yield StreamFailure(one.table.stream, failure)
 
     def _copied(
-        self, lake: Lake, snapshot: DatabaseSnapshot, one: Following, server: int
+        self, lake: Lake, snapshot: DatabaseSnapshot, one: TableReplication, server: int
     ) -> Iterator[Snapshot | StreamFailure]:
         """Copy a table, at a time that is not earlier than its landed versions."""
         try:
-            landed = landed_micros(self._wanted.landed_of(one.table.stream))
+            landed = landed_micros(self._wanted.landing_folder(one.table.stream))
         except SourceError as failure:
             yield StreamFailure(one.table.stream, failure)
             return
         position = one.position.not_before(landed)
-        yield from copied(lake.spark, self.config.dsn, snapshot, one.table, position, server=server)
+        yield from copy_table(
+            lake.spark, self.config.dsn, snapshot, one.table, position, server=server
+        )
 
     def _proved(
         self,
@@ -440,13 +443,13 @@ class PostgresDatabase:
         mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
         if all(one.evidence is not None and state.upto - one.lsn < _UNPROVED_BYTES for one in mine):
             return state
-        is_proved = emit(connection) is not None
-        return replace(state, upto=written_upto(connection), is_proved=is_proved)
+        is_proved = emit_evidence(connection) is not None
+        return replace(state, upto=durable_lsn(connection), is_proved=is_proved)
 
     def _follow(
         self,
         lake: Lake,
-        followed: Sequence[Following],
+        followed: Sequence[TableReplication],
         state: _State,
         *,
         full_refresh: bool,
@@ -481,7 +484,7 @@ class PostgresDatabase:
                 lsn, evidence = decoded.ended.end_lsn, Evidence.of(decoded.ended.transaction)
                 due = [one for one in followed if decoder.is_between_transactions and one.is_due]
                 for one in due:
-                    yield from one.read(lake.spark, Reached(lsn, evidence, upto=lsn))
+                    yield from one.read(lake.spark, ReadEnd(lsn, evidence, upto=lsn))
         if not state.is_proved and state.upto - lsn >= _KEPT_BYTES:
             # The server must not retain its log forever.
             lsn, evidence = state.upto, bytes_before(self.config.dsn, state.upto)
@@ -489,10 +492,10 @@ class PostgresDatabase:
             one.is_lost = not one.is_recognized
             if one.is_recognized:
                 yield from self._brought(
-                    lake, one, Reached(lsn, evidence, upto=state.upto), full_refresh=full_refresh
+                    lake, one, ReadEnd(lsn, evidence, upto=state.upto), full_refresh=full_refresh
                 )
 
-    def _recognize(self, followed: Sequence[Following]) -> None:
+    def _recognize(self, followed: Sequence[TableReplication]) -> None:
         """Compare the server's log with the bytes that offsets store as evidence."""
         known: dict[Evidence, bool] = {}
         for one in followed:
@@ -505,7 +508,7 @@ class PostgresDatabase:
             one.is_lost = not one.is_recognized
 
     def _brought(
-        self, lake: Lake, one: Following, reached: Reached, *, full_refresh: bool
+        self, lake: Lake, one: TableReplication, reached: ReadEnd, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
         yield from one.read(lake.spark, reached)
         if one.invalid is not None and not full_refresh:
@@ -513,13 +516,13 @@ class PostgresDatabase:
 
     def _converted(self, characters: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
         """Convert characters with the server while its log is read."""
-        with connected(self.config.dsn) as connection, understood():
-            return converted(connection, characters)
+        with connect(self.config.dsn) as connection, translate_errors():
+            return convert_characters(connection, characters)
 
     @contextmanager
     def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
         """Read the slot. While it is read, it is advanced through the same connection."""
-        with streaming(
+        with open_stream(
             self.config.dsn, self.slot, begins=begins, upto=upto, folder=folder
         ) as stream:
             self._stream = stream
@@ -531,8 +534,8 @@ class PostgresDatabase:
     def _await_written(self, lsn: int) -> None:
         """Wait until the log is durable up to an LSN: some commits do not wait for that."""
         patience = time.monotonic() + _PATIENCE_SECONDS
-        with connected(self.config.dsn) as connection:
-            while written_upto(connection) < lsn:
+        with connect(self.config.dsn) as connection:
+            while durable_lsn(connection) < lsn:
                 if time.monotonic() > patience:
                     raise SourceError(
                         f"The server did not make its log durable within {_PATIENCE_SECONDS:g} s.",
@@ -546,7 +549,7 @@ class PostgresDatabase:
         at = datetime.fromtimestamp(transaction.commit_micros / 1e6, UTC)
         where = (
             f"in transaction {transaction.xid}, committed at {at:%Y-%m-%d %H:%M:%S}Z, LSN "
-            f"{lsn_text(transaction.commit_lsn)}."
+            f"{format_lsn(transaction.commit_lsn)}."
         )
         again = f"run `chronolake resync {self.pipeline} --stream {name}` to read the current rows"
         if isinstance(invalid.column, Undecodable):
@@ -587,8 +590,8 @@ class PostgresDatabase:
                 f"The publication {publication} does not contain the generated columns of {name}.",
                 hint="Run `chronolake check` to see how to fix it.",
             )
-        if table.is_cut_by(published):
-            missing = table.missing_in(published)
+        if table.is_partly_published(published):
+            missing = table.unpublished_columns(published)
             what = f"without {', '.join(missing)}" if missing else "with only some of its rows"
             raise SourceError(
                 f"The publication {publication} contains the table {name} {what}.",
@@ -596,7 +599,7 @@ class PostgresDatabase:
             )
         return table
 
-    def _gap(self, following: Following, state: _State) -> SourceError | None:
+    def _gap(self, following: TableReplication, state: _State) -> SourceError | None:
         """Return an error if the log does not continue at a stream's offset, or None."""
         name, position = following.table.stream, following.position
         if position.server != state.server or position.lsn > state.upto:
@@ -614,10 +617,10 @@ class PostgresDatabase:
             what, hint=f"{why} Run {self._again(following)} to read the current rows."
         )
 
-    def _of_other_log(self, following: Following) -> StreamFailure:
+    def _of_other_log(self, following: TableReplication) -> StreamFailure:
         """Return the failure of a stream whose offset is in another server's log."""
         name, evidence = following.table.stream, following.position.evidence
-        where = "" if evidence is None else f" at {lsn_text(evidence.lsn)}"
+        where = "" if evidence is None else f" at {format_lsn(evidence.lsn)}"
         error = SourceError(
             f"The server's log is not the one that {name} was read from: what was "
             f"read{where} is no longer in it.",
@@ -628,11 +631,11 @@ class PostgresDatabase:
         )
         return StreamFailure(name, error)
 
-    def _again(self, following: Following) -> str:
+    def _again(self, following: TableReplication) -> str:
         return f"`chronolake resync {self.pipeline} --stream {following.table.stream}`"
 
 
-def _is_lost(one: Following) -> bool:
+def _is_lost(one: TableReplication) -> bool:
     return one.is_lost
 
 
@@ -673,7 +676,7 @@ class _State:
         publishes_all = catalog.publishes_all(connection, slot.publication)
         if publishes_all is None:
             raise SourceError(
-                f"The publication {slot.publication} does not exist.", hint=recovery_of(slot)
+                f"The publication {slot.publication} does not exist.", hint=recovery_steps(slot)
             )
         if not publishes_all:
             raise SourceError(
@@ -684,11 +687,11 @@ class _State:
                 "the log.",
             )
         return cls(
-            confirmed(connection, slot),
-            written_upto(connection),
+            confirmed_lsn(connection, slot),
+            durable_lsn(connection),
             catalog.server_of(connection),
             catalog.domains_of(connection),
-            catalog.published(connection, slot.publication),
+            catalog.published_tables(connection, slot.publication),
             identity_problems(connection, tables),
         )
 

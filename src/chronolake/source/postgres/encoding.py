@@ -34,7 +34,7 @@ _UTF8: Final = "utf-8"
 #: Python's replacement for bytes that are not a character.
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 #: Encodings that Python and PostgreSQL decode identically, and Python's names for them.
-ALIKE: Final = {
+PYTHON_CODECS: Final = {
     "SQL_ASCII": _UTF8,
     "UTF8": _UTF8,
     **{
@@ -49,7 +49,7 @@ ALIKE: Final = {
 _PAIR: Final = rb"[\x80-\xff]{2}"
 _JAPANESE: Final = rb"\x8e[\x80-\xff]|\x8f[\x80-\xff]{2}|" + _PAIR
 #: Multi-byte encodings of databases, with patterns of their characters.
-WIDE: Final = {
+MULTI_BYTE: Final = {
     "EUC_JP": _JAPANESE,
     "EUC_JIS_2004": _JAPANESE,
     "EUC_KR": _JAPANESE,
@@ -72,7 +72,7 @@ class TextCodec:
     """A decoder of text as a database stores it.
 
     Attributes:
-        name: Python's name of the encoding, or PostgreSQL's if it is in `WIDE`.
+        name: Python's name of the encoding, or PostgreSQL's if it is in `MULTI_BYTE`.
         convert: asks the server to convert characters of such an encoding.
     """
 
@@ -84,13 +84,13 @@ class TextCodec:
         """Decode a name; return an `Undecodable` if it is not valid."""
         if self.convert is None:
             return _decoded(stored, self.name)
-        pieces = self._pieces(stored)
+        pieces = self._split(stored)
         found = [self._known.get(piece, piece) for piece in pieces]
         if None in found:
             return Undecodable(stored.decode("ascii", "backslashreplace"))
         return b"".join(piece for piece in found if piece is not None).decode()
 
-    def recoded(
+    def to_utf8(
         self, data: pa.Buffer, offsets: NDArray[np.int64]
     ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_] | None]:
         """Convert texts to UTF-8.
@@ -106,7 +106,7 @@ class TextCodec:
         if self.name == _UTF8:
             return data, offsets, None
         if self.convert is None:
-            return _recoded(data, offsets, self.name)
+            return _single_byte_to_utf8(data, offsets, self.name)
         return self._converted(data, offsets)
 
     def _converted(
@@ -116,7 +116,7 @@ class TextCodec:
         if not (stored & 0x80).any():
             return data, offsets, None
         # Texts never contain a zero byte, so it can separate them.
-        pieces = self._pieces(np.insert(stored, offsets[1:], 0).tobytes())
+        pieces = self._split(np.insert(stored, offsets[1:], 0).tobytes())
         known = self._known
         found = [known.get(piece, piece) or b"?" for piece in pieces]
         texts = np.frombuffer(b"".join(found), np.uint8)
@@ -134,7 +134,7 @@ class TextCodec:
                 is_invalid[number] = True
         return buffer, moved, is_invalid
 
-    def _pieces(self, stored: bytes) -> list[bytes]:
+    def _split(self, stored: bytes) -> list[bytes]:
         """Split text into ASCII runs and single other characters, and convert unknown ones."""
         pieces: list[bytes] = _characters_of(self.name).findall(stored)
         new = [piece for piece in {*pieces} if piece[0] & 0x80 and piece not in self._known]
@@ -144,7 +144,7 @@ class TextCodec:
 
 
 @dataclass
-class Doubts:
+class InvalidTextSearch:
     """A search for the first text that is invalid or has no equivalent in UTF-8.
 
     Attributes:
@@ -157,11 +157,11 @@ class Doubts:
 
     def add(self, place: tuple[str, str], stored: bytes) -> None:
         """Add the next text, with its place."""
-        if self.encoding in WIDE:
+        if self.encoding in MULTI_BYTE:
             for piece in _characters_of(self.encoding).findall(stored):
                 if piece[0] & 0x80:
                     self._places.setdefault(piece, place)
-        elif self._found is None and not is_valid(stored, ALIKE.get(self.encoding, _UTF8)):
+        elif self._found is None and not is_valid(stored, PYTHON_CODECS.get(self.encoding, _UTF8)):
             self._found = place
 
     def first(self, connection: psycopg.Connection) -> tuple[str, str] | None:
@@ -176,7 +176,7 @@ class Doubts:
         """
         if not self._places:
             return self._found
-        known = converted(connection, list(self._places))
+        known = convert_characters(connection, list(self._places))
         places = (place for piece, place in self._places.items() if known[piece] is None)
         return next(places, None)
 
@@ -190,12 +190,13 @@ def codec_of(connection: psycopg.Connection, convert: Convert) -> TextCodec:
 
     Args:
         connection: a connection to the database.
-        convert: asks a server to convert characters (`converted`); only used for `WIDE` encodings.
+        convert: asks a server to convert characters (`convert_characters`); only used for
+            `MULTI_BYTE` encodings.
     """
     encoding = encoding_of(connection)
-    if encoding in WIDE:
+    if encoding in MULTI_BYTE:
         return TextCodec(encoding, convert)
-    return TextCodec(ALIKE.get(encoding, _UTF8))
+    return TextCodec(PYTHON_CODECS.get(encoding, _UTF8))
 
 
 def encoding_of(connection: psycopg.Connection) -> str:
@@ -203,7 +204,7 @@ def encoding_of(connection: psycopg.Connection) -> str:
     return connection.info.parameter_status("server_encoding") or ""
 
 
-def converted(
+def convert_characters(
     connection: psycopg.Connection, characters: Sequence[bytes]
 ) -> Mapping[bytes, bytes | None]:
     """Convert characters to UTF-8 with the server; None for those that it cannot convert.
@@ -223,23 +224,27 @@ def converted(
             return {characters[0]: None}
         middle = len(characters) // 2
         halves = (characters[:middle], characters[middle:])
-        return {one: text for half in halves for one, text in converted(connection, half).items()}
+        return {
+            one: text
+            for half in halves
+            for one, text in convert_characters(connection, half).items()
+        }
     return {character: bytes(text) for character, (text,) in zip(characters, rows, strict=True)}
 
 
 @contextmanager
-def reading_names(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
+def name_cursor(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
     """Return a cursor that can read every name in the catalog while the block runs.
 
     A name that is invalid in its database's encoding becomes an `Undecodable` instead of an error.
-    Names in `WIDE` encodings are converted by the server.
+    Names in `MULTI_BYTE` encodings are converted by the server.
     """
     encoding = encoding_of(connection)
     cursor = connection.cursor()
-    if encoding == "UTF8" or encoding not in ALIKE:
+    if encoding == "UTF8" or encoding not in PYTHON_CODECS:
         yield cursor
         return
-    codec = ALIKE[encoding]
+    codec = PYTHON_CODECS[encoding]
     for name in _NAMES:
         cursor.adapters.register_loader(name, _name_loader(codec))
     for name in _JSON:
@@ -287,7 +292,7 @@ def is_valid(text: bytes, codec: str) -> bool:
     return True
 
 
-def invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return flags of the texts that are not valid UTF-8."""
     ends = offsets.tolist()
     found = np.zeros(len(ends) - 1, np.bool_)
@@ -296,7 +301,7 @@ def invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool
     return found
 
 
-def _recoded(
+def _single_byte_to_utf8(
     data: pa.Buffer, offsets: NDArray[np.int64], codec: str
 ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_]]:
     """Convert texts of a single-byte encoding to UTF-8."""
@@ -322,4 +327,4 @@ def _widths(codec: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 @cache
 def _characters_of(encoding: str) -> re.Pattern[bytes]:
     """Return a pattern that splits text: a zero byte, an ASCII run, or one other character."""
-    return re.compile(rb"\x00|[\x01-\x7f]+|" + WIDE[encoding] + rb"|[\x80-\xff]")
+    return re.compile(rb"\x00|[\x01-\x7f]+|" + MULTI_BYTE[encoding] + rb"|[\x80-\xff]")

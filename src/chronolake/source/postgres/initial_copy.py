@@ -24,13 +24,18 @@ from chronolake.errors import SourceError
 from chronolake.source.postgres import catalog, encoding
 from chronolake.source.postgres.connection import (
     client_encoding_of,
-    connected,
-    is_no_text,
-    sent,
-    understood,
+    connect,
+    encode_statement,
+    is_encoding_error,
+    translate_errors,
 )
 from chronolake.source.postgres.row_versions import RowKey, sequence_of
-from chronolake.source.postgres.snapshot import DatabaseSnapshot, beside, in_snapshot, row_of
+from chronolake.source.postgres.snapshot import (
+    DatabaseSnapshot,
+    connect_to_snapshot,
+    fetch_row,
+    use_snapshot,
+)
 from chronolake.source.protocol import Snapshot, StreamFailure
 from chronolake.types import quoted
 
@@ -71,7 +76,7 @@ class TableSnapshot:
     has_new_parts: bool
 
 
-def copied(
+def copy_table(
     spark: SparkSession,
     dsn: str,
     snapshot: DatabaseSnapshot,
@@ -93,14 +98,14 @@ def copied(
         fingerprints: the name of the fingerprints that were computed in this snapshot.
     """
     try:
-        with held_table(dsn, snapshot, table) as held:
+        with lock_table(dsn, snapshot, table) as held:
             now = held.table
             key = RowKey.of(now)
             columns = key.declared(now.columns, beyond=set())
             # Values that a type cannot hold are only found during the copy.
             doubtful = [column.name for column in now.columns if column.beyond is not None]
             beyond = {name: f"{RESERVED}text{number}" for number, name in enumerate(doubtful)}
-            rows = key.typed(texts_of(spark, dsn, held), now.columns, columns, beyond=beyond)
+            rows = key.typed(read_texts(spark, dsn, held), now.columns, columns, beyond=beyond)
             done = position.copied(now, snapshot, server=server, fingerprints=fingerprints)
             at = done.last_micros
             yield Snapshot(
@@ -120,22 +125,22 @@ def copied(
 
 
 @contextmanager
-def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iterator[TableSnapshot]:
+def lock_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iterator[TableSnapshot]:
     """Lock a table as it is in a snapshot while the block runs.
 
     Raises:
         SourceError: the table cannot be read, or was rewritten since the snapshot was taken.
     """
-    with connected(dsn) as connection, in_snapshot(connection, snapshot):
-        _lock(connection, table)
-        with understood():
-            (is_same,) = row_of(
+    with connect(dsn) as connection, use_snapshot(connection, snapshot):
+        _acquire_lock(connection, table)
+        with translate_errors():
+            (is_same,) = fetch_row(
                 connection,
                 "SELECT coalesce(bool_and(c.relfilenode IN (0, pg_relation_filenode(c.oid))), true)"
                 f" FROM pg_class c WHERE c.oid IN (SELECT {table.oid} UNION ALL "
                 f"SELECT relid FROM pg_partition_tree({table.oid}))",
             )
-        now = catalog.table_now(connection, table)
+        now = catalog.current_table(connection, table)
         if not is_same:
             raise SourceError(
                 f"The table {table.stream} was rewritten while its copy was starting.",
@@ -146,7 +151,7 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
         yield TableSnapshot(snapshot, now, parts, has_new_parts)
 
 
-def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
+def _acquire_lock(connection: psycopg.Connection, table: SourceTable) -> None:
     """Lock a table against rewrites and truncates, which would make its rows invisible.
 
     Raises:
@@ -154,7 +159,7 @@ def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
     """
     lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
     try:
-        with understood():
+        with translate_errors():
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
             connection.execute(lock)
             connection.execute("SET LOCAL lock_timeout = 0")
@@ -173,7 +178,7 @@ def _identifier(table: SourceTable) -> sql.Identifier:
     return sql.Identifier(table.schema, table.name)
 
 
-def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:
+def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:
     """Return the rows of a table in a snapshot, with their columns as texts.
 
     Args:
@@ -186,9 +191,11 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRow
     copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
     reported = (
         [{"relation": one.part.relation, "begin": one.begin, "finish": one.finish} for one in task]
-        for task in tasks_of(snapshot.parts)
+        for task in plan_tasks(snapshot.parts)
     )
-    return ArrowRows(spread(spark, "ranges", pa.array(reported, pa.list_(_RANGE))), copy, schema)
+    return ArrowRows(
+        distribute(spark, "ranges", pa.array(reported, pa.list_(_RANGE))), copy, schema
+    )
 
 
 @dataclass(frozen=True)
@@ -209,7 +216,7 @@ class PageRange:
     last: int
 
 
-def tasks_of(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
+def plan_tasks(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
     """Return groups of page ranges for tasks: many of small parts, or one of a large part."""
     waiting: list[PageRange] = []
     pages = 0
@@ -228,7 +235,7 @@ def tasks_of(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
         yield waiting
 
 
-def spread(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
+def distribute(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
     """Return a DataFrame with one column, and a row and a partition for each task."""
     listed = pa.table({name: tasks})
     # Each row is moved from one partition to its own: fast executors take more tasks, and the
@@ -243,7 +250,7 @@ def _copied(
     batches: Iterable[pa.RecordBatch], *, dsn: str, snapshot: DatabaseSnapshot, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Copy ranges of pages."""
-    with beside(dsn, snapshot) as connection:
+    with connect_to_snapshot(dsn, snapshot) as connection:
         for batch in batches:
             for place in batch.column("ranges").flatten().to_pylist():
                 until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"
@@ -270,13 +277,13 @@ def rows_where(
         .format(sql.SQL(", ").join(map(sql.Identifier, names)), sql.SQL(relation), where)
         .as_bytes(connection)
     )
-    with locating_text(connection, relation, where, names):
+    with locate_invalid_text(connection, relation, where, names):
         for chunk in _chunks(connection, query):
-            yield from _parsed(chunk, names)
+            yield from _parse_chunk(chunk, names)
 
 
 @contextmanager
-def locating_text(
+def locate_invalid_text(
     connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
 ) -> Iterator[None]:
     """Add the row's ctid to the error if the server cannot convert a text to UTF-8.
@@ -294,14 +301,14 @@ def locating_text(
         # A UTF-8 database only contains valid texts.
         yield
         return
-    with understood():
+    with translate_errors():
         connection.execute("SAVEPOINT chronolake_text")
     try:
         yield
     except SourceError as failure:
-        if not is_no_text(failure):
+        if not is_encoding_error(failure):
             raise
-        with understood():
+        with translate_errors():
             connection.execute("ROLLBACK TO SAVEPOINT chronolake_text")
         found = _first_invalid(connection, relation, where, names)
         if found is None:
@@ -314,7 +321,7 @@ def locating_text(
             hint=f"Correct the row (SELECT * FROM {row}). Then run it again.",
             column=column,
         ) from failure
-    with understood():
+    with translate_errors():
         connection.execute("RELEASE SAVEPOINT chronolake_text")
 
 
@@ -327,11 +334,11 @@ def _first_invalid(
         sql.SQL(", ").join(asked), sql.SQL(relation), where
     )
     connection.execute(f"SET LOCAL client_encoding TO '{client_encoding_of(connection)}'")
-    doubtful = encoding.Doubts(encoding.encoding_of(connection))
+    doubtful = encoding.InvalidTextSearch(encoding.encoding_of(connection))
     # Generated names, because columns may have any names.
     numbers = [str(number) for number in range(len(names) + 1)]
-    for chunk in _chunks(connection, sent(connection, query)):
-        for batch in _parsed(chunk, numbers, pa.binary()):
+    for chunk in _chunks(connection, encode_statement(connection, query)):
+        for batch in _parse_chunk(chunk, numbers, pa.binary()):
             rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
             for place, *cells in rows:
                 for name, cell in zip(names, cells, strict=True):
@@ -345,7 +352,7 @@ def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]
     """Return the output of a COPY in chunks of complete rows."""
     # psycopg's own method takes longer for a row than the server does.
     server = connection.pgconn
-    with understood():
+    with translate_errors():
         result = server.exec_(query)
         if result.status != ExecStatus.COPY_OUT:
             raise error_from_result(result)
@@ -367,7 +374,7 @@ def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]
                 raise error_from_result(end)
 
 
-def _parsed(
+def _parse_chunk(
     chunk: bytearray, names: Sequence[str], kind: pa.DataType = _TEXT
 ) -> Iterator[pa.RecordBatch]:
     table = pa_csv.read_csv(

@@ -196,7 +196,7 @@ class Reader:
 
     def wrong(self, what: str) -> ReplicationProtocolError:
         """Return an error about this message."""
-        return misunderstood(
+        return protocol_error(
             f"a message of the kind {chr(self._message[0])!r} is malformed: {what}"
         )
 
@@ -208,7 +208,7 @@ _UINT32: Final = struct.Struct(">I")
 _INT64: Final = struct.Struct(">q")
 
 
-def misunderstood(what: str) -> ReplicationProtocolError:
+def protocol_error(what: str) -> ReplicationProtocolError:
     """Return an error about a server's stream."""
     return ReplicationProtocolError(
         f"The server's replication stream is not valid: {what}.",

@@ -153,7 +153,7 @@ class LogOffset:
         if None in known:
             return column in self.columns
         if column.number in known:
-            return known[column.number].same_texts(column)
+            return known[column.number].has_same_texts(column)
         # A column that is not new was computed before, and the log did not contain its values.
         is_new = column.number is not None and column.number > self.greatest
         return is_new and column.number not in table.filled

@@ -22,14 +22,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from chronolake.source.postgres import messages as described
-from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable, invalid_utf8
+from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable, find_invalid_utf8
 from chronolake.source.postgres.messages import (
     Emitted,
     Kind,
     Relation,
     Transaction,
     Truncate,
-    misunderstood,
+    protocol_error,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Cells:
         return Cells(taken, is_unchanged, is_invalid)
 
 
-def cells_of(
+def decode_rows(
     messages: Messages, places: Places, ends: Places, columns: int
 ) -> tuple[list[Cells], Places]:
     """Decode one row from each of some messages.
@@ -140,14 +140,14 @@ def cells_of(
     numbers = messages.unsigned(places - 2, 2)
     if (numbers != columns).any():
         other = int(numbers[numbers != columns][0])
-        raise misunderstood(f"a row has {other} columns, but its table has {columns}")
+        raise protocol_error(f"a row has {other} columns, but its table has {columns}")
     found = []
     for _ in range(columns):
         kinds = messages.buffer[_expect(places + 1, ends) - 1]
         is_text = kinds == _TEXT
         is_known = is_text | (kinds == _NULL) | (kinds == _UNCHANGED)
         if not is_known.all():
-            raise misunderstood(f"a value has the unknown kind {chr(kinds[~is_known][0])!r}")
+            raise protocol_error(f"a value has the unknown kind {chr(kinds[~is_known][0])!r}")
         starts = places + 1 + 4 * is_text
         _expect(starts, ends)
         # Only texts have a length; other bytes here have another meaning.
@@ -161,7 +161,7 @@ def cells_of(
 def _expect(places: Places, ends: Places) -> Places:
     """Return the positions, or raise an error if one is outside of its message."""
     if (places > ends).any():
-        raise misunderstood("a row ends before its last column")
+        raise protocol_error("a row ends before its last column")
     return places
 
 
@@ -181,14 +181,14 @@ def _texts(
     else:
         places = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
         data = pa.py_buffer(buffer[places])
-    data, offsets, is_invalid = messages.codec.recoded(data, offsets)
+    data, offsets, is_invalid = messages.codec.to_utf8(data, offsets)
     if is_invalid is not None and is_invalid.any():
         return _strings(data, offsets, is_text & ~is_invalid), is_invalid
     array = _strings(data, offsets, is_text)
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        is_invalid = invalid_utf8(data, offsets)
+        is_invalid = find_invalid_utf8(data, offsets)
         return _strings(data, offsets, is_text & ~is_invalid), is_invalid
     return array, None
 
@@ -225,7 +225,7 @@ class Changes:
         new: the columns of the new rows; all null in deletes.
         old: the columns of the old rows; all null where the old row was not sent.
         has_old: flags of changes with an old row: its key, or all of it.
-        has_whole_old: flags of changes with the complete old row.
+        has_full_old: flags of changes with the complete old row.
     """
 
     relation: Relation
@@ -235,7 +235,7 @@ class Changes:
     new: tuple[Cells, ...]
     old: tuple[Cells, ...]
     has_old: Flags
-    has_whole_old: Flags
+    has_full_old: Flags
 
     @property
     def number(self) -> int:
@@ -290,7 +290,7 @@ class Decoded:
     emitted: tuple[Emitted, ...] = ()
 
     @cached_property
-    def touched(self) -> frozenset[int]:
+    def changed_oids(self) -> frozenset[int]:
         """Return the oids of the relations that were changed."""
         changed = {change.relation.oid for change in self.changes}
         return frozenset(changed.union(*(truncate.relations for truncate in self.truncates)))
@@ -322,12 +322,12 @@ class Decoder:
             ReplicationProtocolError: a message is not valid pgoutput.
         """
         if not all(batch):
-            raise described.misunderstood("a message is empty")
+            raise described.protocol_error("a message is empty")
         packed = Messages.of(batch, self.codec)
         is_row = np.isin(packed.kinds, _ROWS)
         frame = self._frame(batch, is_row)
         changes = [
-            _changes_of(packed, numbers, relation, frame)
+            _decode_changes(packed, numbers, relation, frame)
             for relation, numbers in frame.by_relation(packed, np.flatnonzero(is_row))
         ]
         return Decoded(
@@ -349,20 +349,20 @@ class Decoder:
             self._ordinal = len(batch) - frame.begun
             frame.note(len(batch))
         if (is_row & (frame.transaction_of < 0)).any():
-            raise described.misunderstood("a row is outside of a transaction")
+            raise described.protocol_error("a row is outside of a transaction")
         return frame
 
     def _describe(self, frame: _Frame, number: int, message: bytes) -> None:
         kind = message[0]
         if kind == Kind.BEGIN:
             if self._open is not None:
-                raise described.misunderstood("a transaction begins within another")
+                raise described.protocol_error("a transaction begins within another")
             self._open = described.begin(message)
             frame.begin(number, self._open, 0)
         elif kind == Kind.COMMIT:
             commit = described.commit(message)
             if self._open is None or commit.commit_lsn != self._open.commit_lsn:
-                raise described.misunderstood(
+                raise described.protocol_error(
                     "a commit does not belong to the preceding transaction"
                 )
             frame.end(number, commit.end_lsn, self._open)
@@ -376,15 +376,15 @@ class Decoder:
         elif kind == Kind.MESSAGE:
             frame.emitted += described.emitted(message)
         elif kind not in {Kind.TYPE, Kind.ORIGIN}:
-            raise described.misunderstood(f"a message has the unknown kind {chr(kind)!r}")
+            raise described.protocol_error(f"a message has the unknown kind {chr(kind)!r}")
 
     def _truncated(self, message: bytes) -> tuple[int, ...]:
         if self._open is None:
-            raise described.misunderstood("a truncate is outside of a transaction")
+            raise described.protocol_error("a truncate is outside of a transaction")
         relations = described.truncated(message)
         unknown = next((oid for oid in relations if oid not in self.relations), None)
         if unknown is not None:
-            raise described.misunderstood(
+            raise described.protocol_error(
                 f"a truncate refers to a relation {unknown} that was not described"
             )
         return relations
@@ -433,7 +433,7 @@ class _Frame:
         ends = packed.offsets[numbers + 1]
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():
-            raise described.misunderstood("a row does not contain the number of its relation")
+            raise described.protocol_error("a row does not contain the number of its relation")
         oids = packed.unsigned(places, 4)
         found: list[tuple[Relation, Places]] = []
         for oid in np.unique(oids).tolist():
@@ -442,7 +442,7 @@ class _Frame:
             begins = [number for number, _ in descriptions]
             which = np.searchsorted(np.array(begins, np.int64), of_relation) - 1
             if (which < 0).any():
-                raise described.misunderstood(
+                raise described.protocol_error(
                     f"a row refers to a relation {oid} that was not described"
                 )
             found += [
@@ -452,14 +452,16 @@ class _Frame:
         return found
 
 
-def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _Frame) -> Changes:
+def _decode_changes(
+    packed: Messages, numbers: Places, relation: Relation, frame: _Frame
+) -> Changes:
     """Decode the row messages of one relation."""
     columns = len(relation.columns)
     ends = packed.offsets[numbers + 1]
     places = packed.offsets[numbers] + 5
     kinds = packed.buffer[packed.offsets[numbers]]
     if (places >= ends).any():
-        raise described.misunderstood("a change has no row")
+        raise described.protocol_error("a change has no row")
     tags = packed.buffer[places]
     is_insert, is_delete = kinds == Kind.INSERT, kinds == Kind.DELETE
     has_whole_old = tags == _OLD_ROW
@@ -467,18 +469,18 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
     has_new = ~is_delete
     fits = np.where(is_insert, tags == _NEW, np.where(is_delete, has_old, has_old | (tags == _NEW)))
     if not fits.all():
-        raise described.misunderstood(
+        raise described.protocol_error(
             f"a change has a row of the unknown kind {chr(tags[~fits][0])!r}"
         )
-    old, after = _some(packed, places, ends, columns, has_old)
+    old, after = _decode_flagged(packed, places, ends, columns, has_old)
     # An old row is followed by the new one, which has its own tag.
     tagged = has_old & has_new
     if (after[tagged] >= ends[tagged]).any() or (packed.buffer[after[tagged]] != _NEW).any():
-        raise described.misunderstood("an update has no new row")
+        raise described.protocol_error("an update has no new row")
     begins = np.where(has_old, after, places)
-    new, after = _some(packed, begins, ends, columns, has_new)
+    new, after = _decode_flagged(packed, begins, ends, columns, has_new)
     if (np.where(has_new, after, begins) != ends).any():
-        raise described.misunderstood("bytes follow the last column of a row")
+        raise described.protocol_error("bytes follow the last column of a row")
     return Changes(
         relation,
         kinds,
@@ -491,14 +493,14 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
     )
 
 
-def _some(
+def _decode_flagged(
     packed: Messages, places: Places, ends: Places, columns: int, wanted: Flags
 ) -> tuple[tuple[Cells, ...], Places]:
     """Decode the row after its tag in the flagged messages; the others get nulls."""
     if not wanted.any():
         return (Cells.none(len(wanted)),) * columns, places
     after = places.copy()
-    found, after[wanted] = cells_of(packed, places[wanted] + 1, ends[wanted], columns)
+    found, after[wanted] = decode_rows(packed, places[wanted] + 1, ends[wanted], columns)
     if wanted.all():
         return tuple(found), after
     return tuple(cells.spread(wanted) for cells in found), after

@@ -30,21 +30,26 @@ from psycopg import pq, sql
 from psycopg.errors import ObjectInUse, error_from_result
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.connection import APPLICATION, connected, sent, understood
+from chronolake.source.postgres.connection import (
+    APPLICATION,
+    connect,
+    encode_statement,
+    translate_errors,
+)
 from chronolake.source.postgres.messages import (
     LOG_DATA,
     LOG_HEADER_BYTES,
     Kind,
     Reader,
     begin,
-    misunderstood,
+    protocol_error,
 )
 from chronolake.source.postgres.slot import (
-    is_missing,
-    lsn_text,
-    recovery_of,
-    warnings_of,
-    was_missing,
+    collect_warnings,
+    format_lsn,
+    is_publication_missing,
+    missing_publication_error,
+    recovery_steps,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +137,7 @@ class InProgress:
         elif kind == _COMMIT:
             return self._committed(reader, upto)
         else:
-            raise misunderstood("a part of a transaction ends without a begin")
+            raise protocol_error("a part of a transaction ends without a begin")
         return ()
 
     def _file(self, xid: int) -> Path:
@@ -261,14 +266,14 @@ class LogStream:
         try:
             yield from self._batches(batch_bytes or BATCH_BYTES)
         except SourceError as failure:
-            if is_missing(failure):
-                raise was_missing(self.slot) from failure
+            if is_publication_missing(failure):
+                raise missing_publication_error(self.slot) from failure
             raise
 
     def _batches(self, batch_bytes: int) -> Iterator[list[bytes]]:
         batch: list[bytes] = []
         size = 0
-        with understood():
+        with translate_errors():
             for committed in self._committed():
                 messages = self._changing(committed)
                 batch += messages
@@ -372,7 +377,7 @@ class LogStream:
     def _is_read(self, keepalive: bytes) -> bool:
         kind, end, _, wants_answer = _KEEPALIVE.unpack(keepalive)
         if kind != b"k":
-            raise misunderstood(f"a replication message has the unknown kind {kind!r}")
+            raise protocol_error(f"a replication message has the unknown kind {kind!r}")
         if wants_answer:
             self.confirm(0)
         return bool(end >= self.upto)
@@ -388,7 +393,7 @@ class LogStream:
             SourceError: the server cannot be reached any more.
         """
         server = self.connection.pgconn
-        with understood():
+        with translate_errors():
             # The server does not use the time.
             server.put_copy_data(_STATUS.pack(b"r", lsn, lsn, lsn, 0, wants_answer))
             server.flush()
@@ -403,12 +408,12 @@ class LogStream:
 
     def _expect_nothing_skipped(self) -> None:
         if any("publication" in warning for warning in self.warned):
-            raise was_missing(self.slot)
+            raise missing_publication_error(self.slot)
         if self.warned:
             raise SourceError(
                 f"PostgreSQL printed a warning while the slot {self.slot.name} was read: "
                 f"{self.warned[0]}",
-                hint=recovery_of(self.slot),
+                hint=recovery_steps(self.slot),
             )
 
     def end(self) -> None:
@@ -434,7 +439,7 @@ class LogStream:
 
 
 @contextmanager
-def streaming(
+def open_stream(
     dsn: str, slot: Slot, *, begins: int = 0, upto: int, folder: Path
 ) -> Iterator[LogStream]:
     """Read a slot while the block runs; the slot retains what is read until it is confirmed.
@@ -451,10 +456,10 @@ def streaming(
         SourceError: the slot cannot be read, or another process reads it.
     """
     with (
-        connected(dsn, replication="database", as_stored=True, settings=_SETTINGS) as connection,
-        warnings_of(connection) as warned,
+        connect(dsn, replication="database", as_stored=True, settings=_SETTINGS) as connection,
+        collect_warnings(connection) as warned,
     ):
-        with understood():
+        with translate_errors():
             (standbys,) = connection.execute("SHOW synchronous_standby_names").fetchone() or ("",)
         # In a database without an encoding, texts are returned as bytes.
         names = standbys.decode() if isinstance(standbys, bytes) else str(standbys)
@@ -478,14 +483,14 @@ def _start(connection: psycopg.Connection, slot: Slot, begins: int) -> None:
         "publication_names {publications}, messages 'true')"
     ).format(
         slot=sql.Identifier(slot.name),
-        begins=sql.SQL(lsn_text(begins)),
+        begins=sql.SQL(format_lsn(begins)),
         # The plugin expects a list of identifiers.
         publications=sql.Literal(sql.Identifier(slot.publication).as_string()),
     )
     patience = time.monotonic() + _IN_USE_SECONDS
-    with understood():
+    with translate_errors():
         while True:
-            result = connection.pgconn.exec_(sent(connection, command))
+            result = connection.pgconn.exec_(encode_statement(connection, command))
             if result.status == pq.ExecStatus.COPY_BOTH:
                 return
             failure = error_from_result(result)

@@ -39,7 +39,7 @@ from chronolake.change_set import (
     RESERVED,
     SEQUENCE,
 )
-from chronolake.source.postgres.columns import Typing, is_held
+from chronolake.source.postgres.columns import TypeConversion, can_hold
 from chronolake.source.postgres.messages import Kind
 from chronolake.types import ROW_ID, Column, ColumnType, literal, quoted
 from chronolake.types import Kind as TypeKind
@@ -67,7 +67,7 @@ SYSTEM: Final = pa.schema(
         (FOLLOWS, pa.string()),
     ]
 )
-_WORDS: Final = {Kind.INSERT: "insert", Kind.UPDATE: "update", Kind.DELETE: "delete"}
+_OPERATIONS: Final = {Kind.INSERT: "insert", Kind.UPDATE: "update", Kind.DELETE: "delete"}
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _LSN_DIGITS: Final = 16
 _PLACE_DIGITS: Final = 12
@@ -92,7 +92,7 @@ def _digits(numbers: Places, count: int) -> Bytes:
     return found
 
 
-def versions_of(
+def convert_changes(
     changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], wanted: Flags
 ) -> tuple[pa.Table, bool]:
     """Return the record versions of changes.
@@ -113,11 +113,11 @@ def versions_of(
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
     is_delete = changes.kinds == Kind.DELETE
-    new = _filled(changes, is_key)
-    moved = changes.has_old & ~is_delete & _differ(changes, new, is_key)
+    new = _fill_unchanged(changes, is_key)
+    moved = changes.has_old & ~is_delete & _changes_key(changes, new, is_key)
     tells = wanted & ~is_delete
     # If a partition had another replica identity, the old row does not contain the key.
-    is_nameless = wanted & is_delete & _lack(changes, is_key)
+    is_nameless = wanted & is_delete & _lacks_key(changes, is_key)
     ends = wanted & (is_delete | moved) & ~is_nameless
     lsns = np.array(commits, np.int64)[changes.transactions]
     # The record of the old key ends before that of the new key begins.
@@ -127,11 +127,11 @@ def versions_of(
         at = pa.array(times[rows])
         count = int(rows.sum())
         sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_mark))
-        words = _words(changes.kinds[rows])
+        words = _operations(changes.kinds[rows])
         omitted = pa.nulls(count, pa.list_(pa.string()))
         follows = pa.nulls(count, pa.string())
         if not is_mark:
-            omitted = _omitted(names, [unknown[rows] for _, unknown in new], count)
+            omitted = _omitted_columns(names, [unknown[rows] for _, unknown in new], count)
             is_first = pa.array(moved[rows] & omitted.is_valid().to_numpy(zero_copy_only=False))
             marks = sequences_of(lsns[rows], ordinals[rows])
             follows = pc.if_else(is_first, marks, follows)
@@ -146,7 +146,7 @@ def versions_of(
         for cells, of_key in zip(changes.old, is_key, strict=True)
     ]
     rows = pa.concat_tables(
-        pa.Table.from_arrays([_small(column) for column in columns], schema=schema)
+        pa.Table.from_arrays([_as_string(column) for column in columns], schema=schema)
         for columns in (
             [*reported, *system(tells, is_mark=False)],
             [*marks, *system(ends, is_mark=True)],
@@ -155,12 +155,12 @@ def versions_of(
     return rows, not (is_nameless | wanted & _may_hide_key(changes, is_key)).any()
 
 
-def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
+def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
     """Return the new rows' values, filled from old rows, and flags where values are unknown."""
     found = []
     for new, old, of_key in zip(changes.new, changes.old, is_key, strict=True):
         # If only the old key was sent, the other columns are null.
-        known = new.is_unchanged & (changes.has_old if of_key else changes.has_whole_old)
+        known = new.is_unchanged & (changes.has_old if of_key else changes.has_full_old)
         texts = new.texts
         if known.any():
             texts = pc.if_else(pa.array(known), old.texts, texts)
@@ -168,7 +168,7 @@ def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
     return found
 
 
-def _differ(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
+def _changes_key(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
     """Return flags of rows whose old key differs from the new one."""
     differ = np.zeros(changes.number, np.bool_)
     for (texts, _), old, of_key in zip(new, changes.old, is_key, strict=True):
@@ -178,7 +178,7 @@ def _differ(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) 
     return differ
 
 
-def _lack(changes: Changes, is_key: Flags) -> Flags:
+def _lacks_key(changes: Changes, is_key: Flags) -> Flags:
     """Return flags of rows whose old row lacks a key column; key columns are never null."""
     lack = np.zeros(changes.number, np.bool_)
     for old, of_key in zip(changes.old, is_key, strict=True):
@@ -195,11 +195,11 @@ def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
     is_identity = np.array([column.is_identity for column in changes.relation.columns], np.bool_)
     if is_identity[is_key].all():
         return np.zeros(changes.number, np.bool_)
-    found: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_whole_old
+    found: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_full_old
     return found
 
 
-def _omitted(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
+def _omitted_columns(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
     """Return for each row the names of its omitted columns, or null."""
     if not any(flags.any() for flags in unknown):
         return pa.nulls(count, pa.list_(pa.string()))
@@ -211,14 +211,14 @@ def _omitted(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.A
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(numbers == 0))
 
 
-def _words(kinds: Bytes) -> pa.Array:
+def _operations(kinds: Bytes) -> pa.Array:
     """Return the log's name of each change: insert, update or delete."""
-    known = np.array(sorted(_WORDS), np.uint8)
-    words = pa.array([_WORDS[kind] for kind in sorted(_WORDS)], pa.string())
+    known = np.array(sorted(_OPERATIONS), np.uint8)
+    words = pa.array([_OPERATIONS[kind] for kind in sorted(_OPERATIONS)], pa.string())
     return words.take(pa.array(np.searchsorted(known, kinds)))
 
 
-def _small(column: pa.Array) -> pa.Array:
+def _as_string(column: pa.Array) -> pa.Array:
     """Return a column as `string`, whatever string type it has in a batch."""
     return column.cast(pa.string()) if column.type == pa.large_string() else column
 
@@ -290,7 +290,7 @@ class RowKey:
             columns: the source's columns.
             wanted: the same columns as returned by `declared`.
             others: columns that stay unchanged, as a Spark schema.
-            beyond: see `Typing`.
+            beyond: see `TypeConversion`.
 
         Returns:
             The rows. `_fivetran_id` has 64 hexadecimal digits. It stays the same as long as the
@@ -299,19 +299,21 @@ class RowKey:
         """
         mine = tuple(column for column in wanted if column is not ROW_KEY)
         if not self.is_hashed:
-            typing = Typing(tuple(columns), mine, others, beyond or {})
+            typing = TypeConversion(tuple(columns), mine, others, beyond or {})
             return rows.then(typing, typing.schema)
         row_id = f"{quoted(ROW_ID)} {ROW_KEY.type.sql}"
         both = ", ".join(filter(None, [row_id, others]))
-        typing = Typing(tuple(columns), mine, both, beyond or {})
+        typing = TypeConversion(tuple(columns), mine, both, beyond or {})
         texts = to_spark(rows)
         known = (
-            texts.selectExpr(_hash(self.columns), "*") if self.columns else _told(texts, columns)
+            texts.selectExpr(_hash(self.columns), "*")
+            if self.columns
+            else _number_duplicates(texts, columns)
         )
         return ArrowRows(known, typing, typing.schema)
 
 
-def _told(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
+def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
     """Return rows keyed by the hash of all their values and a number among identical rows."""
     names = [quoted(column.name) for column in columns]
     counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
@@ -364,9 +366,9 @@ class Spool:
     _writer: pq.ParquetWriter | None = None
 
     def add(self, versions: pa.Table) -> None:
-        """Append versions that `versions_of` returned."""
+        """Append versions that `convert_changes` returned."""
         for column in self.columns:
-            if column.name not in self._beyond and not is_held(column, versions[column.name]):
+            if column.name not in self._beyond and not can_hold(column, versions[column.name]):
                 self._beyond.add(column.name)
         self.has_followers |= versions[FOLLOWS].null_count < versions.num_rows
         self._waiting.append(versions)
@@ -404,13 +406,13 @@ class Spool:
         texts = [f"{quoted(column.name)} string" for column in self.columns]
         rows = ArrowRows(
             spark.createDataFrame(places).coalesce(1).repartition(tasks),
-            _spooled,
+            _read_spool,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
         )
         return self.key.typed(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
 
 
-def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Read row groups in an executor."""
     with ExitStack() as opened:
         files: dict[str, pq.ParquetFile] = {}

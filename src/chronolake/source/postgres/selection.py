@@ -12,7 +12,7 @@ from chronolake.errors import SourceError
 from chronolake.limits import StreamCapabilities
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import numbers_of
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.row_versions import ROW_KEY, RowKey
 from chronolake.source.postgres.snapshot_diff import FingerprintFolder
 from chronolake.source.postgres.value_forms import ColumnOptions
@@ -37,7 +37,7 @@ _EPSILON_MICROS: Final = 1
 
 
 @dataclass(frozen=True)
-class WantedTables:
+class TableSelection:
     """The tables that a pipeline's configuration selects. The catalog is read once."""
 
     project: Project
@@ -47,7 +47,7 @@ class WantedTables:
     @cached_property
     def _there(self) -> dict[str, SourceTable]:
         """Return the tables of the schemas, by stream."""
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             # Without the log, unlogged tables can be read too.
             is_compared = self.config.method is PostgresMethod.SNAPSHOT_DIFF
             found = catalog.tables_in(
@@ -82,20 +82,20 @@ class WantedTables:
         return {name: self._there[name] for name in self.names if name in self._there}
 
     @cached_property
-    def unfollowed(self) -> set[str]:
+    def without_log_key(self) -> set[str]:
         """Return the streams of existing tables whose rows cannot be identified in the log."""
-        return {name for name, table in self.there.items() if not table.followed_by}
+        return {name for name, table in self.there.items() if not table.log_key}
 
     def fingerprints_of(self, stream: str) -> FingerprintFolder:
         """Return the folder of the fingerprints of a stream's table."""
-        landed = self.landed_of(stream)
+        landed = self.landing_folder(stream)
         return FingerprintFolder(self._fingerprints / landed.path.name, landed)
 
-    def landed_of(self, stream: str) -> ObjectFolder:
+    def landing_folder(self, stream: str) -> ObjectFolder:
         """Return the folder of a stream's landed files."""
         return raw_folder(self.project, self.pipeline, stream)
 
-    def forget_fingerprints(self, *, but: Iterable[str]) -> None:
+    def remove_fingerprints(self, *, but: Iterable[str]) -> None:
         """Remove the fingerprints of all streams except some: they contain keys."""
         kept = {self.fingerprints_of(name).path for name in but}
         for path in self._fingerprints.glob("*"):
@@ -117,7 +117,7 @@ class WantedTables:
         return [
             StreamDescriptor(
                 StreamCapabilities(name, reports_changes=True, is_reimported=False),
-                CaptureMethod.SNAPSHOT_DIFF if name in self.unfollowed else capture_method,
+                CaptureMethod.SNAPSHOT_DIFF if name in self.without_log_key else capture_method,
                 _EPSILON_MICROS,
                 raw_folder(self.project, self.pipeline, name),
                 is_ours=True,

@@ -34,7 +34,7 @@ from psycopg import pq, sql
 from psycopg.errors import error_from_result
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.connection import connect, translate_errors
 from chronolake.source.postgres.messages import LOG_DATA, LOG_HEADER_BYTES, PREFIX
 from chronolake.source.protocol import Lag
 
@@ -53,7 +53,7 @@ _LOOK_SECONDS: Final = 20
 
 
 @contextmanager
-def warnings_of(connection: psycopg.Connection) -> Iterator[list[str]]:
+def collect_warnings(connection: psycopg.Connection) -> Iterator[list[str]]:
     """Collect the server's warnings while the block runs."""
     warned: list[str] = []
 
@@ -67,7 +67,7 @@ def warnings_of(connection: psycopg.Connection) -> Iterator[list[str]]:
         connection.remove_notice_handler(note)
 
 
-def recovery_of(slot: Slot) -> str:
+def recovery_steps(slot: Slot) -> str:
     """Return the steps after which a slot and its publication can be read again."""
     return (
         f"SELECT pg_drop_replication_slot('{slot.name}'); then `chronolake check "
@@ -75,23 +75,23 @@ def recovery_of(slot: Slot) -> str:
     )
 
 
-def was_missing(slot: Slot) -> SourceError:
+def missing_publication_error(slot: Slot) -> SourceError:
     """Return the error for a log with changes from a time without the publication."""
     return SourceError(
         f"The slot {slot.name} contains changes from a time when the publication "
         f"{slot.publication} did not exist: the publication was dropped, or created after "
         "the slot.",
-        hint=recovery_of(slot),
+        hint=recovery_steps(slot),
     )
 
 
-def is_missing(failure: SourceError) -> bool:
+def is_publication_missing(failure: SourceError) -> bool:
     """Return whether reading a slot failed because its publication did not exist."""
     cause = failure.__cause__
     return isinstance(cause, psycopg.errors.UndefinedObject) and "publication" in str(cause)
 
 
-def is_newer(connection: psycopg.Connection, slot: Slot) -> bool:
+def is_publication_newer(connection: psycopg.Connection, slot: Slot) -> bool:
     """Return whether a publication was created or altered after the begin of the slot's log.
 
     Raises:
@@ -101,12 +101,12 @@ def is_newer(connection: psycopg.Connection, slot: Slot) -> bool:
         "SELECT age(p.xmin) <= age(s.catalog_xmin) FROM pg_publication p, pg_replication_slots s "
         "WHERE p.pubname = %s AND s.slot_name = %s"
     )
-    with understood():
+    with translate_errors():
         row = connection.execute(query, (slot.publication, slot.name)).fetchone()
     return row is None or bool(row[0])
 
 
-def has_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
+def has_publication_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
     """Return whether a slot's log has changes from a time without its publication.
 
     A slot that is being read is not checked: its reader raises the error.
@@ -117,7 +117,7 @@ def has_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
     Raises:
         SourceError: the slot cannot be read for another reason.
     """
-    if not is_newer(connection, slot):
+    if not is_publication_newer(connection, slot):
         return False
     query = sql.SQL(
         "SELECT count(*) FROM pg_logical_slot_peek_binary_changes({}, NULL, NULL, "
@@ -127,11 +127,11 @@ def has_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
         sql.Literal(sql.Identifier(slot.publication).as_string(connection)),
     )
     try:
-        with understood(), warnings_of(connection) as warned, connection.transaction():
+        with translate_errors(), collect_warnings(connection) as warned, connection.transaction():
             connection.execute(f"SET LOCAL statement_timeout = '{_LOOK_SECONDS}s'")
             connection.execute(query)
     except SourceError as failure:
-        if is_missing(failure):
+        if is_publication_missing(failure):
             return True
         if isinstance(failure.__cause__, psycopg.errors.ObjectInUse):
             return False
@@ -176,57 +176,57 @@ def slot_of(config: PostgresSource, pipeline: str) -> Slot:
     return Slot(name, config.publication or name, config.failover)
 
 
-def exists(connection: psycopg.Connection, slot: Slot) -> bool:
+def slot_exists(connection: psycopg.Connection, slot: Slot) -> bool:
     """Return whether the server has a slot of that name, perhaps in another database.
 
     Raises:
         SourceError: the server does not return it.
     """
-    return _is_here(connection, slot) is not None
+    return _belongs_to_database(connection, slot) is not None
 
 
-def is_here(connection: psycopg.Connection, slot: Slot) -> bool:
+def is_in_database(connection: psycopg.Connection, slot: Slot) -> bool:
     """Return whether the connected database has a slot of that name.
 
     Raises:
         SourceError: the server does not return it.
     """
-    return _is_here(connection, slot) is True
+    return _belongs_to_database(connection, slot) is True
 
 
-def _is_here(connection: psycopg.Connection, slot: Slot) -> bool | None:
+def _belongs_to_database(connection: psycopg.Connection, slot: Slot) -> bool | None:
     """Return whether a slot belongs to the connected database; None: no such slot exists."""
     query = (
         "SELECT coalesce(database = current_database(), false) FROM pg_replication_slots "
         "WHERE slot_name = %s"
     )
-    with understood():
+    with translate_errors():
         row = connection.execute(query, (slot.name,)).fetchone()
     return None if row is None else bool(row[0])
 
 
-def lsn_text(lsn: int) -> str:
+def format_lsn(lsn: int) -> str:
     """Return an LSN as PostgreSQL prints it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-def lsn_number(text: str) -> int:
-    """Return the number of an LSN that `lsn_text` printed."""
+def parse_lsn(text: str) -> int:
+    """Return the number of an LSN that `format_lsn` printed."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) | int(low, 16)
 
 
-def written_upto(connection: psycopg.Connection) -> int:
+def durable_lsn(connection: psycopg.Connection) -> int:
     """Return the LSN up to which the log is durable: nothing before it is ever taken back.
 
     For a standby, return the LSN up to which it has replayed its primary's log.
     """
-    with understood():
+    with translate_errors():
         (text,) = connection.execute(f"SELECT ({END_OF_LOG})::text").fetchone() or ("",)
-    return lsn_number(str(text))
+    return parse_lsn(str(text))
 
 
-def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
+def confirmed_lsn(connection: psycopg.Connection, slot: Slot) -> int:
     """Return the LSN where a slot begins: earlier commits are no longer in it.
 
     Raises:
@@ -234,7 +234,7 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
     """
     has_failover = connection.info.server_version >= HAS_FAILOVER
     is_copy = "synced AND pg_is_in_recovery()" if has_failover else "false"
-    with understood():
+    with translate_errors():
         row = connection.execute(
             "SELECT confirmed_flush_lsn::text, coalesce(plugin, 'none (a physical slot)'), "
             "coalesce(database = current_database(), true), two_phase, wal_status, "
@@ -273,9 +273,9 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
         if is_so:
             raise SourceError(
                 f"The replication slot {slot.name} cannot be read: {words}.",
-                hint=recovery_of(slot),
+                hint=recovery_steps(slot),
             )
-    return lsn_number(str(begins))
+    return parse_lsn(str(begins))
 
 
 def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
@@ -284,8 +284,8 @@ def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
     Raises:
         SourceError: the slot does not exist, or cannot be read any more.
     """
-    confirmed(connection, slot)
-    with understood():
+    confirmed_lsn(connection, slot)
+    with translate_errors():
         row = connection.execute(
             f"SELECT pg_wal_lsn_diff({END_OF_LOG}, confirmed_flush_lsn)::bigint, "
             f"pg_wal_lsn_diff({END_OF_LOG}, restart_lsn)::bigint, wal_status, "
@@ -311,15 +311,15 @@ def advance(connection: psycopg.Connection, slot: Slot, *, upto: int) -> None:
     Raises:
         SourceError: the slot cannot be advanced.
     """
-    with understood():
+    with translate_errors():
         row = connection.execute(
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
             (slot.name,),
         ).fetchone()
-        if row is not None and row[0] is not None and lsn_number(str(row[0])) >= upto:
+        if row is not None and row[0] is not None and parse_lsn(str(row[0])) >= upto:
             return
         connection.execute(
-            "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (slot.name, lsn_text(upto))
+            "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (slot.name, format_lsn(upto))
         )
 
 
@@ -376,10 +376,10 @@ class Evidence:
         if found is None:
             return False
         timeline, begin = int(found[1]), int(found[2])
-        with connected(dsn, replication="database") as connection:
+        with connect(dsn, replication="database") as connection:
             try:
-                with understood():
-                    data = _bytes_of(connection, timeline, begin, self.lsn)
+                with translate_errors():
+                    data = _read_bytes(connection, timeline, begin, self.lsn)
             except SourceError as failure:
                 cause = failure.__cause__
                 if not isinstance(cause, psycopg.Error) or cause.sqlstate is None:
@@ -406,7 +406,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Reached:
+class ReadEnd:
     """The end of what was read of the log.
 
     Attributes:
@@ -424,7 +424,7 @@ def _mark_of(transaction: Transaction) -> str:
     return f"{transaction.xid} {transaction.commit_micros}"
 
 
-def emit(connection: psycopg.Connection) -> Evidence | None:
+def emit_evidence(connection: psycopg.Connection) -> Evidence | None:
     """Write a small message to the server's log, as evidence for offsets up to its end.
 
     The message is durable when the function returns. It needs no table, and no privilege beyond the
@@ -438,7 +438,7 @@ def emit(connection: psycopg.Connection) -> Evidence | None:
         SourceError: the server cannot be reached.
     """
     text = uuid4().hex
-    with understood():
+    with translate_errors():
         if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
             return None
     try:
@@ -450,11 +450,11 @@ def emit(connection: psycopg.Connection) -> Evidence | None:
             ).fetchone()
     except psycopg.errors.DatabaseError as failure:
         if failure.sqlstate is None:
-            with understood():
+            with translate_errors():
                 raise
         return None
     assert row is not None  # noqa: S101 - the query gives one row
-    return Evidence(lsn_number(str(row[0])), written_upto(connection), text)
+    return Evidence(parse_lsn(str(row[0])), durable_lsn(connection), text)
 
 
 def bytes_before(dsn: str, lsn: int) -> Evidence | None:
@@ -470,8 +470,8 @@ def bytes_before(dsn: str, lsn: int) -> Evidence | None:
     Raises:
         SourceError: the server cannot be reached.
     """
-    with connected(dsn, replication="database") as connection:
-        with understood():
+    with connect(dsn, replication="database") as connection:
+        with translate_errors():
             row = connection.execute(
                 "SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size'"
             ).fetchone()
@@ -482,11 +482,11 @@ def bytes_before(dsn: str, lsn: int) -> Evidence | None:
         if lsn - begin < _LEAST_BYTES:
             return None
         try:
-            with understood():
+            with translate_errors():
                 system = connection.execute("IDENTIFY_SYSTEM").fetchone()
                 assert system is not None  # noqa: S101 - every server answers
                 timeline = int(system[1])
-                data = _bytes_of(connection, timeline, begin, lsn)
+                data = _read_bytes(connection, timeline, begin, lsn)
         except SourceError as failure:
             log.warning(
                 "log_position_without_evidence",
@@ -504,14 +504,14 @@ def _mark_of_bytes(timeline: int, begin: int, data: bytes) -> str:
     return f"bytes {timeline} {begin} {sha256(data).hexdigest()}"
 
 
-def _bytes_of(connection: psycopg.Connection, timeline: int, begin: int, end: int) -> bytes:
+def _read_bytes(connection: psycopg.Connection, timeline: int, begin: int, end: int) -> bytes:
     """Read bytes of the log, or fewer if the timeline ends earlier. The connection is then closed.
 
     Raises:
         psycopg.Error: the bytes are not in the server's log.
     """
     server = connection.pgconn
-    command = f"START_REPLICATION PHYSICAL {lsn_text(begin)} TIMELINE {timeline}"
+    command = f"START_REPLICATION PHYSICAL {format_lsn(begin)} TIMELINE {timeline}"
     result = server.exec_(command.encode())
     if result.status == pq.ExecStatus.FATAL_ERROR:
         raise error_from_result(result)

@@ -17,8 +17,8 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.slot import lsn_number
+from chronolake.source.postgres.connection import connect, translate_errors
+from chronolake.source.postgres.slot import parse_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ class SnapshotRequest:
     def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
         self.dsn = dsn
         self._connection = connection
-        self._at_micros = _clock(dsn)
+        self._at_micros = _server_micros(dsn)
         self._began = time.monotonic()
         self._warned = self._began
         self._pause = _PATIENCE_SECONDS
@@ -112,20 +112,20 @@ class SnapshotRequest:
 
     def _create(self) -> None:
         try:
-            with understood():
-                _, lsn, name, _ = row_of(
+            with translate_errors():
+                _, lsn, name, _ = fetch_row(
                     self._connection,
                     # By default, it exports its snapshot.
                     f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
                 )
-            self._found = DatabaseSnapshot(str(name), lsn_number(str(lsn)), self._at_micros)
+            self._found = DatabaseSnapshot(str(name), parse_lsn(str(lsn)), self._at_micros)
         except Exception as failure:  # noqa: BLE001 - the thread that waits raises it
             if not self._is_cancelled:
                 self._failure = failure
 
 
 @contextmanager
-def requested_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
+def request_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
     """Request a snapshot of a database, and hold it while the block runs.
 
     It is the snapshot of a temporary slot, which is dropped after the block.
@@ -134,7 +134,7 @@ def requested_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
         SourceError: the server cannot be reached, or refuses.
     """
     # Nothing else may be sent on the connection that exports.
-    with connected(dsn, replication="database") as connection:
+    with connect(dsn, replication="database") as connection:
         request = SnapshotRequest(dsn, connection)
         try:
             yield request
@@ -143,39 +143,39 @@ def requested_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
 
 
 @contextmanager
-def exported_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
+def export_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
     """Hold a snapshot of a database without the log, also of a standby, while the block runs.
 
     Raises:
         SourceError: the server cannot be reached, or refuses.
     """
-    at_micros = _clock(dsn)
-    with connected(dsn) as connection:
-        with understood():
+    at_micros = _server_micros(dsn)
+    with connect(dsn) as connection:
+        with translate_errors():
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            (name,) = row_of(connection, "SELECT pg_export_snapshot()")
+            (name,) = fetch_row(connection, "SELECT pg_export_snapshot()")
         yield DatabaseSnapshot(str(name), 0, at_micros)
 
 
 @contextmanager
-def in_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> Iterator[None]:
+def use_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> Iterator[None]:
     """Use a snapshot on a connection while the block runs.
 
     Raises:
         SourceError: the snapshot is not held any more.
     """
-    with understood():
+    with translate_errors():
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
         )
     yield
-    with understood():
+    with translate_errors():
         connection.execute("ROLLBACK")
 
 
 @contextmanager
-def beside(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]:
+def connect_to_snapshot(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]:
     """Open a second connection in a snapshot of a table that another connection has locked.
 
     A statement that alters the table waits for the lock, and later statements wait for that one. If
@@ -186,8 +186,8 @@ def beside(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]
         SourceError: the snapshot is not held any more, or, while the block runs, the table cannot
             be locked.
     """
-    with connected(dsn) as connection, in_snapshot(connection, snapshot):
-        with understood():
+    with connect(dsn) as connection, use_snapshot(connection, snapshot):
+        with translate_errors():
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
         yield connection
 
@@ -213,8 +213,8 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
     Raises:
         SourceError: the server cannot be reached.
     """
-    with connected(dsn) as connection, understood():
-        if row_of(connection, "SELECT pg_is_in_recovery()") == (True,):
+    with connect(dsn) as connection, translate_errors():
+        if fetch_row(connection, "SELECT pg_is_in_recovery()") == (True,):
             return OpenTransaction(
                 "a standby waits until its primary logs its open transactions",
                 "Run SELECT pg_log_standby_snapshot() on the primary, which logs them at "
@@ -250,16 +250,16 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
     )
 
 
-def _clock(dsn: str) -> int:
+def _server_micros(dsn: str) -> int:
     """Return the server's time, in microseconds since 1970."""
-    with connected(dsn) as connection, understood():
-        (micros,) = row_of(
+    with connect(dsn) as connection, translate_errors():
+        (micros,) = fetch_row(
             connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
         )
     return int(str(micros))
 
 
-def row_of(connection: psycopg.Connection, query: str) -> tuple[object, ...]:
+def fetch_row(connection: psycopg.Connection, query: str) -> tuple[object, ...]:
     """Return the single row of a query's result."""
     row = connection.execute(query.encode()).fetchone()
     assert row is not None  # noqa: S101 - these queries give one row

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from chronolake.errors import SourceError
 from chronolake.landing import landed_micros
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.check import table_findings, version_of
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.check import check_table, version_of
+from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.offset import LogOffset
-from chronolake.source.postgres.selection import WantedTables
-from chronolake.source.postgres.slot import is_here, slot_of
-from chronolake.source.postgres.snapshot import exported_snapshot
+from chronolake.source.postgres.selection import TableSelection
+from chronolake.source.postgres.slot import is_in_database, slot_of
+from chronolake.source.postgres.snapshot import export_snapshot
 from chronolake.source.postgres.snapshot_diff import SnapshotDiff
 from chronolake.source.protocol import (
     CaptureMethod,
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     )
 
 
-def read_whole(
+def read_snapshots(
     lake: Lake,
-    wanted: WantedTables,
+    wanted: TableSelection,
     positions: Mapping[str, Offset | None],
     *,
     full_refresh: bool = False,
@@ -62,14 +62,14 @@ def read_whole(
         SourceError: the database cannot be read at all.
     """
     dsn = wanted.config.dsn
-    with connected(dsn) as connection:
+    with connect(dsn) as connection:
         server = catalog.server_of(connection)
         major = connection.info.server_version // 10_000
-    with exported_snapshot(dsn) as snapshot:
+    with export_snapshot(dsn) as snapshot:
         for name, reported in positions.items():
             try:
                 table = wanted.table(name)
-                landed = landed_micros(wanted.landed_of(name))
+                landed = landed_micros(wanted.landing_folder(name))
             except SourceError as failure:
                 yield StreamFailure(name, failure)
                 continue
@@ -84,7 +84,7 @@ def read_whole(
 
 
 @dataclass
-class ComparedDatabase:
+class SnapshotDatabase:
     """The tables of a database, by snapshot diff."""
 
     project: Project
@@ -92,8 +92,8 @@ class ComparedDatabase:
     config: PostgresSource
 
     @cached_property
-    def _wanted(self) -> WantedTables:
-        return WantedTables(self.project, self.pipeline, self.config)
+    def _wanted(self) -> TableSelection:
+        return TableSelection(self.project, self.pipeline, self.config)
 
     def discover(self) -> list[StreamDescriptor]:
         """Return the selected tables. A missing table fails on its own."""
@@ -107,8 +107,8 @@ class ComparedDatabase:
         full_refresh: bool,
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         """Read all tables in one snapshot of the database."""
-        self._wanted.forget_fingerprints(but=self._wanted.names)
-        yield from read_whole(lake, self._wanted, positions, full_refresh=full_refresh)
+        self._wanted.remove_fingerprints(but=self._wanted.names)
+        yield from read_snapshots(lake, self._wanted, positions, full_refresh=full_refresh)
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """Return the columns of tables from the catalog."""
@@ -121,10 +121,10 @@ class ComparedDatabase:
         positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - none is in a log
     ) -> list[CheckResult]:
         """Return the problems of the database."""
-        with connected(self.config.dsn) as connection:
+        with connect(self.config.dsn) as connection:
             found = [CheckResult("server", Level.OK, version_of(connection))]
             slot = slot_of(self.config, self.pipeline)
-            if is_here(connection, slot):
+            if is_in_database(connection, slot):
                 found.append(
                     CheckResult(
                         f"slot {slot.name}",
@@ -134,7 +134,7 @@ class ComparedDatabase:
                     )
                 )
             for table in self._wanted.there.values():
-                found += table_findings(connection, table)
+                found += check_table(connection, table)
             return found
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chronolake.source.postgres.columns import SourceColumn, numbered, numbers_of
+from chronolake.source.postgres.columns import SourceColumn, assign_numbers, numbers_of
 from chronolake.source.postgres.offset import Clock, LogOffset
-from chronolake.source.postgres.row_versions import RowKey, Spool, sequence_of, versions_of
+from chronolake.source.postgres.row_versions import RowKey, Spool, convert_changes, sequence_of
 from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.types import quoted
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.messages import Relation, Transaction
     from chronolake.source.postgres.pgoutput import Changes, Decoded, Flags, Places
-    from chronolake.source.postgres.slot import Reached
+    from chronolake.source.postgres.slot import ReadEnd
     from chronolake.source.protocol import Offset
 
 #: A table's changes are returned when this many bytes are spooled and their transaction has ended.
@@ -49,7 +49,7 @@ class Invalid:
 
 
 @dataclass(frozen=True)
-class _Emptied:
+class _Truncation:
     """A truncate, with its time and its order in the log."""
 
     at_micros: int
@@ -58,7 +58,7 @@ class _Emptied:
 
 
 @dataclass
-class Following:
+class TableReplication:
     """A table that is replicated from the log.
 
     Attributes:
@@ -87,7 +87,7 @@ class Following:
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _clock: Clock = field(default_factory=lambda: Clock(0))
-    _steps: list[Spool | _Emptied] = field(default_factory=list)
+    _steps: list[Spool | _Truncation] = field(default_factory=list)
     _added_commit: int = -1
     _is_forgotten: bool = False
     _spools: int = 0
@@ -113,7 +113,7 @@ class Following:
         """Add the table's changes in the next batch of the log, unless it is another log."""
         self._recognize(decoded)
         is_read = not self.is_lost and self.invalid is None
-        if is_read and self.table.oid in decoded.touched:
+        if is_read and self.table.oid in decoded.changed_oids:
             self._add(decoded)
 
     def _recognize(self, decoded: Decoded) -> None:
@@ -153,7 +153,7 @@ class Following:
             self._add_rows(mine, new, times, commits, between=(begun, place))
             at = int(times[truncate.transaction])
             sequence = sequence_of(commits[truncate.transaction], truncate.ordinal * 2)
-            self._steps.append(_Emptied(at, sequence, self._columns))
+            self._steps.append(_Truncation(at, sequence, self._columns))
             self._added_commit = commits[truncate.transaction]
             begun = place
         self._add_rows(mine, new, times, commits, between=(begun, (len(commits), 0)))
@@ -170,19 +170,24 @@ class Following:
         """Spool the rows between two positions, each a transaction and an ordinal in it."""
         for change in changes:
             wanted = (
-                new[change.transactions] & _after(change, between[0]) & ~_after(change, between[1])
+                new[change.transactions]
+                & _is_after(change, between[0])
+                & ~_is_after(change, between[1])
             )
             if not wanted.any():
                 continue
             spool = self._spool_for(change.relation)
             at = times[change.transactions]
-            versions, is_whole = versions_of(
+            versions, is_whole = convert_changes(
                 change, spool.key.names, times=at, commits=commits, wanted=wanted
             )
             self._has_unlogged = (
                 self._has_unlogged
                 or not is_whole
-                or any(self._labels.doubts(c.number, versions[c.name]) for c in spool.columns)
+                or any(
+                    self._labels.has_doubtful_texts(c.number, versions[c.name])
+                    for c in spool.columns
+                )
             )
             spool.add(versions)
             last = commits[int(change.transactions[wanted][-1])]
@@ -210,11 +215,13 @@ class Following:
                 continue
             base = self.domains.get(column.type_oid, (column.type_oid, column.type_modifier))
             described.append(SourceColumn(None, column.name, *base))
-        found = numbered(described, self._columns, self.table.columns, greatest=self._greatest)
+        found = assign_numbers(
+            described, self._columns, self.table.columns, greatest=self._greatest
+        )
         if not self.table.forms:
             return found
         # Key values keep their text representation.
-        key = {*self.table.key_numbers, *self.table.followed_by}
+        key = {*self.table.key_numbers, *self.table.log_key}
         return tuple(
             replace(one, form=self.table.forms.get(one.type_oid))
             if (one.name if one.number is None else one.number) not in key
@@ -229,7 +236,7 @@ class Following:
             if column.number is None:
                 is_provided = False
             elif old is not None:
-                is_provided = old.same_texts(column)
+                is_provided = old.has_same_texts(column)
             else:
                 # A column that is not new was computed before.
                 is_filled = column.number in self.table.filled
@@ -242,7 +249,7 @@ class Following:
         """Return the row key for a set of the table's columns."""
         by_number = {column.number: column.name for column in columns}
         unnumbered = {column.name for column in columns if column.number is None}
-        key = [column for column in self.table.columns if column.name in self.table.followed_by]
+        key = [column for column in self.table.columns if column.name in self.table.log_key]
         found = []
         for column in key:
             if column.number in by_number:
@@ -253,7 +260,7 @@ class Following:
         # of them.
         return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
 
-    def read(self, spark: SparkSession, reached: Reached) -> Iterator[ChangeBatch | Snapshot]:
+    def read(self, spark: SparkSession, reached: ReadEnd) -> Iterator[ChangeBatch | Snapshot]:
         """Return the spooled changes in their order.
 
         Args:
@@ -270,7 +277,7 @@ class Following:
         for number, step in enumerate(steps):
             # Batches before the last one may have to be read again.
             position = (done if number == len(steps) - 1 else self.position).as_json()
-            if isinstance(step, _Emptied):
+            if isinstance(step, _Truncation):
                 yield self._emptied(spark, step, position)
                 continue
             step.close()
@@ -292,7 +299,7 @@ class Following:
             yield ChangeBatch(self.table.stream, None, (), done.as_json())
         self.position = done
 
-    def _position_at(self, reached: Reached) -> LogOffset:
+    def _position_at(self, reached: ReadEnd) -> LogOffset:
         """Return the stream's offset after all spooled changes have landed."""
         is_further = reached.lsn >= self.position.lsn
         done = replace(
@@ -323,7 +330,7 @@ class Following:
         self._is_forgotten = True
         self.__post_init__()
 
-    def _emptied(self, spark: SparkSession, step: _Emptied, position: Offset) -> Snapshot:
+    def _emptied(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
         columns = self._key_in(step.columns).declared(step.columns, beyond=set())
         schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
         return Snapshot(
@@ -352,7 +359,7 @@ def _first_invalid(
     return Invalid(column, transactions[transaction])
 
 
-def _after(changes: Changes, place: tuple[int, int]) -> Flags:
+def _is_after(changes: Changes, place: tuple[int, int]) -> Flags:
     """Return flags of the changes that were made after a position."""
     transaction, ordinal = place
     is_within: Flags = (changes.transactions == transaction) & (changes.ordinals > ordinal)

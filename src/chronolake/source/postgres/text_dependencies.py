@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow.compute as pc
 
-from chronolake.source.postgres.connection import understood
-from chronolake.source.postgres.encoding import reading_names
+from chronolake.source.postgres.connection import translate_errors
+from chronolake.source.postgres.encoding import name_cursor
 from chronolake.source.postgres.value_forms import PLAIN, ColumnOptions
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class KnownType:
     other: str
     labels: Mapping[int, int]
 
-    def holds(self, now: TypeState) -> bool:
+    def keeps_texts(self, now: TypeState) -> bool:
         """Return whether the texts of values that existed then are unchanged."""
         versions = {label.oid: label.version for label in now.labels}
         return self.other == now.other and self.labels.items() <= versions.items()
@@ -194,14 +194,14 @@ class KnownTypes:
         found = [
             type_.name
             for type_ in now.types
-            if type_.oid in self.by_oid and not self.by_oid[type_.oid].holds(type_)
+            if type_.oid in self.by_oid and not self.by_oid[type_.oid].keeps_texts(type_)
         ]
         settings = [type_ for type_ in now.types if type_.oid == _SETTINGS_OID]
         if bool(settings) is not (_SETTINGS_OID in self.by_oid):
             found.append("the configured representation of values")
         return found
 
-    def lacks(self, now: TypeState) -> bool:
+    def lacks_labels(self, now: TypeState) -> bool:
         """Return whether a type, or one of its labels, is not in the stored state."""
         known = self.by_oid.get(now.oid)
         return known is None or any(label.oid not in known.labels for label in now.labels)
@@ -233,7 +233,7 @@ class LabelCheck:
         labels: dict[int, frozenset[str]] = {}
         unknown: set[int] = set()
         for type_, (_, columns) in zip(now.types, now.columns, strict=True):
-            if not known.lacks(type_):
+            if not known.lacks_labels(type_):
                 continue
             for number in columns:
                 if type_.labels and types.get(number) == type_.oid:
@@ -242,7 +242,7 @@ class LabelCheck:
                     unknown.add(number)
         return cls(labels, frozenset(unknown))
 
-    def doubts(self, number: int | None, texts: pa.Array | pa.ChunkedArray) -> bool:
+    def has_doubtful_texts(self, number: int | None, texts: pa.Array | pa.ChunkedArray) -> bool:
         """Return whether a column in the log may have texts that the table no longer has."""
         if number in self.unknown:
             return bool(texts.null_count < len(texts))
@@ -269,7 +269,7 @@ def dependencies_of(
     found: dict[int, dict[TypeState, set[int]]] = {oid: {} for oid in tables}
     has_names = options.json_arrays or options.json_composites
     values = (builtin, list(tables), list(options.generated), has_names)
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(_USED.encode(), values).fetchall()
         for oid, type_name, name, places, attributes, labels in rows:
             other = attributes if attributes is not None else _other(connection, type_name)

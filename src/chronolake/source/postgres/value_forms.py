@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.source.postgres.connection import understood
-from chronolake.source.postgres.encoding import reading_names
+from chronolake.source.postgres.connection import translate_errors
+from chronolake.source.postgres.encoding import name_cursor
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def forms_of(
     """
     if not options.has_forms:
         return {}
-    with understood(), reading_names(connection) as cursor:
+    with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(_TYPES.encode(), (list(tables),)).fetchall()
         (scale,) = connection.execute("SELECT scale(0::money::numeric)").fetchone() or (2,)
     types = {oid: rest for oid, *rest in rows}

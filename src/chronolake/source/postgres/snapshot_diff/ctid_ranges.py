@@ -1,12 +1,14 @@
 """Ranges of ctids whose rows changed or moved, and the kind of each row's change.
 
-An unchanged row stays at its ctid unless its table is rewritten. Each task (`ByPlace`) therefore
-compares the fingerprints of some pages with the stored fingerprints of the same pages. It returns
-the rows that are new or different at their ctid, and the stored rows that are missing there.
+An unchanged row stays at its ctid unless its table is rewritten. Each task (`CtidComparison`)
+therefore compares the fingerprints of some pages with the stored fingerprints of the same pages. It
+returns the rows that are new or different at their ctid, and the stored rows that are missing
+there.
 
-These rows are matched by key (`ByKey`). A row with an equal fingerprint has only moved. A row with
-another fingerprint was changed. Rows on one side only were inserted or deleted. Changed and
-inserted rows are read from the snapshot by ctid. Deleted rows are reported by their stored keys.
+These rows are matched by key (`KeyComparison`). A row with an equal fingerprint has only moved. A
+row with another fingerprint was changed. Rows on one side only were inserted or deleted. Changed
+and inserted rows are read from the snapshot by ctid. Deleted rows are reported by their stored
+keys.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.initial_copy import PageRange, rows_where, spread, tasks_of
-from chronolake.source.postgres.snapshot import beside
+from chronolake.source.postgres.initial_copy import PageRange, distribute, plan_tasks, rows_where
+from chronolake.source.postgres.snapshot import connect_to_snapshot
 from chronolake.source.postgres.snapshot_diff.fingerprints import (
     PLACE,
     ROW,
-    Fingerprinting,
+    FingerprintQuery,
     first_place,
+    format_ctids,
     key_name,
-    places_as_text,
     schema_of,
 )
 from chronolake.types import quoted
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import Part
     from chronolake.source.postgres.pgoutput import Places
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
-    from chronolake.source.postgres.snapshot_diff.fingerprints import Fingerprints, KeptFile
+    from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintFile, Fingerprints
 
 
 #: The number of the part that stores a row; null if the row is no longer at its place.
@@ -65,7 +67,7 @@ _FILES_PER_TASK: Final = 16
 _SPARK: Final = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string"}
 
 
-def differing_places(now: pa.Table, before: pa.Table) -> tuple[Places, Places]:
+def find_differing_rows(now: pa.Table, before: pa.Table) -> tuple[Places, Places]:
     """Return the rows that differ at their ctids.
 
     Args:
@@ -87,7 +89,7 @@ def differing_places(now: pa.Table, before: pa.Table) -> tuple[Places, Places]:
 
 
 @dataclass(frozen=True)
-class ByPlace:
+class CtidComparison:
     """A task that computes, stores and compares fingerprints of page ranges in executors.
 
     Attributes:
@@ -102,7 +104,7 @@ class ByPlace:
     dsn: str
     database: DatabaseSnapshot
     parts: tuple[Part, ...]
-    making: Fingerprinting
+    making: FingerprintQuery
     new: Fingerprints
     before: Fingerprints | None
 
@@ -122,12 +124,12 @@ class ByPlace:
             spark: the session; its executors must reach the server and the lake's folder.
         """
         tasks = pa.array(self._tasks(), pa.list_(_RANGE))
-        return spread(spark, _RANGES, tasks).mapInArrow(self, self.schema)
+        return distribute(spark, _RANGES, tasks).mapInArrow(self, self.schema)
 
     def _tasks(self) -> Iterator[list[dict[str, object]]]:
         left = {} if self.before is None else self.before.files()
         numbers = {part.oid: number for number, part in enumerate(self.parts)}
-        for task in tasks_of(self.parts):
+        for task in plan_tasks(self.parts):
             yield [
                 {
                     "part": numbers[one.part.oid],
@@ -148,7 +150,7 @@ class ByPlace:
         Raises:
             SourceError: the server does not respond, or stored fingerprints are damaged.
         """
-        with beside(self.dsn, self.database) as connection:
+        with connect_to_snapshot(self.dsn, self.database) as connection:
             for batch in batches:
                 for reported in batch.column(_RANGES).flatten().to_pylist():
                     earlier = self._earlier(reported["before"])
@@ -170,7 +172,7 @@ class ByPlace:
         self,
         made: Iterator[tuple[int, pa.Table]],
         earlier: pa.Table,
-        file: KeptFile,
+        file: FingerprintFile,
         part: int,
     ) -> Iterator[pa.RecordBatch]:
         places = earlier[PLACE].to_numpy()
@@ -182,7 +184,7 @@ class ByPlace:
             end = int(np.searchsorted(places, first_place(page)))
             before = earlier.slice(begin, end - begin)
             begin = end
-            differs, has_gone = differing_places(now, before)
+            differs, has_gone = find_differing_rows(now, before)
             yield from self._given(now.take(pa.array(differs)), part)
             yield from self._given(before.take(pa.array(has_gone)), None)
 
@@ -195,7 +197,7 @@ class ByPlace:
 
 #: Whether a row exists. Rows that do not exist only contain the key. Null: two rows have the same
 #: key.
-IS_THERE: Final = "__chronolake_is_there"
+EXISTS: Final = "__chronolake_is_there"
 #: Up to this many rows that differ are matched in one task: about 50 MB.
 _ROWS_PER_TASK: Final = 500_000
 #: Fewer rows are not worth a task.
@@ -219,11 +221,11 @@ class Difference:
     are_distinguishable: bool
 
 
-def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
+def match_by_key(rows: pa.Table, keys: Sequence[str]) -> Difference:
     """Match rows by key and return what changed.
 
     Args:
-        rows: rows that differ at their ctids (`differing_places`), complete for each key.
+        rows: rows that differ at their ctids (`find_differing_rows`), complete for each key.
         keys: the columns of the key.
     """
     is_there = pc.is_valid(rows[PART])
@@ -250,7 +252,7 @@ def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
 
 
 @dataclass(frozen=True)
-class ByKey:
+class KeyComparison:
     """A task that matches rows by key and reads those that differ, in executors.
 
     Attributes:
@@ -271,13 +273,13 @@ class ByKey:
     def schema(self) -> str:
         """Return the output's Spark schema: texts, and whether the row exists."""
         return ", ".join(
-            [*(f"{quoted(name)} string" for name in self.columns), f"{IS_THERE} boolean"]
+            [*(f"{quoted(name)} string" for name in self.columns), f"{EXISTS} boolean"]
         )
 
     @property
     def _arrow(self) -> pa.Schema:
         texts = [(name, pa.string()) for name in self.columns]
-        return pa.schema([*texts, (IS_THERE, pa.bool_())])
+        return pa.schema([*texts, (EXISTS, pa.bool_())])
 
     @property
     def _keys(self) -> list[str]:
@@ -303,13 +305,13 @@ class ByKey:
         given = list(batches)
         if not given:
             return
-        found = differing(pa.Table.from_batches(given).combine_chunks(), self._keys)
+        found = match_by_key(pa.Table.from_batches(given).combine_chunks(), self._keys)
         if not found.are_distinguishable:
             # Rows with equal keys cannot be matched.
-            yield pa.RecordBatch.from_pylist([{IS_THERE: None}], schema=self._arrow)
+            yield pa.RecordBatch.from_pylist([{EXISTS: None}], schema=self._arrow)
             return
         if found.changed.num_rows:
-            with beside(self.dsn, self.database) as connection:
+            with connect_to_snapshot(self.dsn, self.database) as connection:
                 yield from self._read(connection, found.changed)
         if found.gone.num_rows:
             yield self._gone(found.gone)
@@ -319,11 +321,11 @@ class ByKey:
             mine = np.sort(places.filter(pc.field(PART) == part)[PLACE].to_numpy())
             for begin in range(0, len(mine), _ROWS_AT_ONCE):
                 wanted = mine[begin : begin + _ROWS_AT_ONCE]
-                where = sql.SQL("ctid = ANY ({}::tid[])").format(places_as_text(wanted))
+                where = sql.SQL("ctid = ANY ({}::tid[])").format(format_ctids(wanted))
                 read = 0
                 for rows in rows_where(connection, relation, where, self.columns):
                     read += rows.num_rows
-                    yield rows.append_column(IS_THERE, pa.repeat(True, rows.num_rows))
+                    yield rows.append_column(EXISTS, pa.repeat(True, rows.num_rows))
                 if read != len(wanted):
                     raise SourceError(
                         f"The server returned {read:,} of {len(wanted):,} rows that differ.",

@@ -22,11 +22,15 @@ from pyspark.storagelevel import StorageLevel
 from chronolake.arrow_tasks import to_arrow
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
-from chronolake.source.postgres.columns import Typing
-from chronolake.source.postgres.initial_copy import copied, held_table
+from chronolake.source.postgres.columns import TypeConversion
+from chronolake.source.postgres.initial_copy import copy_table, lock_table
 from chronolake.source.postgres.row_versions import RowKey, sequence_of
-from chronolake.source.postgres.snapshot_diff.ctid_ranges import IS_THERE, ByKey, ByPlace
-from chronolake.source.postgres.snapshot_diff.fingerprints import Fingerprinting
+from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
+    EXISTS,
+    CtidComparison,
+    KeyComparison,
+)
+from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintQuery
 from chronolake.source.protocol import ChangeBatch, ReadProgress, Snapshot, StreamFailure
 from chronolake.types import Kind, quoted
 
@@ -52,7 +56,7 @@ log = structlog.get_logger(__name__)
 #: For tables with fewer pages of 8 KiB, reading all rows is faster than computing fingerprints.
 _LEAST_PAGES: Final = 4_096
 #: Version of the fingerprints' algorithm; those of another version are not comparable.
-_WAY: Final = 2
+_ALGORITHM: Final = 2
 _ROWS_PER_TASK: Final = 50_000
 #: Types whose values have exactly one text representation.
 _EXACT: Final = {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
@@ -94,7 +98,7 @@ class SnapshotDiff:
         """
         self.folder.remove_all_but(position.fingerprints)
         try:
-            with held_table(self.dsn, self.snapshot, table) as held:
+            with lock_table(self.dsn, self.snapshot, table) as held:
                 key = RowKey.of(held.table)
                 if self._is_worth(held, key, position):
                     yield from self._by_fingerprints(held, key, position, full_refresh=full_refresh)
@@ -129,7 +133,7 @@ class SnapshotDiff:
             try:
                 found = until_landed.enter_context(self._found(held, key, new, before))
             except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
-                if before is None or before.are_whole:
+                if before is None or before.are_undamaged:
                     yield StreamFailure(stream, failure)
                     return
                 log.warning("fingerprints_damaged", stream=stream, path=str(before.path))
@@ -166,7 +170,7 @@ class SnapshotDiff:
             for column in table.columns
         ]
         return {
-            "way": _WAY,
+            "way": _ALGORITHM,
             "server": self.server,
             "major": self.major,
             "table": table.oid,
@@ -178,7 +182,7 @@ class SnapshotDiff:
     def _all_of(
         self, table: SourceTable, position: LogOffset, fingerprints: str | None
     ) -> Iterator[Snapshot | StreamFailure]:
-        yield from copied(
+        yield from copy_table(
             self.spark,
             self.dsn,
             self.snapshot,
@@ -191,37 +195,39 @@ class SnapshotDiff:
     @contextmanager
     def _found(
         self, held: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
-    ) -> Iterator[_Found]:
+    ) -> Iterator[_Differences]:
         """Compute new fingerprints, and keep the differences while the block runs."""
         columns = held.table.columns
-        making = Fingerprinting(columns, key.columns)
-        by_place = ByPlace(self.dsn, held.database, held.parts, making, new, before)
-        with _kept(by_place.rows(self.spark)) as elsewhere:
+        making = FingerprintQuery(columns, key.columns)
+        by_place = CtidComparison(self.dsn, held.database, held.parts, making, new, before)
+        with _persist(by_place.rows(self.spark)) as elsewhere:
             count = elsewhere.count()
             if not count:
-                yield _Found(None, 0, beyond=set(), are_distinguishable=True)
+                yield _Differences(None, 0, beyond=set(), are_distinguishable=True)
                 return
-            by_key = ByKey(
+            by_key = KeyComparison(
                 self.dsn,
                 held.database,
                 tuple(part.relation for part in held.parts),
                 tuple(column.name for column in columns),
                 key.names,
             )
-            with _kept(by_key.rows(elsewhere, count)) as rows:
-                yield _measured(rows, columns)
+            with _persist(by_key.rows(elsewhere, count)) as rows:
+                yield _measure(rows, columns)
 
     def _versions(
-        self, found: _Found, held: TableSnapshot, declared: Sequence[Column], done: LogOffset
+        self, found: _Differences, held: TableSnapshot, declared: Sequence[Column], done: LogOffset
     ) -> ArrowRows | None:
         """Return the rows that differ as record versions at the time of the snapshot."""
         if found.rows is None or not found.count:
             return None
         # Each of Spark's tasks writes a file.
         tasks = min(-(-found.count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism)
-        typing = Typing(held.table.columns, tuple(declared), f"{IS_THERE} boolean")
+        typing = TypeConversion(held.table.columns, tuple(declared), f"{EXISTS} boolean")
         typed = to_arrow(found.rows.coalesce(tasks)).then(typing, typing.schema)
-        dated = partial(_dated, at=done.last_micros, sequence=sequence_of(done.last_micros))
+        dated = partial(
+            _add_system_columns, at=done.last_micros, sequence=sequence_of(done.last_micros)
+        )
         return typed.then(dated, f"{typed.schema}, {_DATES}")
 
 
@@ -231,11 +237,11 @@ def _is_exact(declared: Iterable[Column]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Differences:
     """The rows that differ.
 
     Attributes:
-        rows: the rows (`ByKey.schema`); None if nothing differs.
+        rows: the rows (`KeyComparison.schema`); None if nothing differs.
         count: the number of rows.
         beyond: the names of columns with values that their types cannot hold.
         are_distinguishable: whether no two rows have the same key.
@@ -248,7 +254,7 @@ class _Found:
 
 
 @contextmanager
-def _kept(rows: DataFrame) -> Iterator[DataFrame]:
+def _persist(rows: DataFrame) -> Iterator[DataFrame]:
     """Persist rows while the block runs, so that they are computed once."""
     rows.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
@@ -257,25 +263,25 @@ def _kept(rows: DataFrame) -> Iterator[DataFrame]:
         rows.unpersist()
 
 
-def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Found:
+def _measure(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Differences:
     doubtful = [(column.name, column.beyond) for column in columns if column.beyond]
     flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in doubtful]
-    unknown = F.count_if(F.col(IS_THERE).isNull())
+    unknown = F.count_if(F.col(EXISTS).isNull())
     (found,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
     count, twice, *is_beyond = found
     beyond = {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
-    return _Found(rows, count, beyond, are_distinguishable=not twice)
+    return _Differences(rows, count, beyond, are_distinguishable=not twice)
 
 
 # ------------------------------------------------------------------ in an executor
 
 
-def _dated(
+def _add_system_columns(
     batches: Iterable[pa.RecordBatch], *, at: int, sequence: str
 ) -> Iterator[pa.RecordBatch]:
     """Return rows as versions at one time, and tombstones for deleted rows."""
     for batch in batches:
-        is_there = batch[IS_THERE]
+        is_there = batch[EXISTS]
         when = pa.repeat(pa.scalar(at, pa.int64()), batch.num_rows)
         never = pa.nulls(batch.num_rows, pa.int64())
         facts = {

@@ -26,8 +26,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.connection import understood
-from chronolake.source.postgres.initial_copy import locating_text
+from chronolake.source.postgres.connection import translate_errors
+from chronolake.source.postgres.initial_copy import locate_invalid_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ _PLAIN: Final = frozenset({16, 17, 21, 23, 25, 26, 1043, 1082, 2950})
 #: Hash functions of other types cover only a part of a value (int8 and times: 32 bits), or are the
 #: same for equal values (1.0 and 1.00, 0 and -0). For these types, the bytes that the server would
 #: send are hashed.
-_SENT: Final = {
+_SEND_FUNCTIONS: Final = {
     20: "int8send({})",
     700: "float4send(CASE WHEN {0} = 'NaN' THEN 'NaN' ELSE {0} END)",
     701: "float8send(CASE WHEN {0} = 'NaN' THEN 'NaN' ELSE {0} END)",
@@ -64,7 +64,7 @@ _SENT: Final = {
 }
 _COLLATED: Final = frozenset({25, 1043})
 #: Integers of a key are sent as binary numbers: the send function, and the numpy type.
-_WHOLE: Final = {20: ("int8send", ">i8"), 21: ("int2send", ">i2"), 23: ("int4send", ">i4")}
+_INTEGERS: Final = {20: ("int8send", ">i8"), 21: ("int2send", ">i2"), 23: ("int4send", ">i4")}
 #: Without a seed, the hash of null is 0, and that of a number may be what it starts with.
 _SEED: Final = 0x2545F4914F6CDD1D
 #: Up to this many pages are requested at once: with the smallest rows, about 230,000 rows.
@@ -93,7 +93,7 @@ def schema_of(key: Sequence[SourceColumn]) -> pa.Schema:
 
 
 def _key_type(column: SourceColumn) -> pa.DataType:
-    return pa.int64() if column.type_oid in _WHOLE else pa.string()
+    return pa.int64() if column.type_oid in _INTEGERS else pa.string()
 
 
 def first_place(page: int) -> int:
@@ -102,7 +102,7 @@ def first_place(page: int) -> int:
 
 
 @dataclass(frozen=True)
-class Fingerprinting:
+class FingerprintQuery:
     """A query for fingerprints of a table's rows; it is sent to executors.
 
     Attributes:
@@ -138,8 +138,8 @@ class Fingerprinting:
     ) -> pa.Table:
         where = _between(begin, finish)
         with (
-            locating_text(connection, relation, where, [column.name for column in self.key]),
-            understood(),
+            locate_invalid_text(connection, relation, where, [column.name for column in self.key]),
+            translate_errors(),
         ):
             cursor = connection.execute(self._query(relation, where), binary=True)
             row: tuple[Any, ...] = cursor.fetchone() or (0,)
@@ -148,7 +148,7 @@ class Fingerprinting:
             return schema.empty_table()
         rows, places, hashes, *keys = row
         cells = [_places(places), np.frombuffer(hashes, ">i8").astype(np.int64)]
-        every = [*map(pa.array, cells), *map(_key_cells, self.key, keys)]
+        every = [*map(pa.array, cells), *map(_parse_keys, self.key, keys)]
         if any(len(values) != rows for values in every):
             raise SourceError(
                 "The server did not return a fingerprint for every row.",
@@ -161,9 +161,9 @@ class Fingerprinting:
     def _query(self, relation: str, where: sql.Composable) -> sql.Composed:
         asked = [
             sql.SQL("count(*)"),
-            _together(sql.SQL("tidsend(ctid)")),
-            _together(_hash(self.columns)),
-            *map(_key_sent, self.key),
+            _concatenate(sql.SQL("tidsend(ctid)")),
+            _concatenate(_hash(self.columns)),
+            *map(_key_bytes, self.key),
         ]
         return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
             sql.SQL(", ").join(asked), sql.SQL(relation), where
@@ -183,23 +183,23 @@ def _steps(pages: PageRange) -> Iterator[tuple[int, int | None]]:
         yield step, pages.finish if end >= pages.last else end
 
 
-def _together(value: sql.Composable, between: str = "") -> sql.Composed:
+def _concatenate(value: sql.Composable, between: str = "") -> sql.Composed:
     return sql.SQL("string_agg({}, {}::bytea)").format(value, sql.Literal(between))
 
 
-def _key_sent(column: SourceColumn) -> sql.Composed:
+def _key_bytes(column: SourceColumn) -> sql.Composed:
     """Return SQL for the concatenated bytes of all rows' values of a key column."""
     name = sql.Identifier(column.name)
-    if column.type_oid in _WHOLE:
-        send, _ = _WHOLE[column.type_oid]
-        return _together(sql.SQL("{}({})").format(sql.SQL(send), name))
+    if column.type_oid in _INTEGERS:
+        send, _ = _INTEGERS[column.type_oid]
+        return _concatenate(sql.SQL("{}({})").format(sql.SQL(send), name))
     # As COPY writes it. Texts of the server never contain a zero byte.
-    return _together(sql.SQL("textsend(concat({}))").format(name), "\\x00")
+    return _concatenate(sql.SQL("textsend(concat({}))").format(name), "\\x00")
 
 
-def _key_cells(column: SourceColumn, sent: bytes) -> pa.Array:
-    if column.type_oid in _WHOLE:
-        _, form = _WHOLE[column.type_oid]
+def _parse_keys(column: SourceColumn, sent: bytes) -> pa.Array:
+    if column.type_oid in _INTEGERS:
+        _, form = _INTEGERS[column.type_oid]
         return pa.array(np.frombuffer(sent, form).astype(np.int64))
     return _texts(sent)
 
@@ -213,8 +213,8 @@ def _hash(columns: Iterable[SourceColumn]) -> sql.Composed:
 def _value(column: SourceColumn) -> sql.Composed:
     """Return SQL for the value to hash, which is equal only if the column's text is equal."""
     name = sql.Identifier(column.name)
-    if column.type_oid in _SENT:
-        return sql.SQL(_SENT[column.type_oid]).format(name)
+    if column.type_oid in _SEND_FUNCTIONS:
+        return sql.SQL(_SEND_FUNCTIONS[column.type_oid]).format(name)
     if column.type_oid in _PLAIN:
         # Different texts may be equal in a collation.
         return sql.SQL('{} COLLATE "C"' if column.type_oid in _COLLATED else "{}").format(name)
@@ -251,7 +251,7 @@ def _texts(sent: bytes) -> pa.Array:
     return found
 
 
-def places_as_text(places: Sequence[int] | Places) -> str:
+def format_ctids(places: Sequence[int] | Places) -> str:
     """Return ctids as a PostgreSQL array literal."""
     numbers = pa.array(places, pa.int64())
     pages = pa.compute.shift_right(numbers, _OFFSET_BITS).cast(pa.string())
@@ -260,12 +260,12 @@ def places_as_text(places: Sequence[int] | Places) -> str:
     return '{"(' + ')","('.join(written.to_pylist()) + ')"}'
 
 
-_TELLS: Final = "fingerprints.json"
+_METADATA_FILE: Final = "fingerprints.json"
 #: File names contain the part, the first page, the number of rows and a CRC of the bytes.
 _FILES: Final = "pages-*"
 
 
-class KeptFile:
+class FingerprintFile:
     """A file of fingerprints during writing."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -303,7 +303,7 @@ class Fingerprints:
         return self.path.name
 
     @property
-    def are_whole(self) -> bool:
+    def are_undamaged(self) -> bool:
         """Return whether all existing files are undamaged."""
         return None not in map(_content, self.path.glob(_FILES))
 
@@ -321,7 +321,7 @@ class Fingerprints:
         return found
 
     @contextmanager
-    def writing(self, oid: int, begin: int, schema: pa.Schema) -> Iterator[KeptFile]:
+    def writing(self, oid: int, begin: int, schema: pa.Schema) -> Iterator[FingerprintFile]:
         """Create a file for some pages, which is saved at the end of the block.
 
         Args:
@@ -329,7 +329,7 @@ class Fingerprints:
             begin: the first page.
             schema: the columns of the fingerprints.
         """
-        file = KeptFile(schema)
+        file = FingerprintFile(schema)
         yield file
         file.save(self.path, oid, begin)
 
@@ -383,9 +383,9 @@ class FingerprintFolder:
         """
         if name is None:
             return None
-        with _told(self.path):
+        with _translate_os_errors(self.path):
             try:
-                reported = orjson.loads((self.path / name / _TELLS).read_bytes())
+                reported = orjson.loads((self.path / name / _METADATA_FILE).read_bytes())
             except (FileNotFoundError, orjson.JSONDecodeError):
                 return None
             found = Fingerprints(self.path / name)
@@ -399,7 +399,7 @@ class FingerprintFolder:
             SourceError: the folder cannot be written.
         """
         found = Fingerprints(self.path / uuid4().hex)
-        with _told(self.path):
+        with _translate_os_errors(self.path):
             found.path.mkdir(parents=True)
         return found
 
@@ -414,10 +414,10 @@ class FingerprintFolder:
             SourceError: the folder cannot be written.
         """
         reported = {"says": says, "files": len(found.files()), "landed": self.landed.last()}
-        with _told(self.path):
-            staged = found.path / f"{_TELLS}.staged"
+        with _translate_os_errors(self.path):
+            staged = found.path / f"{_METADATA_FILE}.staged"
             staged.write_bytes(orjson.dumps(reported))
-            staged.replace(found.path / _TELLS)
+            staged.replace(found.path / _METADATA_FILE)
 
     def remove_all_but(self, name: str | None) -> None:
         """Remove all fingerprints except those with a name."""
@@ -427,7 +427,7 @@ class FingerprintFolder:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _translate_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
