@@ -117,7 +117,7 @@ def _position(shop: Shop, source: PostgresDatabase) -> LogOffset:
     """Return the offset of a stream that was copied when the slot was created."""
     with connect(shop.dsn) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
-        return LogOffset.before_all_of(
+        return LogOffset.initial(
             table,
             lsn=confirmed_lsn(connection, source.slot),
             published=catalog.published_tables(connection, source.slot.publication)[table.oid],

@@ -244,16 +244,16 @@ class SourceTable:
     @property
     def naming_problem(self) -> SourceError | None:
         """Return an error if the table's name or a column's name cannot be decoded, or None."""
-        wrong = "is not valid in its database's encoding"
+        complaint = "is not valid in its database's encoding"
         if isinstance(self.name, Undecodable):
             return SourceError(
-                f"The name of the table {self.stream} {wrong}.",
+                f"The name of the table {self.stream} {complaint}.",
                 hint=_rename_hint(f"'ALTER TABLE %s RENAME TO %I', {self.oid}::regclass"),
             )
         for column in self.columns:
             if isinstance(column.name, Undecodable):
                 return SourceError(
-                    f"The name of the column {column.name} of {self.stream} {wrong}.",
+                    f"The name of the column {column.name} of {self.stream} {complaint}.",
                     hint=_rename_hint(
                         f"'ALTER TABLE %s RENAME COLUMN %I TO %I', {self.oid}::regclass, (SELECT "
                         f"attname FROM pg_attribute WHERE attrelid = {self.oid} AND attnum = "
@@ -349,21 +349,27 @@ def tables_in(
     oids = [row[0] for row in rows]
     dependencies = dependencies_of(connection, oids, options)
     forms = forms_of(connection, oids, options)
-    found = []
+    tables = []
     for number, schema, name, identity, key, distinct_by, *rest in rows:
-        *columns_provided, storage, tells, greatest, filled = rest
-        of_table = list(zip(*columns_provided, strict=True))
-        mine = [one for one in of_table if not one[4] or one[4] in options.generated]
-        by_number = {one[0]: one[1] for one in mine}
+        *columns_provided, storage, logs_old_rows, greatest, filled = rest
+        attributes = list(zip(*columns_provided, strict=True))
+        selected = [
+            column for column in attributes if not column[4] or column[4] in options.generated
+        ]
+        by_number = {column[0]: column[1] for column in selected}
         in_key = {*key, *(() if key else distinct_by)}
         # Key values keep their text representation.
         columns = tuple(
             SourceColumn(
-                one[0], one[1], one[2], one[3], None if one[0] in in_key else forms.get(one[2])
+                column[0],
+                column[1],
+                column[2],
+                column[3],
+                None if column[0] in in_key else forms.get(column[2]),
             )
-            for one in mine
+            for column in selected
         )
-        found.append(
+        tables.append(
             SourceTable(
                 number,
                 schema,
@@ -373,24 +379,24 @@ def tables_in(
                 _complete_names(key, by_number),
                 _complete_names(distinct_by, by_number),
                 columns,
-                frozenset(one[1] for one in of_table if one[0] not in by_number),
-                frozenset(one[1] for one in mine if one[4]),
+                frozenset(column[1] for column in attributes if column[0] not in by_number),
+                frozenset(column[1] for column in selected if column[4]),
                 tuple(storage or ()),
-                tells,
+                logs_old_rows,
                 greatest,
-                frozenset(one for one, name in by_number.items() if name in filled),
+                frozenset(column for column, name in by_number.items() if name in filled),
                 dependencies[number],
                 forms,
                 options,
             )
         )
-    return found
+    return tables
 
 
 def _complete_names(numbers: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
     """Return the names of columns, or an empty tuple if one of them is missing."""
-    found = tuple(names[number] for number in numbers if number in names)
-    return found if len(found) == len(numbers) else ()
+    present = tuple(names[number] for number in numbers if number in names)
+    return present if len(present) == len(numbers) else ()
 
 
 def published_tables(connection: psycopg.Connection, publication: str) -> dict[int, Published]:
@@ -412,8 +418,8 @@ def published_tables(connection: psycopg.Connection, publication: str) -> dict[i
     with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(query.encode(), (publication,)).fetchall()
     return {
-        oid: Published(since, version, frozenset(names), cut)
-        for oid, since, version, names, cut in rows
+        oid: Published(since, version, frozenset(names), is_filtered)
+        for oid, since, version, names, is_filtered in rows
     }
 
 
@@ -470,10 +476,10 @@ def current_table(connection: psycopg.Connection, table: SourceTable) -> SourceT
     Raises:
         SourceError: the table does not exist there, or the catalog cannot be read.
     """
-    for found in tables_in(
+    for current in tables_in(
         connection, [table.schema], options=table.options, oid=table.oid, also_unlogged=True
     ):
-        return found
+        return current
     raise SourceError(
         f"The table {table.stream} was dropped or renamed.",
         hint="Run it again.",
@@ -499,12 +505,12 @@ def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
     """
     with translate_errors(), name_cursor(connection) as cursor:
         parts = [Part(*row) for row in cursor.execute(_PARTS, {"oid": table.oid}).fetchall()]
-    unnamed = next((part for part in parts if isinstance(part.relation, Undecodable)), None)
-    if unnamed is not None:
+    undecodable = next((part for part in parts if isinstance(part.relation, Undecodable)), None)
+    if undecodable is not None:
         raise SourceError(
-            f"The name of a partition of {table.stream}, {unnamed.relation}, is not valid in its "
-            "database's encoding.",
-            hint=_rename_hint(f"'ALTER TABLE %s RENAME TO %I', {unnamed.oid}::regclass"),
+            f"The name of a partition of {table.stream}, {undecodable.relation}, is not valid in "
+            "its database's encoding.",
+            hint=_rename_hint(f"'ALTER TABLE %s RENAME TO %I', {undecodable.oid}::regclass"),
         )
     return parts
 
@@ -552,12 +558,12 @@ class IdentityProblem:
     """A reason why a table must not be published, or read from the log, as it is.
 
     Attributes:
-        words: the problem.
-        mend: how to fix it.
+        message: the problem.
+        fix: how to fix it.
     """
 
-    words: str
-    mend: str
+    message: str
+    fix: str
 
 
 def identity_problems(
@@ -575,47 +581,53 @@ def identity_problems(
     Raises:
         SourceError: the catalog cannot be read.
     """
-    wanted = {table.oid: table for table in tables if table.log_key}
+    with_log_key = {table.oid: table for table in tables if table.log_key}
     refuses_generated = connection.info.server_version >= _REFUSES_GENERATED
     with translate_errors(), name_cursor(connection) as cursor:
         # Generated columns that are read are also published.
-        published = sorted({kind for one in wanted.values() for kind in one.options.generated})
-        values = (published, list(wanted), published)
+        published = sorted(
+            {kind for table in with_log_key.values() for kind in table.options.generated}
+        )
+        values = (published, list(with_log_key), published)
         rows = cursor.execute(_IDENTITIES, values).fetchall()
-    found: dict[int, IdentityProblem] = {}
-    for oid, part, reported, names, is_in_key, has_generated in rows:
-        table, identity = wanted[oid], ReplicaIdentity(reported)
-        is_whole = identity is ReplicaIdentity.FULL
-        is_unpublished = refuses_generated and (has_generated if is_whole else is_in_key)
-        words = None
-        if identity is ReplicaIdentity.NOTHING or not (is_whole or names):
-            words = "identifies no rows: updates and deletes would fail once the table is published"
+    problems: dict[int, IdentityProblem] = {}
+    for oid, part, setting, names, is_in_key, has_generated in rows:
+        table, identity = with_log_key[oid], ReplicaIdentity(setting)
+        is_full = identity is ReplicaIdentity.FULL
+        is_unpublished = refuses_generated and (has_generated if is_full else is_in_key)
+        message = None
+        if identity is ReplicaIdentity.NOTHING or not (is_full or names):
+            message = (
+                "identifies no rows: updates and deletes would fail once the table is published"
+            )
         elif is_unpublished:
-            words = (
+            message = (
                 "contains generated columns, which are not published: updates and "
                 "deletes would fail once the table is published"
             )
-        elif not is_whole and set(names) != set(table.key):
-            words = (
+        elif not is_full and set(names) != set(table.key):
+            message = (
                 f"is {', '.join(names)}, but the table's key is "
                 f"{', '.join(table.log_key)}: the log would not identify the changed "
                 "rows"
             )
-        if words is not None:
-            found.setdefault(oid, _problem(table, part, words, is_unpublished=is_unpublished))
-    return found
+        if message is not None:
+            problems.setdefault(oid, _problem(table, part, message, is_unpublished=is_unpublished))
+    return problems
 
 
-def _problem(table: SourceTable, part: str, words: str, *, is_unpublished: bool) -> IdentityProblem:
+def _problem(
+    table: SourceTable, part: str, message: str, *, is_unpublished: bool
+) -> IdentityProblem:
     if is_unpublished and not table.key:
-        mend = (
+        fix = (
             "Give the table a primary key without generated columns, or read it with "
             "`method: snapshot_diff`."
         )
     elif table.identity is ReplicaIdentity.INDEX:
-        mend = (
+        fix = (
             f"ALTER TABLE {part} REPLICA IDENTITY USING INDEX …; with the index of the key columns"
         )
     else:
-        mend = f"ALTER TABLE {part} REPLICA IDENTITY DEFAULT;"
-    return IdentityProblem(f"the replica identity of {part} {words}", mend)
+        fix = f"ALTER TABLE {part} REPLICA IDENTITY DEFAULT;"
+    return IdentityProblem(f"the replica identity of {part} {message}", fix)

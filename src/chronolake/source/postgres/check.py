@@ -97,18 +97,18 @@ class Checkup:
         Raises:
             SourceError: the server does not respond.
         """
-        yield from self._server()
-        yield from self._role()
-        yield from self._publication()
-        yield from self._slot()
+        yield from self._check_server()
+        yield from self._check_role()
+        yield from self._check_publication()
+        yield from self._check_slot()
         for table in self.tables:
             problem = self._problems.get(table.oid)
-            found = check_table(self.connection, table)
+            results = check_table(self.connection, table)
             if problem is None:
-                yield from found
+                yield from results
             else:
-                yield CheckResult(table.stream, Level.FAILED, problem.words, problem.mend)
-                yield from (one for one in found if one.level is not Level.OK)
+                yield CheckResult(table.stream, Level.FAILED, problem.message, problem.fix)
+                yield from (result for result in results if result.level is not Level.OK)
 
     def create(self) -> list[str]:
         """Create a missing publication and slot, and return the statements that were run.
@@ -119,29 +119,29 @@ class Checkup:
             SourceError: the server refuses.
         """
         # A standby has its primary's publications.
-        statements = [] if self._is_standby else self._publishing()
+        statements = [] if self._is_standby else self._publication_changes()
         # Create the publication first: the slot would lack changes made before it.
         has_slot = slot_exists(self.connection, self.slot)
         if not has_slot:
             statements.append(self._create_slot())
-        run = [statement.as_string(self.connection) for statement in statements]
+        executed = [statement.as_string(self.connection) for statement in statements]
         for statement in statements:
             self._run(statement)
         self.has_created_slot = not has_slot
         if self._wants_failover and not self._is_failover():
-            run.append(self._set_failover())
-        return run
+            executed.append(self._enable_failover())
+        return executed
 
-    def _publishing(self) -> list[sql.Composable]:
+    def _publication_changes(self) -> list[sql.Composable]:
         """Return the statements that create or correct the publication."""
-        flags = self._flags()
+        flags = self._publication_flags()
         if flags is None:
             return [self._create_publication()]
-        there = catalog.published_tables(self.connection, self.slot.publication)
-        is_cut = any(table.lacks_generated(there.get(table.oid)) for table in self.tables)
-        is_right = all(flags) and not (is_cut and self._can_generate)
-        statements: list[sql.Composable] = [] if is_right else [self._set_options()]
-        missing = self._unpublished()
+        published = catalog.published_tables(self.connection, self.slot.publication)
+        is_cut = any(table.lacks_generated(published.get(table.oid)) for table in self.tables)
+        is_complete = all(flags) and not (is_cut and self._can_publish_generated)
+        statements: list[sql.Composable] = [] if is_complete else [self._alter_publication()]
+        missing = self._unpublished_tables()
         if missing:
             statements.append(self._add_tables(missing))
         return statements
@@ -168,11 +168,11 @@ class Checkup:
 
     # ------------------------------------------------------------------ the server
 
-    def _ask(self, query: str, *values: object) -> tuple[object, ...]:
-        return _ask(self.connection, query, *values)
+    def _fetch_row(self, query: str, *values: object) -> tuple[object, ...]:
+        return _fetch_row(self.connection, query, *values)
 
-    def _server(self) -> Iterator[CheckResult]:
-        level, is_standby, free = self._ask(
+    def _check_server(self) -> Iterator[CheckResult]:
+        level, is_standby, free = self._fetch_row(
             "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
             "current_setting('max_replication_slots')::int - "
             "(SELECT count(*) FROM pg_replication_slots)"
@@ -189,7 +189,7 @@ class Checkup:
             else None,
         )
         if is_standby:
-            yield from self._standby()
+            yield from self._check_standby()
         yield CheckResult(
             "wal_level",
             Level.OK if level == "logical" else Level.FAILED,
@@ -208,7 +208,7 @@ class Checkup:
             if is_enough
             else self._how_to_set("max_replication_slots", "20", "then restart the server"),
         )
-        (senders,) = self._ask(
+        (senders,) = self._fetch_row(
             "SELECT current_setting('max_wal_senders')::int - "
             "(SELECT count(*) FROM pg_stat_replication)"
         )
@@ -219,7 +219,7 @@ class Checkup:
                 f"{senders} WAL senders are free; a run needs {_SENDERS}",
                 self._how_to_set("max_wal_senders", "20", "then restart the server"),
             )
-        (limit,) = self._ask("SELECT current_setting('max_slot_wal_keep_size')")
+        (limit,) = self._fetch_row("SELECT current_setting('max_slot_wal_keep_size')")
         is_limited = limit != "-1"
         yield CheckResult(
             "max_slot_wal_keep_size",
@@ -240,11 +240,11 @@ class Checkup:
 
     @cached_property
     def _is_standby(self) -> bool:
-        return self._ask("SELECT pg_is_in_recovery()") == (True,)
+        return self._fetch_row("SELECT pg_is_in_recovery()") == (True,)
 
-    def _standby(self) -> Iterator[CheckResult]:
+    def _check_standby(self) -> Iterator[CheckResult]:
         """Return warnings about settings that let a primary remove what a standby's slot needs."""
-        feedback, slot = self._ask(
+        feedback, slot = self._fetch_row(
             "SELECT current_setting('hot_standby_feedback'), current_setting('primary_slot_name')"
         )
         wanted = {
@@ -268,56 +268,56 @@ class Checkup:
 
     def _how_to_set(self, name: str, value: str, then: str) -> str:
         """Return how to change a setting of the server, also on managed services."""
-        for known, (service, switch) in _SERVICES.items():
-            (found,) = self._ask("SELECT current_setting(%s, true)", known)
-            if found is not None:
-                setting = switch if name == "wal_level" else f"{name} = {value}"
+        for setting_name, (service, decoding_setting) in _SERVICES.items():
+            (current,) = self._fetch_row("SELECT current_setting(%s, true)", setting_name)
+            if current is not None:
+                setting = decoding_setting if name == "wal_level" else f"{name} = {value}"
                 return (
                     f"{service}: set {setting} there, and restart the server if the service "
                     "requires it"
                 )
         return f"ALTER SYSTEM SET {name} = '{value}'; {then}"
 
-    def _role(self) -> Iterator[CheckResult]:
+    def _check_role(self) -> Iterator[CheckResult]:
         """Check the role by trying what a run does, as managed services grant it differently."""
-        role, login, group, can_call = self._ask(
+        role, login, group, can_call = self._fetch_row(
             "SELECT current_user::text, session_user::text, (SELECT rolname::text FROM pg_roles "
             "WHERE rolname = 'rds_replication'), "
             f"has_function_privilege('{_ADVANCE}', 'execute')"
         )
-        refusal = self._refusal()
+        refusal = self._replication_refusal()
         if refusal is None:
             yield CheckResult("role", Level.OK, f"{role} may read the log")
-            yield from self._messages(str(role))
+            yield from self._check_evidence(str(role))
             return
         is_denied = isinstance(refusal.__cause__, InsufficientPrivilege)
         if is_denied and not can_call:
-            who = sql.Identifier(str(role)).as_string(self.connection)
-            words = f"{role} may not advance a replication slot"
-            fix = f"GRANT EXECUTE ON FUNCTION {_ADVANCE} TO {who};"
-            yield CheckResult("role", Level.FAILED, words, fix)
+            role_sql = sql.Identifier(str(role)).as_string(self.connection)
+            message = f"{role} may not advance a replication slot"
+            fix = f"GRANT EXECUTE ON FUNCTION {_ADVANCE} TO {role_sql};"
+            yield CheckResult("role", Level.FAILED, message, fix)
             return
         # Statements run as the role that a setting names, and replication as the login role.
-        who = sql.Identifier(str(role if is_denied else login)).as_string(self.connection)
+        role_sql = sql.Identifier(str(role if is_denied else login)).as_string(self.connection)
         grant = (
-            f"GRANT {sql.Identifier(str(group)).as_string(self.connection)} TO {who};"
+            f"GRANT {sql.Identifier(str(group)).as_string(self.connection)} TO {role_sql};"
             if group
-            else f"ALTER ROLE {who} REPLICATION;"
+            else f"ALTER ROLE {role_sql} REPLICATION;"
         )
-        if not is_denied and not any(words in refusal.message for words in _NO_REPLICATION):
-            words = f"the server rejects replication connections of {login}: {refusal.message}"
+        if not is_denied and not any(message in refusal.message for message in _NO_REPLICATION):
+            message = f"the server rejects replication connections of {login}: {refusal.message}"
             fix = (
                 "Check max_wal_senders and pg_hba.conf, and that the role may read the "
                 f"log ({grant}): an initial copy needs a replication connection."
             )
-            yield CheckResult("role", Level.FAILED, words, fix)
+            yield CheckResult("role", Level.FAILED, message, fix)
             return
-        words = f"{role if is_denied else login} may not read the log"
-        yield CheckResult("role", Level.FAILED, words, grant)
+        message = f"{role if is_denied else login} may not read the log"
+        yield CheckResult("role", Level.FAILED, message, grant)
 
-    def _messages(self, role: str) -> Iterator[CheckResult]:
+    def _check_evidence(self, role: str) -> Iterator[CheckResult]:
         """Return a warning if no evidence of the log's identity can be written or read (`slot`)."""
-        (function,) = self._ask(
+        (function,) = self._fetch_row(
             "SELECT min(oid::regprocedure::text) FROM pg_proc WHERE proname = "
             "'pg_logical_emit_message' AND provariadic = 0 AND proargtypes[2] = 'text'::regtype "
             "AND NOT has_function_privilege(oid, 'execute')"
@@ -325,16 +325,16 @@ class Checkup:
         if function is None:
             return
         if bytes_before(self.dsn, durable_lsn(self.connection)) is None:
-            who = sql.Identifier(role).as_string(self.connection)
+            role_sql = sql.Identifier(role).as_string(self.connection)
             yield CheckResult(
                 "role",
                 Level.WARNING,
                 f"{role} can neither write messages to the log nor read its bytes: a "
                 "restore of the server from a snapshot may go unnoticed",
-                f"GRANT EXECUTE ON FUNCTION {function} TO {who};",
+                f"GRANT EXECUTE ON FUNCTION {function} TO {role_sql};",
             )
 
-    def _refusal(self) -> SourceError | None:
+    def _replication_refusal(self) -> SourceError | None:
         """Return why the log cannot be read, or None. Nothing is read or created."""
         refusal = None
         try:
@@ -356,17 +356,17 @@ class Checkup:
 
     # ------------------------------------------------------------------ publication and slot
 
-    def _flags(self) -> tuple[object, ...] | None:
-        found = self._ask(
+    def _publication_flags(self) -> tuple[object, ...] | None:
+        flags = self._fetch_row(
             "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot "
             "FROM pg_publication WHERE pubname = %s",
             self.slot.publication,
         )
-        return found or None
+        return flags or None
 
-    def _unpublished(self) -> list[SourceTable]:
-        there = catalog.published_tables(self.connection, self.slot.publication)
-        return [table for table in self._publishable if table.oid not in there]
+    def _unpublished_tables(self) -> list[SourceTable]:
+        published = catalog.published_tables(self.connection, self.slot.publication)
+        return [table for table in self._publishable if table.oid not in published]
 
     @cached_property
     def _problems(self) -> dict[int, IdentityProblem]:
@@ -381,9 +381,9 @@ class Checkup:
             if table.log_key and table.oid not in self._problems and table.naming_problem is None
         ]
 
-    def _publication(self) -> Iterator[CheckResult]:
-        what = f"publication {self.slot.publication}"
-        flags = self._flags()
+    def _check_publication(self) -> Iterator[CheckResult]:
+        subject = f"publication {self.slot.publication}"
+        flags = self._publication_flags()
         if flags is None:
             fix = self._on_primary(self._create_publication())
             if slot_exists(self.connection, self.slot):
@@ -391,101 +391,103 @@ class Checkup:
                     " Changes made without it are not in the slot's log: "
                     f"{recovery_steps(self.slot)}"
                 )
-            yield CheckResult(what, Level.FAILED, "does not exist", fix)
+            yield CheckResult(subject, Level.FAILED, "does not exist", fix)
             return
         if not all(flags):
             yield CheckResult(
-                what,
+                subject,
                 Level.FAILED,
                 "does not publish all operations, or does not publish partitions via "
                 "their root table",
-                self._on_primary(self._set_options()),
+                self._on_primary(self._alter_publication()),
             )
-        missing = self._unpublished()
+        missing = self._unpublished_tables()
         if missing:
             names = ", ".join(table.stream for table in missing)
             fix = self._on_primary(self._add_tables(missing))
-            yield CheckResult(what, Level.FAILED, f"does not contain {names}", fix)
-        there = catalog.published_tables(self.connection, self.slot.publication)
+            yield CheckResult(subject, Level.FAILED, f"does not contain {names}", fix)
+        published = catalog.published_tables(self.connection, self.slot.publication)
         ungenerated = [
-            table for table in self.tables if table.lacks_generated(there.get(table.oid))
+            table for table in self.tables if table.lacks_generated(published.get(table.oid))
         ]
         if ungenerated:
             names = ", ".join(table.stream for table in ungenerated)
-            can = self._can_generate
+            can_publish = self._can_publish_generated
             yield CheckResult(
-                what,
+                subject,
                 Level.FAILED,
                 f"does not contain the generated columns of {names}",
-                self._on_primary(self._set_options())
-                if can
+                self._on_primary(self._alter_publication())
+                if can_publish
                 else (
                     "PostgreSQL 18 or later can publish them. With an older version, use "
                     "`method: snapshot_diff`, or remove generated_columns."
                 ),
             )
-        cut = [
+        partial = [
             table.stream
             for table in self.tables
-            if table not in ungenerated and table.is_partly_published(there.get(table.oid))
+            if table not in ungenerated and table.is_partly_published(published.get(table.oid))
         ]
-        if cut:
+        if partial:
             yield CheckResult(
-                what,
+                subject,
                 Level.FAILED,
-                f"contains only some columns or rows of {', '.join(cut)}",
+                f"contains only some columns or rows of {', '.join(partial)}",
                 "Publish them without a column list and without WHERE.",
             )
-        if all(flags) and not (missing or cut or ungenerated):
-            yield CheckResult(what, Level.OK, "exists")
+        if all(flags) and not (missing or partial or ungenerated):
+            yield CheckResult(subject, Level.OK, "exists")
 
     @property
-    def _can_generate(self) -> bool:
+    def _can_publish_generated(self) -> bool:
         """Return whether the server can publish generated columns."""
         return self.connection.info.server_version >= catalog.PUBLISHES_GENERATED
 
-    def _options(self) -> sql.Composable:
-        wants = any(table.options.generated for table in self.tables)
-        can = self._can_generate
-        generated = ", publish_generated_columns = stored" if wants and can else ""
+    def _publication_options(self) -> sql.Composable:
+        wants_generated = any(table.options.generated for table in self.tables)
+        can_publish = self._can_publish_generated
+        option = ", publish_generated_columns = stored" if wants_generated and can_publish else ""
         return sql.SQL("publish = {}, publish_via_partition_root = true{}").format(
-            sql.Literal(_PUBLISHED), sql.SQL(generated)
+            sql.Literal(_PUBLISHED), sql.SQL(option)
         )
 
-    def _set_options(self) -> sql.Composed:
+    def _alter_publication(self) -> sql.Composed:
         return sql.SQL("ALTER PUBLICATION {} SET ({})").format(
-            sql.Identifier(self.slot.publication), self._options()
+            sql.Identifier(self.slot.publication), self._publication_options()
         )
 
     def _create_publication(self) -> sql.Composed:
-        listed = self._publishable
-        of = sql.SQL(" FOR TABLE {}").format(_names(listed)) if listed else sql.SQL("")
+        tables = self._publishable
+        for_tables = (
+            sql.SQL(" FOR TABLE {}").format(_quoted_names(tables)) if tables else sql.SQL("")
+        )
         return sql.SQL("CREATE PUBLICATION {}{} WITH ({})").format(
-            sql.Identifier(self.slot.publication), of, self._options()
+            sql.Identifier(self.slot.publication), for_tables, self._publication_options()
         )
 
     def _add_tables(self, tables: Sequence[SourceTable]) -> sql.Composed:
         return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
-            sql.Identifier(self.slot.publication), _names(tables)
+            sql.Identifier(self.slot.publication), _quoted_names(tables)
         )
 
     def _create_slot(self) -> sql.Composed:
-        more = ", failover => true" if self._wants_failover else ""
+        failover_option = ", failover => true" if self._wants_failover else ""
         return sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{})").format(
-            sql.Literal(self.slot.name), sql.SQL(more)
+            sql.Literal(self.slot.name), sql.SQL(failover_option)
         )
 
     @property
     def _wants_failover(self) -> bool:
-        is_known = self.connection.info.server_version >= HAS_FAILOVER
-        return self.slot.is_failover and is_known and not self._is_standby
+        is_supported = self.connection.info.server_version >= HAS_FAILOVER
+        return self.slot.is_failover and is_supported and not self._is_standby
 
     def _is_failover(self) -> bool:
-        return self._ask(
+        return self._fetch_row(
             "SELECT failover FROM pg_replication_slots WHERE slot_name = %s", self.slot.name
         ) == (True,)
 
-    def _set_failover(self) -> str:
+    def _enable_failover(self) -> str:
         """Make standbys keep a copy of the slot (a failover slot); return the command."""
         command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(
             sql.Identifier(self.slot.name)
@@ -494,12 +496,12 @@ class Checkup:
             connection.execute(command.as_bytes(connection))
         return command.as_string(self.connection)
 
-    def _failover(self, what: str) -> Iterator[CheckResult]:
+    def _check_failover(self, subject: str) -> Iterator[CheckResult]:
         if not self.slot.is_failover:
             return
         if not self._wants_failover:
             yield CheckResult(
-                what,
+                subject,
                 Level.FAILED,
                 "cannot be a failover slot: this requires a primary server with "
                 "PostgreSQL 17 or later",
@@ -507,8 +509,10 @@ class Checkup:
             )
         elif not self._is_failover():
             fix = "Run `chronolake check --create`."
-            yield CheckResult(what, Level.FAILED, "is not a failover slot", fix)
-        elif self._ask("SELECT current_setting('synchronized_standby_slots') = ''") == (True,):
+            yield CheckResult(subject, Level.FAILED, "is not a failover slot", fix)
+        elif self._fetch_row("SELECT current_setting('synchronized_standby_slots') = ''") == (
+            True,
+        ):
             yield CheckResult(
                 "synchronized_standby_slots",
                 Level.WARNING,
@@ -520,46 +524,48 @@ class Checkup:
                 ),
             )
 
-    def _slot(self) -> Iterator[CheckResult]:
-        what = f"slot {self.slot.name}"
+    def _check_slot(self) -> Iterator[CheckResult]:
+        subject = f"slot {self.slot.name}"
         if not slot_exists(self.connection, self.slot):
             statement = self._create_slot().as_string(self.connection)
-            yield CheckResult(what, Level.FAILED, "does not exist", f"{statement};")
+            yield CheckResult(subject, Level.FAILED, "does not exist", f"{statement};")
             return
         try:
             confirmed_lsn(self.connection, self.slot)
             gap = (
-                False if self._flags() is None else has_publication_gap(self.connection, self.slot)
+                False
+                if self._publication_flags() is None
+                else has_publication_gap(self.connection, self.slot)
             )
             if gap:
                 raise missing_publication_error(self.slot)
         except SourceError as failure:
-            yield CheckResult(what, Level.FAILED, failure.message, failure.hint)
+            yield CheckResult(subject, Level.FAILED, failure.message, failure.hint)
             return
         if gap is None:
             yield CheckResult(
-                what,
+                subject,
                 Level.WARNING,
                 f"the publication {self.slot.publication} was created or altered after "
                 "it, and its log is too long to check whether changes are missing",
                 "The next run fails if changes are missing.",
             )
-        yield from self._reader(what)
-        yield from self._failover(what)
-        retained, safe = self._ask(
+        yield from self._check_reader(subject)
+        yield from self._check_failover(subject)
+        retained, may_be_lost = self._fetch_row(
             f"SELECT pg_size_pretty(pg_wal_lsn_diff({END_OF_LOG}, restart_lsn)), "
             "safe_wal_size <= 0 FROM pg_replication_slots WHERE slot_name = %s",
             self.slot.name,
         )
         yield CheckResult(
-            what,
-            Level.WARNING if safe else Level.OK,
-            f"retains {retained} of log" + (", and may be lost at any time" if safe else ""),
-            "Sync now, or raise max_slot_wal_keep_size." if safe else None,
+            subject,
+            Level.WARNING if may_be_lost else Level.OK,
+            f"retains {retained} of log" + (", and may be lost at any time" if may_be_lost else ""),
+            "Sync now, or raise max_slot_wal_keep_size." if may_be_lost else None,
         )
 
-    def _reader(self, what: str) -> Iterator[CheckResult]:
-        reader = self._ask(
+    def _check_reader(self, subject: str) -> Iterator[CheckResult]:
+        reader = self._fetch_row(
             "SELECT active_pid, coalesce(application_name, ''), coalesce(usename, '') "
             "FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid "
             "WHERE slot_name = %s AND active",
@@ -568,7 +574,7 @@ class Checkup:
         if reader:
             pid, application, user = reader
             yield CheckResult(
-                what,
+                subject,
                 Level.WARNING,
                 f"is being read by process {pid} (user {user}, application "
                 f"{application!r}): only one process can read it at a time",
@@ -591,10 +597,10 @@ def check_table(connection: psycopg.Connection, table: SourceTable) -> Iterator[
     Raises:
         SourceError: the server does not respond.
     """
-    if (unnamed := table.naming_problem) is not None:
-        yield CheckResult(table.stream, Level.FAILED, unnamed.message, unnamed.hint)
+    if (naming_problem := table.naming_problem) is not None:
+        yield CheckResult(table.stream, Level.FAILED, naming_problem.message, naming_problem.hint)
         return
-    name = _name(connection, table)
+    name = _quoted_name(connection, table)
     if not table.log_key:
         yield CheckResult(
             table.stream,
@@ -611,7 +617,7 @@ def check_table(connection: psycopg.Connection, table: SourceTable) -> Iterator[
                 else ""
             ),
         )
-    role, schemas, parts, is_hidden = _ask(
+    role, schemas, parts, is_hidden = _fetch_row(
         connection,
         # Partitions are read one by one.
         "SELECT current_user::text, string_agg(DISTINCT quote_ident(nspname), ', ') "
@@ -624,14 +630,14 @@ def check_table(connection: psycopg.Connection, table: SourceTable) -> Iterator[
         "JOIN pg_namespace n ON n.oid = relnamespace",
         table.oid,
     )
-    who = sql.Identifier(str(role)).as_string(connection)
+    role_sql = sql.Identifier(str(role)).as_string(connection)
     if schemas or parts:
-        grants = [f"GRANT USAGE ON SCHEMA {schemas} TO {who};"] if schemas else []
-        grants += [f"GRANT SELECT ON {parts} TO {who};"] if parts else []
-        words = f"{role} may not read it or one of its partitions"
-        yield CheckResult(table.stream, Level.FAILED, words, " ".join(grants))
+        grants = [f"GRANT USAGE ON SCHEMA {schemas} TO {role_sql};"] if schemas else []
+        grants += [f"GRANT SELECT ON {parts} TO {role_sql};"] if parts else []
+        message = f"{role} may not read it or one of its partitions"
+        yield CheckResult(table.stream, Level.FAILED, message, " ".join(grants))
     elif is_hidden:
-        fix = f"ALTER ROLE {who} BYPASSRLS;"
+        fix = f"ALTER ROLE {role_sql} BYPASSRLS;"
         yield CheckResult(
             table.stream, Level.FAILED, f"a row security policy hides rows from {role}", fix
         )
@@ -639,15 +645,15 @@ def check_table(connection: psycopg.Connection, table: SourceTable) -> Iterator[
         yield CheckResult(table.stream, Level.OK, f"its key is {', '.join(table.log_key)}")
 
 
-def _name(connection: psycopg.Connection, table: SourceTable) -> str:
+def _quoted_name(connection: psycopg.Connection, table: SourceTable) -> str:
     return sql.Identifier(table.schema, table.name).as_string(connection)
 
 
-def _ask(connection: psycopg.Connection, query: str, *values: object) -> tuple[object, ...]:
+def _fetch_row(connection: psycopg.Connection, query: str, *values: object) -> tuple[object, ...]:
     with translate_errors(), name_cursor(connection) as cursor:
         row = cursor.execute(query.encode(), values).fetchone()
     return tuple(row or ())
 
 
-def _names(tables: Sequence[SourceTable]) -> sql.Composed:
+def _quoted_names(tables: Sequence[SourceTable]) -> sql.Composed:
     return sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)

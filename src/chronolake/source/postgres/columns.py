@@ -91,8 +91,8 @@ class SourceColumn:
 
     def has_same_type(self, other: SourceColumn) -> bool:
         """Return whether another column has the same type."""
-        mine = self.type_oid, self.type_modifier
-        return mine == (other.type_oid, other.type_modifier)
+        this = self.type_oid, self.type_modifier
+        return this == (other.type_oid, other.type_modifier)
 
     def has_same_texts(self, other: SourceColumn) -> bool:
         """Return whether values keep their texts if the column gets another column's type.
@@ -152,38 +152,38 @@ class TypeConversion:
     @property
     def schema(self) -> str:
         """Return the output's Spark schema."""
-        mine = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
+        columns = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
         texts = [f"{quoted(name)} string" for name in self.beyond.values()]
-        return ", ".join(filter(None, [*mine, *texts, self.others]))
+        return ", ".join(filter(None, [*columns, *texts, self.others]))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return batches with typed values in these columns, and the others unchanged."""
         for batch in batches:
             values, beyond = {}, {}
-            for column, one in zip(self.columns, self.wanted, strict=True):
+            for column, target in zip(self.columns, self.wanted, strict=True):
                 texts = batch[column.name]
                 if column.name in self.beyond:
                     texts, texts_beyond = _split_by_range(column, texts)
                     beyond[self.beyond[column.name]] = texts_beyond
-                values[column.name] = _values(column, texts, one.type)
+                values[column.name] = _values(column, texts, target.type)
             others = {name: batch[name] for name in batch.schema.names if name not in values}
             yield pa.RecordBatch.from_pydict(values | beyond | others)
 
 
 def _split_by_range(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the texts that the column's type can hold, and the others."""
-    never = pa.nulls(len(texts), pa.string())
+    nulls = pa.nulls(len(texts), pa.string())
     if can_hold(column, texts):
-        return texts, never
-    is_beyond = pc.match_substring_regex(texts, column.beyond)
-    spelled = _values(column, texts, ColumnType(Kind.STRING))
-    return pc.if_else(is_beyond, never, texts), pc.if_else(is_beyond, spelled, never)
+        return texts, nulls
+    is_out_of_range = pc.match_substring_regex(texts, column.beyond)
+    printed = _values(column, texts, ColumnType(Kind.STRING))
+    return pc.if_else(is_out_of_range, nulls, texts), pc.if_else(is_out_of_range, printed, nulls)
 
 
-def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array:
-    match kind.kind:
+def _values(column: SourceColumn, texts: pa.Array, target: ColumnType) -> pa.Array:
+    match target.kind:
         case _ if column.form is not None:
-            return values_of(column.form, texts).cast(kind.arrow)
+            return values_of(column.form, texts).cast(target.arrow)
         case Kind.BOOLEAN:
             return pc.equal(texts, "t")
         case Kind.BINARY:
@@ -192,11 +192,11 @@ def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array
             return _with_mask(texts)
         case Kind.STRING if column.type_oid == _BPCHAR:
             # A string value does not include the padding.
-            return pc.utf8_rtrim(texts, " ").cast(kind.arrow)
+            return pc.utf8_rtrim(texts, " ").cast(target.arrow)
         case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
             # In the format of a UTC_DATETIME value that is converted to a string.
             texts = pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
-    return texts.cast(kind.arrow)
+    return texts.cast(target.arrow)
 
 
 def _with_mask(texts: pa.Array) -> pa.Array:
@@ -211,12 +211,12 @@ def _bytes(texts: pa.Array) -> pa.Array:
     digits = pc.binary_replace_slice(texts, 0, 2, "").cast(pa.large_binary())
     validity, offsets, data = digits.buffers()
     ends = np.frombuffer(offsets, np.int64, len(digits) + 1, digits.offset * 8)
-    whole = bytes.fromhex(bytes(data or b"")[ends[0] : ends[-1]].decode("ascii"))
+    content = bytes.fromhex(bytes(data or b"")[ends[0] : ends[-1]].decode("ascii"))
     halves = pa.py_buffer((ends - ends[0]) // 2)
-    found = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(digits), [validity, halves, pa.py_buffer(whole)], offset=0
+    values = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(digits), [validity, halves, pa.py_buffer(content)], offset=0
     )
-    return found.cast(pa.binary())
+    return values.cast(pa.binary())
 
 
 def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
@@ -254,14 +254,14 @@ def assign_numbers(
             )
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
-    found = [of_before.get(name, of_now.get(name)) for name in names]
-    _fill_in(found, sorted(_known_numbers(now)), _dropped_numbers(before, greatest))
-    certain = [number for number in found if number is not None]
+    assigned = [of_before.get(name, of_now.get(name)) for name in names]
+    _fill_in(assigned, sorted(_known_numbers(now)), _dropped_numbers(before, greatest))
+    certain = [number for number in assigned if number is not None]
     if certain != sorted(set(certain)):
         # Names were swapped: the columns cannot be identified.
-        found = [None] * len(found)
+        assigned = [None] * len(assigned)
     return tuple(
-        replace(column, number=number) for column, number in zip(described, found, strict=True)
+        replace(column, number=number) for column, number in zip(described, assigned, strict=True)
     )
 
 
@@ -277,35 +277,37 @@ def _dropped_numbers(columns: Sequence[SourceColumn], greatest: int) -> set[int]
     return set(range(1, max([greatest, *known]) + 1)) - set(known)
 
 
-def _fill_in(found: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
+def _fill_in(numbers: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
     """Fill in the numbers that follow from those of other columns.
 
     No number is used twice, so a column that exists now existed when a newer one was described.
 
     Args:
-        found: the numbers of the described columns; None where a number is to be filled in.
+        numbers: the numbers of the described columns; None where a number is to be filled in.
         live: the numbers of the columns that exist now.
         dropped: the numbers that no column had any more before.
     """
     place = 0
-    while place < len(found):
+    while place < len(numbers):
         end = place
-        while end < len(found) and found[end] is None:
+        while end < len(numbers) and numbers[end] is None:
             end += 1
-        least = (found[place - 1] if place else None) or 0
-        greatest = found[end] if end < len(found) else None
+        least = (numbers[place - 1] if place else None) or 0
+        greatest = numbers[end] if end < len(numbers) else None
         following = [
             number
             for number in range(least + 1, least + 1 + end - place + len(dropped))
             if number not in dropped
         ][: end - place]
         if greatest is not None:
-            there = [number for number in live if least < number < greatest]
-            possible = [number for number in range(least + 1, greatest) if number not in dropped]
-            for numbers in (there, possible):
-                if len(numbers) == end - place:
-                    found[place:end] = numbers
+            live_between = [number for number in live if least < number < greatest]
+            free_between = [
+                number for number in range(least + 1, greatest) if number not in dropped
+            ]
+            for candidates in (live_between, free_between):
+                if len(candidates) == end - place:
+                    numbers[place:end] = candidates
         elif set(following) <= set(live):
             # No later column was dropped.
-            found[place:end] = following
+            numbers[place:end] = following
         place = end + 1

@@ -75,23 +75,23 @@ def connect(
     Raises:
         SourceError: the server cannot be reached, refuses or closes the connection, or is too old.
     """
-    every = {**_SETTINGS, **(settings or {})}
-    options = " ".join(f"-c {name}={value}" for name, value in every.items())
+    session_settings = {**_SETTINGS, **(settings or {})}
+    options = " ".join(f"-c {name}={value}" for name, value in session_settings.items())
     with translate_errors():
         if "://" in dsn and is_broken_by_password(dsn):
             raise _invalid_address()
-        given = psycopg.conninfo.conninfo_to_dict(dsn)
+        parameters = psycopg.conninfo.conninfo_to_dict(dsn)
         # The user's options precede these, and cannot change how values are printed.
-        both = f"{given.pop('options', '') or ''} {options}".strip()
-        _raise_if_split(given)
+        combined_options = f"{parameters.pop('options', '') or ''} {options}".strip()
+        _raise_if_split(parameters)
         if replication is not None:
-            given["replication"] = replication
+            parameters["replication"] = replication
         if patience is not None:
-            given.setdefault("connect_timeout", patience)
+            parameters.setdefault("connect_timeout", patience)
         connection = psycopg.connect(
-            psycopg.conninfo.make_conninfo("", **given),
+            psycopg.conninfo.make_conninfo("", **parameters),
             autocommit=True,
-            options=both,
+            options=combined_options,
             application_name=APPLICATION,
         )
         with connection:
@@ -128,14 +128,14 @@ def is_encoding_error(failure: SourceError) -> bool:
     return isinstance(cause, psycopg.Error) and cause.sqlstate in _NO_TEXT
 
 
-def _raise_if_split(given: Mapping[str, Any]) -> None:
+def _raise_if_split(parameters: Mapping[str, Any]) -> None:
     """Raise an error if a password splits the address, before the driver prints a part of it.
 
     Raises:
         SourceError: the host or the port has unexpected characters.
     """
-    host, port = str(given.get("host") or ""), str(given.get("port") or "0")
-    if "@" in host or not all(one.isdigit() for one in port.split(",") if one):
+    host, port = str(parameters.get("host") or ""), str(parameters.get("port") or "0")
+    if "@" in host or not all(part.isdigit() for part in port.split(",") if part):
         raise _invalid_address()
 
 
@@ -162,10 +162,10 @@ def translate_errors() -> Iterator[None]:
                 "The server's address is not valid.",
                 hint="Write it as postgresql://user:${PASSWORD}@host:5432/database.",
             ) from None
-        raise _said(failure) from failure
+        raise _server_error(failure) from failure
     except psycopg.OperationalError as failure:
         if failure.sqlstate is not None:
-            raise _said(failure) from failure
+            raise _server_error(failure) from failure
         if _UNCONVERTIBLE in str(failure):
             raise SourceError(
                 f"PostgreSQL cannot convert the database to UTF-8: {_first_line(failure)}",
@@ -184,10 +184,10 @@ def translate_errors() -> Iterator[None]:
             "it again.",
         ) from failure
     except psycopg.Error as failure:
-        raise _said(failure) from failure
+        raise _server_error(failure) from failure
 
 
-def _said(failure: psycopg.Error) -> SourceError:
+def _server_error(failure: psycopg.Error) -> SourceError:
     if failure.sqlstate == _NO_LOCK:
         return SourceError(
             "Another statement was about to alter the table while it was read, and would "

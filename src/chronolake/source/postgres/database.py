@@ -196,7 +196,7 @@ class PostgresDatabase:
             yield from read_snapshots(lake, wanted, whole)
 
     def _reads_again(self, one: TableReplication) -> bool:
-        reason = one.position.unlogged(one.table)
+        reason = one.position.reread_reason(one.table)
         if reason is not None:
             stream = one.table.stream
             log.info("table_read_again", pipeline=self.pipeline, stream=stream, reason=reason)
@@ -312,7 +312,7 @@ class PostgresDatabase:
         lost = [
             name
             for name, one in in_log.items()
-            if name in self._wanted.there and one.server == server and one.needed_from < begins
+            if name in self._wanted.there and one.server == server and one.required_lsn < begins
         ]
         if lost:
             yield CheckResult(
@@ -333,7 +333,7 @@ class PostgresDatabase:
         """Advance the slot to the offset that all streams have reached."""
         reported = (positions[name] for name in self._wanted.there if name in positions)
         mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
-        upto = min((position.needed_from for position in mine), default=0)
+        upto = min((position.required_lsn for position in mine), default=0)
         if upto <= self._advanced:
             return
         with connect(self.config.dsn) as connection:
@@ -470,7 +470,7 @@ class PostgresDatabase:
             return
         self._recognize(followed)
         lsn, evidence = 0, None
-        begins = min(one.position.needed_from for one in followed)
+        begins = min(one.position.required_lsn for one in followed)
         folder = followed[0].folder.parent / uuid4().hex
         with self._streaming(begins, state.upto, folder) as stream:
             decoder = Decoder(codec=codec_of(stream.connection, self._converted))
@@ -576,7 +576,8 @@ class PostgresDatabase:
         problem = state.problems.get(table.oid)
         if problem is not None:
             raise SourceError(
-                f"The table {name} cannot be read from the log: {problem.words}.", hint=problem.mend
+                f"The table {name} cannot be read from the log: {problem.message}.",
+                hint=problem.fix,
             )
         again = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
@@ -605,7 +606,7 @@ class PostgresDatabase:
         if position.server != state.server or position.lsn > state.upto:
             what = f"The offset of the stream {name} is not in this server's log."
             why = "The database was restored, or is a different one."
-        elif position.needed_from < state.begins:
+        elif position.required_lsn < state.begins:
             what = (
                 f"The slot {self.slot.name} begins after the offset of {name}: the "
                 "changes in between are lost."
@@ -699,7 +700,7 @@ class _State:
         """Return a stream's offset: the one of its checkpoint, or the begin of the log."""
         published = self.published[table.oid]
         if told is None:
-            return LogOffset.before_all_of(
+            return LogOffset.initial(
                 table, lsn=self.begins, published=published, server=self.server
             )
         position = LogOffset.from_json(told)

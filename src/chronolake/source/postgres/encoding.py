@@ -83,12 +83,12 @@ class TextCodec:
     def text(self, stored: bytes) -> str:
         """Decode a name; return an `Undecodable` if it is not valid."""
         if self.convert is None:
-            return _decoded(stored, self.name)
+            return _decode_name(stored, self.name)
         pieces = self._split(stored)
-        found = [self._known.get(piece, piece) for piece in pieces]
-        if None in found:
+        decoded = [self._known.get(piece, piece) for piece in pieces]
+        if None in decoded:
             return Undecodable(stored.decode("ascii", "backslashreplace"))
-        return b"".join(piece for piece in found if piece is not None).decode()
+        return b"".join(piece for piece in decoded if piece is not None).decode()
 
     def to_utf8(
         self, data: pa.Buffer, offsets: NDArray[np.int64]
@@ -107,9 +107,9 @@ class TextCodec:
             return data, offsets, None
         if self.convert is None:
             return _single_byte_to_utf8(data, offsets, self.name)
-        return self._converted(data, offsets)
+        return self._convert_multi_byte(data, offsets)
 
-    def _converted(
+    def _convert_multi_byte(
         self, data: pa.Buffer, offsets: NDArray[np.int64]
     ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_] | None]:
         stored = np.frombuffer(data, np.uint8)
@@ -118,8 +118,8 @@ class TextCodec:
         # Texts never contain a zero byte, so it can separate them.
         pieces = self._split(np.insert(stored, offsets[1:], 0).tobytes())
         known = self._known
-        found = [known.get(piece, piece) or b"?" for piece in pieces]
-        texts = np.frombuffer(b"".join(found), np.uint8)
+        converted = [known.get(piece, piece) or b"?" for piece in pieces]
+        texts = np.frombuffer(b"".join(converted), np.uint8)
         ends = np.flatnonzero(texts == 0)
         moved = np.concatenate(([0], ends - np.arange(len(ends))))
         buffer = pa.py_buffer(texts[texts != 0])
@@ -137,9 +137,9 @@ class TextCodec:
     def _split(self, stored: bytes) -> list[bytes]:
         """Split text into ASCII runs and single other characters, and convert unknown ones."""
         pieces: list[bytes] = _characters_of(self.name).findall(stored)
-        new = [piece for piece in {*pieces} if piece[0] & 0x80 and piece not in self._known]
-        if new and self.convert is not None:
-            self._known.update(self.convert(new))
+        unknown = [piece for piece in {*pieces} if piece[0] & 0x80 and piece not in self._known]
+        if unknown and self.convert is not None:
+            self._known.update(self.convert(unknown))
         return pieces
 
 
@@ -225,9 +225,9 @@ def convert_characters(
         middle = len(characters) // 2
         halves = (characters[:middle], characters[middle:])
         return {
-            one: text
+            character: text
             for half in halves
-            for one, text in convert_characters(connection, half).items()
+            for character, text in convert_characters(connection, half).items()
         }
     return {character: bytes(text) for character, (text,) in zip(characters, rows, strict=True)}
 
@@ -262,7 +262,7 @@ def name_cursor(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
 def _name_loader(codec: str) -> type[Loader]:
     class NameLoader(Loader):
         def load(self, data: Buffer) -> str:
-            return _decoded(bytes(data), codec)
+            return _decode_name(bytes(data), codec)
 
     return NameLoader
 
@@ -276,7 +276,7 @@ def _json_loader(codec: str) -> type[Loader]:
     return JsonLoader
 
 
-def _decoded(stored: bytes, codec: str) -> str:
+def _decode_name(stored: bytes, codec: str) -> str:
     try:
         return stored.decode(codec)
     except UnicodeDecodeError:
@@ -295,10 +295,10 @@ def is_valid(text: bytes, codec: str) -> bool:
 def find_invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return flags of the texts that are not valid UTF-8."""
     ends = offsets.tolist()
-    found = np.zeros(len(ends) - 1, np.bool_)
+    is_invalid = np.zeros(len(ends) - 1, np.bool_)
     for number, (begin, end) in enumerate(pairwise(ends)):
-        found[number] = not is_valid(data[begin:end].to_pybytes(), _UTF8)
-    return found
+        is_invalid[number] = not is_valid(data[begin:end].to_pybytes(), _UTF8)
+    return is_invalid
 
 
 def _single_byte_to_utf8(

@@ -98,27 +98,31 @@ def copy_table(
         fingerprints: the name of the fingerprints that were computed in this snapshot.
     """
     try:
-        with lock_table(dsn, snapshot, table) as held:
-            now = held.table
-            key = RowKey.of(now)
-            columns = key.declared(now.columns, beyond=set())
+        with lock_table(dsn, snapshot, table) as locked:
+            current = locked.table
+            row_key = RowKey.of(current)
+            columns = row_key.declared(current.columns, beyond=set())
             # Values that a type cannot hold are only found during the copy.
-            doubtful = [column.name for column in now.columns if column.beyond is not None]
-            beyond = {name: f"{RESERVED}text{number}" for number, name in enumerate(doubtful)}
-            rows = key.typed(read_texts(spark, dsn, held), now.columns, columns, beyond=beyond)
-            done = position.copied(now, snapshot, server=server, fingerprints=fingerprints)
-            at = done.last_micros
+            checked = [column.name for column in current.columns if column.beyond is not None]
+            out_of_range = {name: f"{RESERVED}text{number}" for number, name in enumerate(checked)}
+            rows = row_key.typed(
+                read_texts(spark, dsn, locked), current.columns, columns, beyond=out_of_range
+            )
+            position_after = position.after_copy(
+                current, snapshot, server=server, fingerprints=fingerprints
+            )
+            at = position_after.last_micros
             yield Snapshot(
-                now.stream,
+                current.stream,
                 rows,
                 columns,
                 at,
                 sequence_of(snapshot.lsn or at),
-                done.as_json(),
-                done.numbers(now.columns),
+                position_after.as_json(),
+                position_after.numbers(current.columns),
                 # A row that was moved to a new part may occur twice.
-                is_distinct=not held.has_new_parts,
-                texts=beyond,
+                is_distinct=not locked.has_new_parts,
+                texts=out_of_range,
             )
     except SourceError as failure:
         yield StreamFailure(table.stream, failure)
@@ -140,15 +144,15 @@ def lock_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
                 f" FROM pg_class c WHERE c.oid IN (SELECT {table.oid} UNION ALL "
                 f"SELECT relid FROM pg_partition_tree({table.oid}))",
             )
-        now = catalog.current_table(connection, table)
+        current = catalog.current_table(connection, table)
         if not is_same:
             raise SourceError(
                 f"The table {table.stream} was rewritten while its copy was starting.",
                 hint="Run it again.",
             )
-        parts = tuple(catalog.parts_of(connection, now))
-        has_new_parts = catalog.has_new_parts(connection, now)
-        yield TableSnapshot(snapshot, now, parts, has_new_parts)
+        parts = tuple(catalog.parts_of(connection, current))
+        has_new_parts = catalog.has_new_parts(connection, current)
+        yield TableSnapshot(snapshot, current, parts, has_new_parts)
 
 
 def _acquire_lock(connection: psycopg.Connection, table: SourceTable) -> None:
@@ -188,14 +192,19 @@ def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowR
     """
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
-    copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
-    reported = (
-        [{"relation": one.part.relation, "begin": one.begin, "finish": one.finish} for one in task]
+    copy = partial(_copy_ranges, dsn=dsn, snapshot=snapshot.database, names=names)
+    ranges = (
+        [
+            {
+                "relation": page_range.part.relation,
+                "begin": page_range.begin,
+                "finish": page_range.finish,
+            }
+            for page_range in task
+        ]
         for task in plan_tasks(snapshot.parts)
     )
-    return ArrowRows(
-        distribute(spark, "ranges", pa.array(reported, pa.list_(_RANGE))), copy, schema
-    )
+    return ArrowRows(distribute(spark, "ranges", pa.array(ranges, pa.list_(_RANGE))), copy, schema)
 
 
 @dataclass(frozen=True)
@@ -237,16 +246,16 @@ def plan_tasks(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
 
 def distribute(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
     """Return a DataFrame with one column, and a row and a partition for each task."""
-    listed = pa.table({name: tasks})
+    rows = pa.table({name: tasks})
     # Each row is moved from one partition to its own: fast executors take more tasks, and the
     # number of finished tasks shows the progress of the copy.
-    return spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
+    return spark.createDataFrame(rows).coalesce(1).repartition(max(1, len(tasks)))
 
 
 # ------------------------------------------------------------------ in an executor
 
 
-def _copied(
+def _copy_ranges(
     batches: Iterable[pa.RecordBatch], *, dsn: str, snapshot: DatabaseSnapshot, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Copy ranges of pages."""
@@ -310,10 +319,10 @@ def locate_invalid_text(
             raise
         with translate_errors():
             connection.execute("ROLLBACK TO SAVEPOINT chronolake_text")
-        found = _first_invalid(connection, relation, where, names)
-        if found is None:
+        invalid = _first_invalid(connection, relation, where, names)
+        if invalid is None:
             raise
-        place, column = found
+        place, column = invalid
         row = f"{relation} WHERE ctid = '{place}'"
         raise SourceError(
             f"The row at ctid {place} of {relation} has text that is not valid in its database's "
@@ -329,12 +338,12 @@ def _first_invalid(
     connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
 ) -> tuple[str, str] | None:
     """Return the ctid of the first row with invalid text, and the column's name."""
-    asked = [sql.SQL("ctid::text"), *map(sql.Identifier, names)]
+    columns = [sql.SQL("ctid::text"), *map(sql.Identifier, names)]
     query = sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)").format(
-        sql.SQL(", ").join(asked), sql.SQL(relation), where
+        sql.SQL(", ").join(columns), sql.SQL(relation), where
     )
     connection.execute(f"SET LOCAL client_encoding TO '{client_encoding_of(connection)}'")
-    doubtful = encoding.InvalidTextSearch(encoding.encoding_of(connection))
+    search = encoding.InvalidTextSearch(encoding.encoding_of(connection))
     # Generated names, because columns may have any names.
     numbers = [str(number) for number in range(len(names) + 1)]
     for chunk in _chunks(connection, encode_statement(connection, query)):
@@ -343,9 +352,9 @@ def _first_invalid(
             for place, *cells in rows:
                 for name, cell in zip(names, cells, strict=True):
                     if cell is not None:
-                        doubtful.add((place.decode(), name), cell)
+                        search.add((place.decode(), name), cell)
     # Nothing else can be queried before all rows have been received.
-    return doubtful.first(connection)
+    return search.first(connection)
 
 
 def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]:

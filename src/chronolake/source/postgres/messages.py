@@ -141,14 +141,14 @@ class Reader:
     def __init__(self, message: bytes, codec: TextCodec = UTF_8) -> None:
         self._message = message
         self._codec = codec
-        self._place = 1
+        self._position = 1
 
     def _number(self, form: struct.Struct) -> int:
-        end = self._place + form.size
+        end = self._position + form.size
         if end > len(self._message):
-            raise self.wrong("it ends too early")
-        (value,) = form.unpack_from(self._message, self._place)
-        self._place = end
+            raise self.error("it ends too early")
+        (value,) = form.unpack_from(self._message, self._position)
+        self._position = end
         return int(value)
 
     def byte(self) -> int:
@@ -173,28 +173,28 @@ class Reader:
 
     def text(self) -> str:
         """Read a text up to its zero byte; return an `Undecodable` if it is not valid."""
-        end = self._message.find(b"\0", self._place)
+        end = self._message.find(b"\0", self._position)
         if end < 0:
-            raise self.wrong("a text has no end")
-        found = self._message[self._place : end]
-        self._place = end + 1
-        return self._codec.text(found)
+            raise self.error("a text has no end")
+        value = self._message[self._position : end]
+        self._position = end + 1
+        return self._codec.text(value)
 
     def counted_text(self) -> str:
         """Read a text after its length in bytes, a 32-bit integer."""
-        end = self.int32() + self._place
-        if not self._place <= end <= len(self._message):
-            raise self.wrong("it ends too early")
-        found = self._message[self._place : end]
-        self._place = end
-        return self._codec.text(found)
+        end = self.int32() + self._position
+        if not self._position <= end <= len(self._message):
+            raise self.error("it ends too early")
+        value = self._message[self._position : end]
+        self._position = end
+        return self._codec.text(value)
 
     def end(self) -> None:
         """Raise an error if bytes follow."""
-        if self._place != len(self._message):
-            raise self.wrong(f"{len(self._message) - self._place} bytes follow the last field")
+        if self._position != len(self._message):
+            raise self.error(f"{len(self._message) - self._position} bytes follow the last field")
 
-    def wrong(self, what: str) -> ReplicationProtocolError:
+    def error(self, what: str) -> ReplicationProtocolError:
         """Return an error about this message."""
         return protocol_error(
             f"a message of the kind {chr(self._message[0])!r} is malformed: {what}"
@@ -218,12 +218,12 @@ def protocol_error(what: str) -> ReplicationProtocolError:
     )
 
 
-def begin(message: bytes) -> Transaction:
+def decode_begin(message: bytes) -> Transaction:
     """Decode a `BEGIN` message."""
     reader = Reader(message)
-    found = Transaction(reader.int64(), reader.int64() + _EPOCH_MICROS, reader.uint32())
+    transaction = Transaction(reader.int64(), reader.int64() + _EPOCH_MICROS, reader.uint32())
     reader.end()
-    return found
+    return transaction
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Commit:
     end_lsn: int
 
 
-def commit(message: bytes) -> Commit:
+def decode_commit(message: bytes) -> Commit:
     """Decode a `COMMIT` message."""
     reader = Reader(message)
     reader.byte()
@@ -249,15 +249,15 @@ def commit(message: bytes) -> Commit:
     return found
 
 
-def relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
+def decode_relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
     """Decode a `RELATION` message, with names in the codec's encoding."""
     reader = Reader(message, codec)
     oid, schema, name, identity = reader.uint32(), reader.text(), reader.text(), reader.byte()
     if chr(identity) not in set(ReplicaIdentity):
-        raise reader.wrong(f"{chr(identity)!r} is not a replica identity")
+        raise reader.error(f"{chr(identity)!r} is not a replica identity")
     number = reader.int16()
     if number < 0:
-        raise reader.wrong(f"it has {number} columns")
+        raise reader.error(f"it has {number} columns")
     columns = []
     for _ in range(number):
         flags, column = reader.byte(), reader.text()
@@ -270,19 +270,19 @@ def relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
     )
 
 
-def truncated(message: bytes) -> tuple[int, ...]:
+def decode_truncate(message: bytes) -> tuple[int, ...]:
     """Return the oids of the relations in a `TRUNCATE` message."""
     reader = Reader(message)
     number = reader.int32()
     reader.byte()
     if not 0 <= number <= len(message) // _UINT32.size:
-        raise reader.wrong(f"it has {number} relations")
+        raise reader.error(f"it has {number} relations")
     found = tuple(reader.uint32() for _ in range(number))
     reader.end()
     return found
 
 
-def emitted(message: bytes) -> list[Emitted]:
+def decode_emitted(message: bytes) -> list[Emitted]:
     """Decode a `MESSAGE`; return nothing if an application has emitted it."""
     if not message.startswith(_OURS, _PREFIX_PLACE):
         return []

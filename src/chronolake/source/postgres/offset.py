@@ -66,7 +66,7 @@ class LogOffset:
     publication: int | None = None
 
     @classmethod
-    def before_all_of(
+    def initial(
         cls, table: SourceTable, *, lsn: int = 0, published: Published | None = None, server: int
     ) -> Self:
         """Return the offset of a stream of which nothing has landed.
@@ -92,29 +92,29 @@ class LogOffset:
         )
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Return the offset that `as_json` stored."""
-        columns = tuple(SourceColumn(*column) for column in told["columns"])
+        columns = tuple(SourceColumn(*column) for column in stored["columns"])
         return cls(
-            told["lsn"],
-            told["last_micros"],
+            stored["lsn"],
+            stored["last_micros"],
             columns,
-            told["table"],
-            tuple(told["key"]),
-            tuple(told["storage"]),
-            told["published"],
-            told["server"],
-            told["is_numbered"],
-            told["has_unlogged"],
-            told.get("greatest", 0),
-            told.get("fingerprints"),
-            None if told.get("types") is None else KnownTypes.from_json(told["types"]),
-            Evidence.from_json(told["evidence"]) if told.get("evidence") else None,
-            told.get("publication"),
+            stored["table"],
+            tuple(stored["key"]),
+            tuple(stored["storage"]),
+            stored["published"],
+            stored["server"],
+            stored["is_numbered"],
+            stored["has_unlogged"],
+            stored.get("greatest", 0),
+            stored.get("fingerprints"),
+            None if stored.get("types") is None else KnownTypes.from_json(stored["types"]),
+            Evidence.from_json(stored["evidence"]) if stored.get("evidence") else None,
+            stored.get("publication"),
         )
 
     @property
-    def needed_from(self) -> int:
+    def required_lsn(self) -> int:
         """Return the LSN from which the next run has to read the log."""
         return self.lsn if self.evidence is None else min(self.lsn, self.evidence.lsn)
 
@@ -127,7 +127,7 @@ class LogOffset:
         """Return whether this is an offset of the table with its present identifying columns."""
         return (self.table, self.key) == (table.oid, table.key_numbers)
 
-    def unlogged(self, table: SourceTable) -> str | None:
+    def reread_reason(self, table: SourceTable) -> str | None:
         """Return which values of a table its log does not contain, or None.
 
         Args:
@@ -139,14 +139,14 @@ class LogOffset:
             return "the table was rewritten or truncated, or its partitions changed"
         known = {column.number: column for column in self.columns}
         unlogged = [
-            column.name for column in table.columns if not self._tells(column, known, table)
+            column.name for column in table.columns if not self._log_contains(column, known, table)
         ]
         if unlogged:
             return f"columns added with a default or altered: {', '.join(unlogged)}"
-        altered = self._altered(table)
+        altered = self._altered_types(table)
         return f"altered types: {', '.join(altered)}" if altered else None
 
-    def _tells(
+    def _log_contains(
         self, column: SourceColumn, known: Mapping[int | None, SourceColumn], table: SourceTable
     ) -> bool:
         """Return whether the log contains all values of a column of the table."""
@@ -158,7 +158,7 @@ class LogOffset:
         is_new = column.number is not None and column.number > self.greatest
         return is_new and column.number not in table.filled
 
-    def _altered(self, table: SourceTable) -> list[str]:
+    def _altered_types(self, table: SourceTable) -> list[str]:
         if self.types is None:
             # Types may have been altered before they were recorded.
             return [type_.name for type_ in table.dependencies.types]
@@ -171,7 +171,7 @@ class LogOffset:
         """
         return replace(self, last_micros=max(self.last_micros, micros))
 
-    def copied(
+    def after_copy(
         self,
         table: SourceTable,
         snapshot: DatabaseSnapshot,
@@ -257,18 +257,18 @@ class Clock:
                 batch.
             touched: flags of those that changed the stream; the times of others are undefined.
         """
-        found = np.zeros(len(transactions), np.int64)
+        times = np.zeros(len(transactions), np.int64)
         numbers = np.flatnonzero(touched)
         if not len(numbers):
-            return found
+            return times
         commits = np.array([transactions[n].commit_micros for n in numbers.tolist()], np.int64)
         begins = 0
         if transactions[int(numbers[0])].commit_lsn == self._open:
-            found[numbers[0]] = self.last_micros
+            times[numbers[0]] = self.last_micros
             begins = 1
-        steps = np.arange(len(numbers) - begins)
-        rest = np.maximum(commits[begins:] - steps, self.last_micros + 1)
-        found[numbers[begins:]] = np.maximum.accumulate(rest) + steps
-        self.last_micros = int(found[numbers[-1]])
+        offsets = np.arange(len(numbers) - begins)
+        remaining = np.maximum(commits[begins:] - offsets, self.last_micros + 1)
+        times[numbers[begins:]] = np.maximum.accumulate(remaining) + offsets
+        self.last_micros = int(times[numbers[-1]])
         self._open = transactions[int(numbers[-1])].commit_lsn
-        return found
+        return times

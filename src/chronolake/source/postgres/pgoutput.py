@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from chronolake.source.postgres import messages as described
 from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable, find_invalid_utf8
 from chronolake.source.postgres.messages import (
     Emitted,
@@ -29,6 +28,11 @@ from chronolake.source.postgres.messages import (
     Relation,
     Transaction,
     Truncate,
+    decode_begin,
+    decode_commit,
+    decode_emitted,
+    decode_relation,
+    decode_truncate,
     protocol_error,
 )
 
@@ -102,21 +106,21 @@ class Cells:
     is_invalid: Flags | None = None
 
     @classmethod
-    def none(cls, rows: int) -> Cells:
+    def nulls(cls, rows: int) -> Cells:
         """Return cells for rows that do not exist."""
         return cls(pa.nulls(rows, pa.string()), np.zeros(rows, np.bool_))
 
-    def spread(self, where: Flags) -> Cells:
+    def scatter(self, where: Flags) -> Cells:
         """Return these rows at the flagged positions, and nulls at the others."""
         numbers = np.cumsum(where) - 1
-        taken = self.texts.take(pa.array(numbers, mask=~where))
+        texts = self.texts.take(pa.array(numbers, mask=~where))
         is_unchanged = np.zeros(len(where), np.bool_)
         is_unchanged[where] = self.is_unchanged
         is_invalid = None
         if self.is_invalid is not None:
             is_invalid = np.zeros(len(where), np.bool_)
             is_invalid[where] = self.is_invalid
-        return Cells(taken, is_unchanged, is_invalid)
+        return Cells(texts, is_unchanged, is_invalid)
 
 
 def decode_rows(
@@ -136,36 +140,36 @@ def decode_rows(
     Raises:
         ReplicationProtocolError: a row has another number of columns, or exceeds its message.
     """
-    places = _expect(places + 2, ends)
+    places = _expect_within(places + 2, ends)
     numbers = messages.unsigned(places - 2, 2)
     if (numbers != columns).any():
-        other = int(numbers[numbers != columns][0])
-        raise protocol_error(f"a row has {other} columns, but its table has {columns}")
-    found = []
+        actual = int(numbers[numbers != columns][0])
+        raise protocol_error(f"a row has {actual} columns, but its table has {columns}")
+    rows = []
     for _ in range(columns):
-        kinds = messages.buffer[_expect(places + 1, ends) - 1]
+        kinds = messages.buffer[_expect_within(places + 1, ends) - 1]
         is_text = kinds == _TEXT
         is_known = is_text | (kinds == _NULL) | (kinds == _UNCHANGED)
         if not is_known.all():
             raise protocol_error(f"a value has the unknown kind {chr(kinds[~is_known][0])!r}")
         starts = places + 1 + 4 * is_text
-        _expect(starts, ends)
+        _expect_within(starts, ends)
         # Only texts have a length; other bytes here have another meaning.
         lengths = np.where(is_text, messages.unsigned(places + 1, 4), 0)
-        places = _expect(starts + lengths, ends)
-        texts, is_invalid = _texts(messages, starts, lengths, is_text)
-        found.append(Cells(texts, kinds == _UNCHANGED, is_invalid))
-    return found, places
+        places = _expect_within(starts + lengths, ends)
+        texts, is_invalid = _decode_texts(messages, starts, lengths, is_text)
+        rows.append(Cells(texts, kinds == _UNCHANGED, is_invalid))
+    return rows, places
 
 
-def _expect(places: Places, ends: Places) -> Places:
+def _expect_within(places: Places, ends: Places) -> Places:
     """Return the positions, or raise an error if one is outside of its message."""
     if (places > ends).any():
         raise protocol_error("a row ends before its last column")
     return places
 
 
-def _texts(
+def _decode_texts(
     messages: Messages, starts: Places, lengths: Places, is_text: Flags
 ) -> tuple[pa.Array, Flags | None]:
     """Return decoded texts, and flags of invalid ones, which are null, or None."""
@@ -248,19 +252,21 @@ class Changes:
         None means that the texts of all flagged changes are valid in the encoding in which they
         were sent, and that the columns' names are valid.
         """
-        found = None
+        first = None
         columns = self.relation.columns
-        nameless = next((one.name for one in columns if isinstance(one.name, Undecodable)), None)
-        if nameless is not None and wanted.any():
-            return int(np.argmax(wanted)), nameless
+        undecodable = next(
+            (column_.name for column_ in columns if isinstance(column_.name, Undecodable)), None
+        )
+        if undecodable is not None and wanted.any():
+            return int(np.argmax(wanted)), undecodable
         for column, *cells in zip(columns, self.new, self.old, strict=True):
             for cell in cells:
                 if cell.is_invalid is None:
                     continue
                 places = np.flatnonzero(cell.is_invalid & wanted)
-                if len(places) and (found is None or places[0] < found[0]):
-                    found = int(places[0]), column.name
-        return found
+                if len(places) and (first is None or places[0] < first[0]):
+                    first = int(places[0]), column.name
+        return first
 
 
 @dataclass(frozen=True)
@@ -322,7 +328,7 @@ class Decoder:
             ReplicationProtocolError: a message is not valid pgoutput.
         """
         if not all(batch):
-            raise described.protocol_error("a message is empty")
+            raise protocol_error("a message is empty")
         packed = Messages.of(batch, self.codec)
         is_row = np.isin(packed.kinds, _ROWS)
         frame = self._frame(batch, is_row)
@@ -344,47 +350,45 @@ class Decoder:
         if self._open is not None:
             frame.begin(0, self._open, self._ordinal)
         for number in np.flatnonzero(~is_row).tolist():
-            self._describe(frame, number, batch[number])
+            self._decode_frame_message(frame, number, batch[number])
         if self._open is not None:
             self._ordinal = len(batch) - frame.begun
-            frame.note(len(batch))
+            frame.assign(len(batch))
         if (is_row & (frame.transaction_of < 0)).any():
-            raise described.protocol_error("a row is outside of a transaction")
+            raise protocol_error("a row is outside of a transaction")
         return frame
 
-    def _describe(self, frame: _Frame, number: int, message: bytes) -> None:
+    def _decode_frame_message(self, frame: _Frame, number: int, message: bytes) -> None:
         kind = message[0]
         if kind == Kind.BEGIN:
             if self._open is not None:
-                raise described.protocol_error("a transaction begins within another")
-            self._open = described.begin(message)
+                raise protocol_error("a transaction begins within another")
+            self._open = decode_begin(message)
             frame.begin(number, self._open, 0)
         elif kind == Kind.COMMIT:
-            commit = described.commit(message)
+            commit = decode_commit(message)
             if self._open is None or commit.commit_lsn != self._open.commit_lsn:
-                raise described.protocol_error(
-                    "a commit does not belong to the preceding transaction"
-                )
+                raise protocol_error("a commit does not belong to the preceding transaction")
             frame.end(number, commit.end_lsn, self._open)
             self._open = None
         elif kind == Kind.RELATION:
-            relation = described.relation(message, self.codec)
+            relation = decode_relation(message, self.codec)
             self.relations[relation.oid] = relation
             frame.describe(number, relation)
         elif kind == Kind.TRUNCATE:
-            frame.truncate(number, self._truncated(message))
+            frame.truncate(number, self._decode_truncate(message))
         elif kind == Kind.MESSAGE:
-            frame.emitted += described.emitted(message)
+            frame.emitted += decode_emitted(message)
         elif kind not in {Kind.TYPE, Kind.ORIGIN}:
-            raise described.protocol_error(f"a message has the unknown kind {chr(kind)!r}")
+            raise protocol_error(f"a message has the unknown kind {chr(kind)!r}")
 
-    def _truncated(self, message: bytes) -> tuple[int, ...]:
+    def _decode_truncate(self, message: bytes) -> tuple[int, ...]:
         if self._open is None:
-            raise described.protocol_error("a truncate is outside of a transaction")
-        relations = described.truncated(message)
+            raise protocol_error("a truncate is outside of a transaction")
+        relations = decode_truncate(message)
         unknown = next((oid for oid in relations if oid not in self.relations), None)
         if unknown is not None:
-            raise described.protocol_error(
+            raise protocol_error(
                 f"a truncate refers to a relation {unknown} that was not described"
             )
         return relations
@@ -411,9 +415,9 @@ class _Frame:
 
     def end(self, number: int, end_lsn: int, transaction: Transaction) -> None:
         self.ended = Ended(transaction, end_lsn)
-        self.note(number)
+        self.assign(number)
 
-    def note(self, upto: int) -> None:
+    def assign(self, upto: int) -> None:
         """Assign the messages from the begin of the current transaction up to an index to it."""
         part = slice(max(self.begun, 0), upto)
         self.transaction_of[part] = len(self.transactions) - 1
@@ -433,23 +437,21 @@ class _Frame:
         ends = packed.offsets[numbers + 1]
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():
-            raise described.protocol_error("a row does not contain the number of its relation")
+            raise protocol_error("a row does not contain the number of its relation")
         oids = packed.unsigned(places, 4)
-        found: list[tuple[Relation, Places]] = []
+        groups: list[tuple[Relation, Places]] = []
         for oid in np.unique(oids).tolist():
             descriptions = self._descriptions.get(oid, [])
             of_relation = numbers[oids == oid]
             begins = [number for number, _ in descriptions]
-            which = np.searchsorted(np.array(begins, np.int64), of_relation) - 1
-            if (which < 0).any():
-                raise described.protocol_error(
-                    f"a row refers to a relation {oid} that was not described"
-                )
-            found += [
-                (descriptions[one][1], of_relation[which == one])
-                for one in np.unique(which).tolist()
+            versions = np.searchsorted(np.array(begins, np.int64), of_relation) - 1
+            if (versions < 0).any():
+                raise protocol_error(f"a row refers to a relation {oid} that was not described")
+            groups += [
+                (descriptions[index][1], of_relation[versions == index])
+                for index in np.unique(versions).tolist()
             ]
-        return found
+        return groups
 
 
 def _decode_changes(
@@ -461,7 +463,7 @@ def _decode_changes(
     places = packed.offsets[numbers] + 5
     kinds = packed.buffer[packed.offsets[numbers]]
     if (places >= ends).any():
-        raise described.protocol_error("a change has no row")
+        raise protocol_error("a change has no row")
     tags = packed.buffer[places]
     is_insert, is_delete = kinds == Kind.INSERT, kinds == Kind.DELETE
     has_whole_old = tags == _OLD_ROW
@@ -469,18 +471,16 @@ def _decode_changes(
     has_new = ~is_delete
     fits = np.where(is_insert, tags == _NEW, np.where(is_delete, has_old, has_old | (tags == _NEW)))
     if not fits.all():
-        raise described.protocol_error(
-            f"a change has a row of the unknown kind {chr(tags[~fits][0])!r}"
-        )
+        raise protocol_error(f"a change has a row of the unknown kind {chr(tags[~fits][0])!r}")
     old, after = _decode_flagged(packed, places, ends, columns, has_old)
     # An old row is followed by the new one, which has its own tag.
     tagged = has_old & has_new
     if (after[tagged] >= ends[tagged]).any() or (packed.buffer[after[tagged]] != _NEW).any():
-        raise described.protocol_error("an update has no new row")
+        raise protocol_error("an update has no new row")
     begins = np.where(has_old, after, places)
     new, after = _decode_flagged(packed, begins, ends, columns, has_new)
     if (np.where(has_new, after, begins) != ends).any():
-        raise described.protocol_error("bytes follow the last column of a row")
+        raise protocol_error("bytes follow the last column of a row")
     return Changes(
         relation,
         kinds,
@@ -498,9 +498,9 @@ def _decode_flagged(
 ) -> tuple[tuple[Cells, ...], Places]:
     """Decode the row after its tag in the flagged messages; the others get nulls."""
     if not wanted.any():
-        return (Cells.none(len(wanted)),) * columns, places
+        return (Cells.nulls(len(wanted)),) * columns, places
     after = places.copy()
     found, after[wanted] = decode_rows(packed, places[wanted] + 1, ends[wanted], columns)
     if wanted.all():
         return tuple(found), after
-    return tuple(cells.spread(wanted) for cells in found), after
+    return tuple(cells.scatter(wanted) for cells in found), after

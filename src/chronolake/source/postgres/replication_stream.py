@@ -41,7 +41,7 @@ from chronolake.source.postgres.messages import (
     LOG_HEADER_BYTES,
     Kind,
     Reader,
-    begin,
+    decode_begin,
     protocol_error,
 )
 from chronolake.source.postgres.slot import (
@@ -88,23 +88,23 @@ class InProgress:
     _block: int | None = None
     _waiting: list[bytes] = field(default_factory=list)
     _waiting_bytes: int = 0
-    _undone: dict[int, set[int]] = field(default_factory=dict)
+    _rolled_back: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
         """Return whether the next message belongs to a transaction in progress."""
         return self._block is not None
 
-    def keep(self, messages: Sequence[bytes]) -> int:
+    def store(self, messages: Sequence[bytes]) -> int:
         """Store messages as long as they belong to the open transaction; `is_open` is true.
 
         Returns:
             How many messages were stored.
         """
         end = kinds_of(messages).find(_STOP)
-        mine = messages if end < 0 else messages[:end]
-        self._waiting += mine
-        self._waiting_bytes += sum(map(len, mine))
+        own = messages if end < 0 else messages[:end]
+        self._waiting += own
+        self._waiting_bytes += sum(map(len, own))
         if end >= 0:
             self._flush()
             self._block = None
@@ -113,7 +113,7 @@ class InProgress:
             self._flush()
         return len(messages)
 
-    def add(self, message: bytes, *, upto: int) -> Iterable[list[bytes]]:
+    def process(self, message: bytes, *, upto: int) -> Iterable[list[bytes]]:
         """Process a message about a transaction in progress: one that matches `FRAME`.
 
         Args:
@@ -135,7 +135,7 @@ class InProgress:
         elif kind == _ABORT:
             self._abort(reader.uint32(), reader.uint32())
         elif kind == _COMMIT:
-            return self._committed(reader, upto)
+            return self._commit(reader, upto)
         else:
             raise protocol_error("a part of a transaction ends without a begin")
         return ()
@@ -157,26 +157,29 @@ class InProgress:
         if xid == subtransaction:
             self._forget(xid)
         else:
-            self._undone.setdefault(xid, set()).add(subtransaction)
+            self._rolled_back.setdefault(xid, set()).add(subtransaction)
 
     def _forget(self, xid: int) -> None:
-        self._undone.pop(xid, None)
+        self._rolled_back.pop(xid, None)
         self._file(xid).unlink(missing_ok=True)
 
-    def _committed(self, reader: Reader, upto: int) -> Iterator[list[bytes]]:
+    def _commit(self, reader: Reader, upto: int) -> Iterator[list[bytes]]:
         xid = reader.uint32()
         flags, commit_lsn, end_lsn = reader.byte(), reader.int64(), reader.int64()
         micros = reader.int64()
         reader.end()
         if commit_lsn < upto:
             yield [_BEGIN.pack(b"B", commit_lsn, micros, xid)]
-            yield from self._kept(xid)
+            yield from self._read_messages(xid)
             yield [_END.pack(b"C", flags, commit_lsn, end_lsn, micros)]
         self._forget(xid)
 
-    def _kept(self, xid: int) -> Iterator[list[bytes]]:
+    def _read_messages(self, xid: int) -> Iterator[list[bytes]]:
         """Return messages without rolled-back ones, in the format without streaming."""
-        undone = {one.to_bytes(_XID, "big") for one in self._undone.get(xid, ())}
+        rolled_back = {
+            subtransaction.to_bytes(_XID, "big")
+            for subtransaction in self._rolled_back.get(xid, ())
+        }
         if not self._file(xid).is_file():
             return
         with self._file(xid).open("rb") as file:
@@ -184,13 +187,13 @@ class InProgress:
                 lengths = array(_LENGTHS)
                 lengths.frombytes(file.read(_COUNT.unpack(head)[0] * lengths.itemsize))
                 data = file.read(sum(lengths))
-                places = pairwise(accumulate(lengths, initial=0))
+                ranges = pairwise(accumulate(lengths, initial=0))
                 # Leave out the number of the subtransaction.
                 yield [
                     data[begin : begin + 1] + data[begin + 1 + _XID : end]
-                    for begin, end in places
+                    for begin, end in ranges
                     if data[begin] != Kind.ORIGIN
-                    and not (undone and data[begin + 1 : begin + 1 + _XID] in undone)
+                    and not (rolled_back and data[begin + 1 : begin + 1 + _XID] in rolled_back)
                 ]
 
 
@@ -234,7 +237,7 @@ class LogStream:
         transactions: the transactions in progress.
         may_confirm: whether LSNs can be confirmed while the slot is read. If any client counts as a
             synchronous standby, commits would wait for one that confirms.
-        warned: the server's warnings.
+        warnings: the server's warnings.
     """
 
     connection: psycopg.Connection
@@ -242,8 +245,8 @@ class LogStream:
     upto: int
     transactions: InProgress
     may_confirm: bool = True
-    warned: list[str] = field(default_factory=list)
-    _held: list[bytes] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _pending: list[bytes] = field(default_factory=list)
     _is_done: bool = False
 
     def batches(self, batch_bytes: int | None = None) -> Iterator[list[bytes]]:
@@ -274,28 +277,28 @@ class LogStream:
         batch: list[bytes] = []
         size = 0
         with translate_errors():
-            for committed in self._committed():
-                messages = self._changing(committed)
+            for committed in self._committed_messages():
+                messages = self._drop_empty(committed)
                 batch += messages
                 size += sum(map(len, messages))
                 if self._is_done:
                     break
                 if size >= batch_bytes:
-                    self._expect_nothing_skipped()
+                    self._raise_if_skipped()
                     # If the batch ends with a transaction, everything read so far can land.
                     end = _last_commit(batch) or len(batch)
                     yield batch[:end]
                     batch = batch[end:]
                     size = sum(map(len, batch))
-        self._expect_nothing_skipped()
+        self._raise_if_skipped()
         if batch:
             yield batch
 
-    def _changing(self, messages: Sequence[bytes]) -> list[bytes]:
+    def _drop_empty(self, messages: Sequence[bytes]) -> list[bytes]:
         """Leave out transactions without changes, and everything that is not before `upto`."""
         kinds = kinds_of(messages)
         found: list[bytes] = []
-        held = self._held
+        held = self._pending
         place = 0
         while place < len(messages):
             if held:
@@ -318,31 +321,31 @@ class LogStream:
                 found += messages[place:]
                 break
             found += messages[place:following]
-            if begin(messages[following]).commit_lsn >= self.upto:
+            if decode_begin(messages[following]).commit_lsn >= self.upto:
                 self._is_done = True
                 break
             held.append(messages[following])
             place = following + 1
         return found
 
-    def _committed(self) -> Iterator[Sequence[bytes]]:
+    def _committed_messages(self) -> Iterator[Sequence[bytes]]:
         """Return the messages of committed transactions in the order of their commits."""
         transactions = self.transactions
-        for received in self._received():
-            begin = place = transactions.keep(received) if transactions.is_open else 0
+        for received in self._receive():
+            begin = place = transactions.store(received) if transactions.is_open else 0
             kinds = kinds_of(received)
             while (frame := FRAME.search(kinds, place)) is not None:
                 place = frame.start()
                 # Earlier messages may belong to a transaction that was committed before.
                 yield received[begin:place]
-                yield from transactions.add(received[place], upto=self.upto)
+                yield from transactions.process(received[place], upto=self.upto)
                 place += 1
                 if transactions.is_open:
-                    place += transactions.keep(received[place:])
+                    place += transactions.store(received[place:])
                 begin = place
             yield received[begin:]
 
-    def _received(self) -> Iterator[list[bytes]]:
+    def _receive(self) -> Iterator[list[bytes]]:
         """Return the server's messages, until it has sent everything before `upto`."""
         server = self.connection.pgconn
         self.confirm(0, wants_answer=True)
@@ -358,7 +361,7 @@ class LogStream:
                     if waiting < _TOGETHER_BYTES:
                         continue
                 elif size < 0:
-                    raise self._ended(size)
+                    raise self._end_error(size)
                 elif size == 0:
                     is_silent = not readable.select(_SILENCE_SECONDS)
                     if is_silent:
@@ -367,14 +370,14 @@ class LogStream:
                     # The server sends each message separately, and may have to be waited for.
                     if not is_silent:
                         continue
-                elif self._is_read(bytes(data)):
+                elif self._has_reached_end(bytes(data)):
                     yield received
                     return
                 if received:
                     yield received
                     received, waiting = [], 0
 
-    def _is_read(self, keepalive: bytes) -> bool:
+    def _has_reached_end(self, keepalive: bytes) -> bool:
         kind, end, _, wants_answer = _KEEPALIVE.unpack(keepalive)
         if kind != b"k":
             raise protocol_error(f"a replication message has the unknown kind {kind!r}")
@@ -398,7 +401,7 @@ class LogStream:
             server.put_copy_data(_STATUS.pack(b"r", lsn, lsn, lsn, 0, wants_answer))
             server.flush()
 
-    def _ended(self, size: int) -> psycopg.Error:
+    def _end_error(self, size: int) -> psycopg.Error:
         server = self.connection.pgconn
         if size == -1 and (result := server.get_result()) is not None:
             if result.status == pq.ExecStatus.FATAL_ERROR:
@@ -406,26 +409,26 @@ class LogStream:
             return psycopg.OperationalError("the server ended the replication stream")
         return psycopg.OperationalError(server.get_error_message())
 
-    def _expect_nothing_skipped(self) -> None:
-        if any("publication" in warning for warning in self.warned):
+    def _raise_if_skipped(self) -> None:
+        if any("publication" in warning for warning in self.warnings):
             raise missing_publication_error(self.slot)
-        if self.warned:
+        if self.warnings:
             raise SourceError(
                 f"PostgreSQL printed a warning while the slot {self.slot.name} was read: "
-                f"{self.warned[0]}",
+                f"{self.warnings[0]}",
                 hint=recovery_steps(self.slot),
             )
 
     def end(self) -> None:
         """End the stream and release the slot; messages that are still sent are ignored."""
         server = self.connection.pgconn
-        patience = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + _END_SECONDS
         server.put_copy_end()
         server.flush()
         is_copying = True
         with selectors.DefaultSelector() as readable:
             readable.register(server.socket, selectors.EVENT_READ)
-            while time.monotonic() < patience:
+            while time.monotonic() < deadline:
                 if is_copying:
                     size, _ = server.get_copy_data(1)
                     is_copying = size >= 0
@@ -457,15 +460,20 @@ def open_stream(
     """
     with (
         connect(dsn, replication="database", as_stored=True, settings=_SETTINGS) as connection,
-        collect_warnings(connection) as warned,
+        collect_warnings(connection) as warnings,
     ):
         with translate_errors():
             (standbys,) = connection.execute("SHOW synchronous_standby_names").fetchone() or ("",)
         # In a database without an encoding, texts are returned as bytes.
         names = standbys.decode() if isinstance(standbys, bytes) else str(standbys)
-        is_counted = "*" in names or APPLICATION in names
+        is_synchronous = "*" in names or APPLICATION in names
         stream = LogStream(
-            connection, slot, upto, InProgress(folder), may_confirm=not is_counted, warned=warned
+            connection,
+            slot,
+            upto,
+            InProgress(folder),
+            may_confirm=not is_synchronous,
+            warnings=warnings,
         )
         try:
             _start(connection, slot, begins)
@@ -487,14 +495,14 @@ def _start(connection: psycopg.Connection, slot: Slot, begins: int) -> None:
         # The plugin expects a list of identifiers.
         publications=sql.Literal(sql.Identifier(slot.publication).as_string()),
     )
-    patience = time.monotonic() + _IN_USE_SECONDS
+    deadline = time.monotonic() + _IN_USE_SECONDS
     with translate_errors():
         while True:
             result = connection.pgconn.exec_(encode_statement(connection, command))
             if result.status == pq.ExecStatus.COPY_BOTH:
                 return
             failure = error_from_result(result)
-            if not isinstance(failure, ObjectInUse) or time.monotonic() > patience:
+            if not isinstance(failure, ObjectInUse) or time.monotonic() > deadline:
                 raise failure
             # A killed run leaves a session that has not ended yet.
             time.sleep(0.2)

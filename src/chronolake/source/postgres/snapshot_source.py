@@ -74,7 +74,7 @@ def read_snapshots(
                 yield StreamFailure(name, failure)
                 continue
             position = (
-                LogOffset.before_all_of(table, server=server)
+                LogOffset.initial(table, server=server)
                 if reported is None
                 else LogOffset.from_json(reported)
             )

@@ -311,7 +311,7 @@ class TableReplication:
             has_unlogged=self._has_unlogged,
             greatest=self._greatest,
         )
-        is_looked_at = reached.upto >= self.looked_at and done.unlogged(self.table) is None
+        is_looked_at = reached.upto >= self.looked_at and done.reread_reason(self.table) is None
         if self.before is None or not is_looked_at:
             return done
         # Later alterations are found in the next run.

@@ -146,7 +146,7 @@ class SnapshotDiff:
             if before is None:
                 yield from self._all_of(held.table, position, new.name)
             else:
-                done = position.copied(
+                done = position.after_copy(
                     held.table, held.database, server=self.server, fingerprints=new.name
                 )
                 declared = key.declared(columns, beyond=found.beyond)
