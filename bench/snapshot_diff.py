@@ -56,7 +56,7 @@ def read_once(lake: Lake, address: str) -> None:
     with export_snapshot(address) as snapshot, lock_table(address, snapshot, table) as held:
         found, key = held.table.columns, RowKey.of(held.table)
         texts = read_texts(lake.spark, address, held)
-        rows = to_spark(key.typed(texts, found, key.declared(found, beyond=set())))
+        rows = to_spark(key.convert(texts, found, key.declare(found, out_of_range=set())))
         rows.write.format("noop").mode("overwrite").save()
 
 

@@ -68,7 +68,7 @@ class PeekedDatabase(PostgresDatabase):
     """The same source, which reads its log in the old way."""
 
     @contextmanager
-    def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[Peeked]:  # type: ignore[override]
+    def _open_stream(self, begins: int, upto: int, folder: Path) -> Iterator[Peeked]:  # type: ignore[override]
         del begins, folder
         with connect(self.config.dsn) as connection:
             yield Peeked(connection, self.slot, upto)

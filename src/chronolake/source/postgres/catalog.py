@@ -82,7 +82,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
                  ORDER BY a.attnum),
        array_agg(a.attgenerated::text ORDER BY a.attnum),
-       parts.storage, coalesce(parts.tell_all, false), c.relnatts, coalesce(filled.names, '{{}}')
+       parts.storage, coalesce(parts.logs_all, false), c.relnatts, coalesce(filled.names, '{{}}')
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
@@ -96,7 +96,7 @@ CROSS JOIN LATERAL (
                FROM pg_catalog.pg_inherits i
                WHERE i.inhrelid <> c.oid AND i.inhrelid IN ({with_partitions("c.oid")})
            ) AS storage,
-           bool_and(s.relreplident = 'f') AS tell_all
+           bool_and(s.relreplident = 'f') AS logs_all
     FROM pg_catalog.pg_class s
     WHERE s.relkind = 'r' AND s.oid IN ({with_partitions("c.oid")})
 ) parts
@@ -109,7 +109,7 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
 GROUP BY c.oid, n.nspname, c.relname, c.relreplident, c.relnatts, key.numbers, distinct_by.numbers,
-         parts.storage, parts.tell_all, filled.names
+         parts.storage, parts.logs_all, filled.names
 ORDER BY n.nspname, c.relname
 """
 #: The relations that store a table's rows, and the number of pages of each.
@@ -532,7 +532,7 @@ def has_new_parts(connection: psycopg.Connection, table: SourceTable) -> bool:
 #: index, whether some of these are generated, and whether any column of the part is.
 _IDENTITIES: Final = f"""
 SELECT root.oid::bigint, part.oid::regclass::text, part.relreplident::text,
-       coalesce(told.names, '{{}}'), coalesce(told.is_generated, false),
+       coalesce(identity.names, '{{}}'), coalesce(identity.is_generated, false),
        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = part.oid
                AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
                AND a.attgenerated::text <> ALL (%s))
@@ -546,7 +546,7 @@ LEFT JOIN LATERAL (
      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
     WHERE i.indrelid = part.oid AND CASE part.relreplident
         WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate END
-) told ON true
+) identity ON true
 ORDER BY part.oid
 """
 #: From this version on, a published replica identity must not contain generated columns.

@@ -123,7 +123,7 @@ class Checkup:
         # Create the publication first: the slot would lack changes made before it.
         has_slot = slot_exists(self.connection, self.slot)
         if not has_slot:
-            statements.append(self._create_slot())
+            statements.append(self._create_slot_sql())
         executed = [statement.as_string(self.connection) for statement in statements]
         for statement in statements:
             self._run(statement)
@@ -136,14 +136,14 @@ class Checkup:
         """Return the statements that create or correct the publication."""
         flags = self._publication_flags()
         if flags is None:
-            return [self._create_publication()]
+            return [self._create_publication_sql()]
         published = catalog.published_tables(self.connection, self.slot.publication)
         is_cut = any(table.lacks_generated(published.get(table.oid)) for table in self.tables)
         is_complete = all(flags) and not (is_cut and self._can_publish_generated)
-        statements: list[sql.Composable] = [] if is_complete else [self._alter_publication()]
+        statements: list[sql.Composable] = [] if is_complete else [self._alter_publication_sql()]
         missing = self._unpublished_tables()
         if missing:
-            statements.append(self._add_tables(missing))
+            statements.append(self._add_tables_sql(missing))
         return statements
 
     def _run(self, statement: sql.Composable) -> None:
@@ -385,7 +385,7 @@ class Checkup:
         subject = f"publication {self.slot.publication}"
         flags = self._publication_flags()
         if flags is None:
-            fix = self._on_primary(self._create_publication())
+            fix = self._on_primary(self._create_publication_sql())
             if slot_exists(self.connection, self.slot):
                 fix += (
                     " Changes made without it are not in the slot's log: "
@@ -399,12 +399,12 @@ class Checkup:
                 Level.FAILED,
                 "does not publish all operations, or does not publish partitions via "
                 "their root table",
-                self._on_primary(self._alter_publication()),
+                self._on_primary(self._alter_publication_sql()),
             )
         missing = self._unpublished_tables()
         if missing:
             names = ", ".join(table.stream for table in missing)
-            fix = self._on_primary(self._add_tables(missing))
+            fix = self._on_primary(self._add_tables_sql(missing))
             yield CheckResult(subject, Level.FAILED, f"does not contain {names}", fix)
         published = catalog.published_tables(self.connection, self.slot.publication)
         ungenerated = [
@@ -417,7 +417,7 @@ class Checkup:
                 subject,
                 Level.FAILED,
                 f"does not contain the generated columns of {names}",
-                self._on_primary(self._alter_publication())
+                self._on_primary(self._alter_publication_sql())
                 if can_publish
                 else (
                     "PostgreSQL 18 or later can publish them. With an older version, use "
@@ -452,12 +452,12 @@ class Checkup:
             sql.Literal(_PUBLISHED), sql.SQL(option)
         )
 
-    def _alter_publication(self) -> sql.Composed:
+    def _alter_publication_sql(self) -> sql.Composed:
         return sql.SQL("ALTER PUBLICATION {} SET ({})").format(
             sql.Identifier(self.slot.publication), self._publication_options()
         )
 
-    def _create_publication(self) -> sql.Composed:
+    def _create_publication_sql(self) -> sql.Composed:
         tables = self._publishable
         for_tables = (
             sql.SQL(" FOR TABLE {}").format(_quoted_names(tables)) if tables else sql.SQL("")
@@ -466,12 +466,12 @@ class Checkup:
             sql.Identifier(self.slot.publication), for_tables, self._publication_options()
         )
 
-    def _add_tables(self, tables: Sequence[SourceTable]) -> sql.Composed:
+    def _add_tables_sql(self, tables: Sequence[SourceTable]) -> sql.Composed:
         return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
             sql.Identifier(self.slot.publication), _quoted_names(tables)
         )
 
-    def _create_slot(self) -> sql.Composed:
+    def _create_slot_sql(self) -> sql.Composed:
         failover_option = ", failover => true" if self._wants_failover else ""
         return sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{})").format(
             sql.Literal(self.slot.name), sql.SQL(failover_option)
@@ -527,7 +527,7 @@ class Checkup:
     def _check_slot(self) -> Iterator[CheckResult]:
         subject = f"slot {self.slot.name}"
         if not slot_exists(self.connection, self.slot):
-            statement = self._create_slot().as_string(self.connection)
+            statement = self._create_slot_sql().as_string(self.connection)
             yield CheckResult(subject, Level.FAILED, "does not exist", f"{statement};")
             return
         try:

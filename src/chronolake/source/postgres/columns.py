@@ -53,7 +53,7 @@ _BPCHAR: Final = 1042
 #: A time that UTC_DATETIME can hold, as the server prints it.
 _HELD_TIME: Final = r"^([0-9]{4}-[0-9-]{5}) ([0-9:.]+)\+00$"
 #: Patterns of the values that a type cannot hold.
-_BEYOND: Final = {
+_OUT_OF_RANGE: Final = {
     Kind.NAIVE_DATE: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.NAIVE_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.UTC_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
@@ -82,7 +82,7 @@ class SourceColumn:
 
     @property
     def type(self) -> ColumnType:
-        """Return the type for its values, except those that match `beyond`."""
+        """Return the type for its values, except those that match `out_of_range_pattern`."""
         if self.form is not None:
             return type_of(self.form)
         if self.type_oid == _NUMERIC:
@@ -103,9 +103,9 @@ class SourceColumn:
         return len(types) == 1 or types == _TEXTS
 
     @property
-    def beyond(self) -> str | None:
+    def out_of_range_pattern(self) -> str | None:
         """Return a regular expression for texts that the type cannot hold, or None."""
-        return None if self.form is not None else _BEYOND.get(self.type.kind)
+        return None if self.form is not None else _OUT_OF_RANGE.get(self.type.kind)
 
 
 def _decimal(modifier: int) -> ColumnType:
@@ -126,9 +126,11 @@ def _decimal(modifier: int) -> ColumnType:
 
 def can_hold(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
     """Return whether a column's type can hold all of some values."""
-    if column.beyond is None:
+    if column.out_of_range_pattern is None:
         return True
-    return not pc.any(pc.match_substring_regex(texts, column.beyond), min_count=0).as_py()
+    return not pc.any(
+        pc.match_substring_regex(texts, column.out_of_range_pattern), min_count=0
+    ).as_py()
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class TypeConversion:
         columns: the source's columns.
         wanted: the same columns with the wanted types; STRING accepts every text.
         others: columns that stay unchanged, as a Spark schema.
-        beyond: for some columns, the name of another column that receives the texts which the
+        out_of_range: for some columns, the name of another column that receives the texts which the
             wanted type cannot hold; the value itself is null there. Other columns have no such
             values.
     """
@@ -147,27 +149,27 @@ class TypeConversion:
     columns: tuple[SourceColumn, ...]
     wanted: tuple[Column, ...]
     others: str = ""
-    beyond: Mapping[str, str] = field(default_factory=dict)
+    out_of_range: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schema(self) -> str:
         """Return the output's Spark schema."""
         columns = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
-        texts = [f"{quoted(name)} string" for name in self.beyond.values()]
+        texts = [f"{quoted(name)} string" for name in self.out_of_range.values()]
         return ", ".join(filter(None, [*columns, *texts, self.others]))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return batches with typed values in these columns, and the others unchanged."""
         for batch in batches:
-            values, beyond = {}, {}
+            values, out_of_range = {}, {}
             for column, target in zip(self.columns, self.wanted, strict=True):
                 texts = batch[column.name]
-                if column.name in self.beyond:
-                    texts, texts_beyond = _split_by_range(column, texts)
-                    beyond[self.beyond[column.name]] = texts_beyond
+                if column.name in self.out_of_range:
+                    texts, out_of_range_texts = _split_by_range(column, texts)
+                    out_of_range[self.out_of_range[column.name]] = out_of_range_texts
                 values[column.name] = _values(column, texts, target.type)
             others = {name: batch[name] for name in batch.schema.names if name not in values}
-            yield pa.RecordBatch.from_pydict(values | beyond | others)
+            yield pa.RecordBatch.from_pydict(values | out_of_range | others)
 
 
 def _split_by_range(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -175,7 +177,7 @@ def _split_by_range(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa
     nulls = pa.nulls(len(texts), pa.string())
     if can_hold(column, texts):
         return texts, nulls
-    is_out_of_range = pc.match_substring_regex(texts, column.beyond)
+    is_out_of_range = pc.match_substring_regex(texts, column.out_of_range_pattern)
     printed = _values(column, texts, ColumnType(Kind.STRING))
     return pc.if_else(is_out_of_range, nulls, texts), pc.if_else(is_out_of_range, printed, nulls)
 
@@ -255,7 +257,7 @@ def assign_numbers(
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
     assigned = [of_before.get(name, of_now.get(name)) for name in names]
-    _fill_in(assigned, sorted(_known_numbers(now)), _dropped_numbers(before, greatest))
+    _fill_gaps(assigned, sorted(_known_numbers(now)), _dropped_numbers(before, greatest))
     certain = [number for number in assigned if number is not None]
     if certain != sorted(set(certain)):
         # Names were swapped: the columns cannot be identified.
@@ -277,7 +279,7 @@ def _dropped_numbers(columns: Sequence[SourceColumn], greatest: int) -> set[int]
     return set(range(1, max([greatest, *known]) + 1)) - set(known)
 
 
-def _fill_in(numbers: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
+def _fill_gaps(numbers: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
     """Fill in the numbers that follow from those of other columns.
 
     No number is used twice, so a column that exists now existed when a newer one was described.

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 #: The name under which the token store records the slot that was created for this lake.
-_SLOT_MADE: Final = "slot"
+_SLOT_RECORD: Final = "slot"
 _UNKNOWN_SLOT: Final = (
     "this lake has no offset in it: another pipeline or project may read it, and each "
     "would miss the changes that the other has read"
@@ -91,7 +91,7 @@ _OWN_SLOT: Final = (
 _PATIENCE_SECONDS: Final = 10.0
 #: Evidence is written (`slot.emit_evidence`) if the log extends this far beyond a stream's last
 #: offset.
-_UNPROVED_BYTES: Final = 64 * 2**10
+_WITHOUT_EVIDENCE_BYTES: Final = 64 * 2**10
 #: If evidence cannot be written, this much log is retained for what was read last.
 _KEPT_BYTES: Final = 16 * 2**20
 #: Wait this long for a snapshot first: it is available sooner if no transaction has to end.
@@ -109,8 +109,8 @@ class PostgresDatabase:
     project: Project
     pipeline: str
     config: PostgresSource
-    _advanced: int = field(default=0, repr=False)
-    _memory: TokenStore | None = field(default=None, repr=False)
+    _advanced_lsn: int = field(default=0, repr=False)
+    _tokens: TokenStore | None = field(default=None, repr=False)
     _stream: LogStream | None = field(default=None, repr=False)
 
     @property
@@ -119,12 +119,12 @@ class PostgresDatabase:
         return slot_of(self.config, self.pipeline)
 
     @cached_property
-    def _wanted(self) -> TableSelection:
+    def _selection(self) -> TableSelection:
         return TableSelection(self.project, self.pipeline, self.config)
 
     def discover(self) -> list[StreamDescriptor]:
         """Return the selected tables. A missing table fails on its own."""
-        return self._wanted.discover(CaptureMethod.EVERY_CHANGE)
+        return self._selection.discover(CaptureMethod.EVERY_CHANGE)
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
@@ -134,107 +134,118 @@ class PostgresDatabase:
         Tables whose rows cannot be identified in the log are read completely in each run.
         """
         with connect(self.config.dsn) as connection:
-            state = _State.of(connection, self.slot, self._wanted.there.values())
-            self._expect_own_slot(connection, positions)
-            state = self._proved(connection, state, positions)
+            state = _State.of(connection, self.slot, self._selection.tables.values())
+            self._check_slot_owner(connection, positions)
+            state = self._write_evidence(connection, state, positions)
         # Read the catalog again: the log up to its end can only be understood with a later catalog.
-        wanted = TableSelection(self.project, self.pipeline, self.config)
-        unfollowed = wanted.without_log_key
-        wanted.remove_fingerprints(but=unfollowed)
-        in_log = {name: reported for name, reported in positions.items() if name not in unfollowed}
+        selection = TableSelection(self.project, self.pipeline, self.config)
+        unfollowed = selection.without_log_key
+        selection.remove_fingerprints(keep=unfollowed)
+        in_log = {name: stored for name, stored in positions.items() if name not in unfollowed}
         followed: list[TableReplication] = []
         missing: list[TableReplication] = []
-        with _spooling(spool_folder(self.project, self.pipeline)) as folder:
-            for name, reported in in_log.items():
+        with _create_spool(spool_folder(self.project, self.pipeline)) as folder:
+            for name, stored in in_log.items():
                 try:
-                    table = self._published(wanted.table(name), state)
+                    table = self._require_published(selection.table(name), state)
                 except SourceError as failure:
-                    if reported is not None:
+                    if stored is not None:
                         # Changes made until the problem is fixed are not in the log.
-                        position = replace(LogOffset.from_json(reported), has_unlogged=True)
+                        position = replace(LogOffset.from_json(stored), has_unlogged=True)
                         yield ChangeBatch(name, None, (), position.as_json())
                     yield StreamFailure(name, failure)
                     continue
-                one = TableReplication(
+                replication = TableReplication(
                     table,
-                    state.position(table, reported),
+                    state.offset(table, stored),
                     folder / uuid4().hex,
                     state.domains,
-                    self._wanted.there.get(name),
+                    self._selection.tables.get(name),
                     state.upto,
                 )
-                is_there = reported is not None and one.position.is_in_log
-                problem = self._gap(one, state) if is_there else None
+                has_landed = stored is not None and replication.position.is_in_log
+                problem = self._gap_error(replication, state) if has_landed else None
                 if problem is not None and not full_refresh:
                     yield StreamFailure(name, problem)
-                elif not is_there or problem is not None or not one.position.is_of(table):
-                    missing.append(one)
+                elif not has_landed or problem is not None or not replication.position.is_of(table):
+                    missing.append(replication)
                 else:
-                    followed.append(one)
-            yield from self._follow(lake, followed, state, full_refresh=full_refresh)
+                    followed.append(replication)
+            yield from self._read_log(lake, followed, state, full_refresh=full_refresh)
             lost = list(filter(_is_lost, followed))
             followed = list(filterfalse(_is_lost, followed))
             missing += lost if full_refresh else []
-            yield from () if full_refresh else map(self._of_other_log, lost)
-            again = [
-                one
-                for one in followed
-                if full_refresh or (one.invalid is None and self._reads_again(one))
+            yield from () if full_refresh else map(self._other_log_failure, lost)
+            to_reread = [
+                replication
+                for replication in followed
+                if full_refresh or (replication.invalid is None and self._must_reread(replication))
             ]
-            if again or missing:
+            if to_reread or missing:
                 with request_snapshot(self.config.dsn) as request:
-                    snapshot = yield from self._awaited(lake, request, followed, again, state)
+                    snapshot = yield from self._wait_for_snapshot(
+                        lake, request, followed, to_reread, state
+                    )
                     if snapshot is None:
-                        yield from self._late([*again, *missing])
+                        yield from self._timeout_failures([*to_reread, *missing])
                     else:
-                        at = replace(state, upto=snapshot.lsn)
-                        yield from self._follow(lake, again, at, full_refresh=full_refresh)
-                        readable = (one for one in again if full_refresh or one.invalid is None)
-                        for one in (*readable, *missing):
-                            yield from self._copied(lake, snapshot, one, state.server)
-        if whole := {name: reported for name, reported in positions.items() if name in unfollowed}:
-            yield from read_snapshots(lake, wanted, whole)
+                        at_snapshot = replace(state, upto=snapshot.lsn)
+                        yield from self._read_log(
+                            lake, to_reread, at_snapshot, full_refresh=full_refresh
+                        )
+                        readable = (
+                            replication
+                            for replication in to_reread
+                            if full_refresh or replication.invalid is None
+                        )
+                        for replication in (*readable, *missing):
+                            yield from self._copy_table(lake, snapshot, replication, state.server)
+        if without_log := {
+            name: stored for name, stored in positions.items() if name in unfollowed
+        }:
+            yield from read_snapshots(lake, selection, without_log)
 
-    def _reads_again(self, one: TableReplication) -> bool:
-        reason = one.position.reread_reason(one.table)
+    def _must_reread(self, replication: TableReplication) -> bool:
+        reason = replication.position.reread_reason(replication.table)
         if reason is not None:
-            stream = one.table.stream
+            stream = replication.table.stream
             log.info("table_read_again", pipeline=self.pipeline, stream=stream, reason=reason)
         return reason is not None
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """Return the columns of tables from the catalog."""
-        yield from self._wanted.describe_streams(names)
+        yield from self._selection.describe_streams(names)
 
-    def use_token_store(self, memory: TokenStore) -> None:
+    def use_token_store(self, store: TokenStore) -> None:
         """Set the token store, which records the slot that was created for this lake."""
-        self._memory = memory
+        self._tokens = store
 
     def check(
         self, *, create: bool, positions: Mapping[str, Offset] | None = None
     ) -> list[CheckResult]:
         """Return the problems of the database, and the statements that created missing objects."""
         with connect(self.config.dsn) as connection:
-            tables = list(self._wanted.there.values())
+            tables = list(self._selection.tables.values())
             checkup = Checkup(self.config.dsn, connection, self.slot, tables)
             # A slot of that name belongs to the other pipeline.
-            shared = self._other_reader(connection)
-            made = checkup.create() if create and shared is None else []
+            shared = self._shared_slot_error(connection)
+            statements = checkup.create() if create and shared is None else []
             if checkup.has_created_slot:
-                self._note_slot(connection)
-            reported = [CheckResult("created", Level.OK, statement) for statement in made]
-            found = [*reported, *checkup.check()]
+                self._record_slot(connection)
+            created = [CheckResult("created", Level.OK, statement) for statement in statements]
+            results = [*created, *checkup.check()]
             if shared is not None:
-                what = f"slot {self.slot.name}"
-                found.append(CheckResult(what, Level.FAILED, shared.message, shared.hint))
+                subject = f"slot {self.slot.name}"
+                results.append(CheckResult(subject, Level.FAILED, shared.message, shared.hint))
             is_readable = not any(
-                one.level is Level.FAILED and one.what == f"slot {self.slot.name}" for one in found
+                result.level is Level.FAILED and result.what == f"slot {self.slot.name}"
+                for result in results
             )
             if positions is not None and is_readable and is_in_database(connection, self.slot):
-                found += self._sharing(connection, positions)
-            return found
+                results += self._check_sharing(connection, positions)
+            return results
 
-    def _other_reader(self, connection: psycopg.Connection) -> SourceError | None:
+    def _shared_slot_error(self, connection: psycopg.Connection) -> SourceError | None:
         """Return an error if another pipeline of the project reads the slot.
 
         Different addresses may lead to one server. A server that does not respond is skipped.
@@ -251,8 +262,8 @@ class PostgresDatabase:
                 continue
             process = process or catalog.process_of(connection)
             try:
-                with connect(source.dsn, patience=_OTHER_SECONDS) as theirs:
-                    is_same = catalog.process_of(theirs) == process
+                with connect(source.dsn, patience=_OTHER_SECONDS) as other_connection:
+                    is_same = catalog.process_of(other_connection) == process
             except SourceError:
                 continue
             if is_same:
@@ -265,18 +276,18 @@ class PostgresDatabase:
                 )
         return None
 
-    def _note_slot(self, connection: psycopg.Connection) -> None:
+    def _record_slot(self, connection: psycopg.Connection) -> None:
         """Record that the slot was created for this lake, so that no other pipeline reads it."""
         server = catalog.server_of(connection)
-        if self._memory is not None:
-            self._memory.renew(_SLOT_MADE, lambda _: {"slot": self.slot.name, "server": server})
+        if self._tokens is not None:
+            self._tokens.renew(_SLOT_RECORD, lambda _: {"slot": self.slot.name, "server": server})
 
     def _is_slot_known(self, connection: psycopg.Connection) -> bool:
         """Return whether the slot was created for this lake."""
-        made = self._memory.load_token(_SLOT_MADE) if self._memory is not None else None
-        return made == {"slot": self.slot.name, "server": catalog.server_of(connection)}
+        token = self._tokens.load_token(_SLOT_RECORD) if self._tokens is not None else None
+        return token == {"slot": self.slot.name, "server": catalog.server_of(connection)}
 
-    def _expect_own_slot(
+    def _check_slot_owner(
         self, connection: psycopg.Connection, positions: Mapping[str, Offset | None]
     ) -> None:
         """Log a warning before the first run of a lake if other pipelines may read its slot.
@@ -284,9 +295,9 @@ class PostgresDatabase:
         Raises:
             SourceError: another pipeline of the project reads the slot.
         """
-        if (shared := self._other_reader(connection)) is not None:
+        if (shared := self._shared_slot_error(connection)) is not None:
             raise shared
-        is_first = not any(positions.values()) and self._wanted.there.keys() <= positions.keys()
+        is_first = not any(positions.values()) and self._selection.tables.keys() <= positions.keys()
         if is_first and not self._is_slot_known(connection):
             log.warning(
                 "slot_has_no_position",
@@ -296,27 +307,29 @@ class PostgresDatabase:
                 hint=_OWN_SLOT,
             )
 
-    def _sharing(
+    def _check_sharing(
         self, connection: psycopg.Connection, positions: Mapping[str, Offset]
     ) -> Iterator[CheckResult]:
         """Return a result if other pipelines may read this pipeline's slot, or have advanced it."""
-        what = f"slot {self.slot.name}"
+        subject = f"slot {self.slot.name}"
         server = catalog.server_of(connection)
-        mine = {name: LogOffset.from_json(reported) for name, reported in positions.items()}
-        in_log = {name: one for name, one in mine.items() if one.is_in_log}
+        offsets = {name: LogOffset.from_json(stored) for name, stored in positions.items()}
+        in_log = {name: position for name, position in offsets.items() if position.is_in_log}
         if not in_log:
             if not self._is_slot_known(connection):
-                yield CheckResult(what, Level.WARNING, f"exists, but {_UNKNOWN_SLOT}", _OWN_SLOT)
+                yield CheckResult(subject, Level.WARNING, f"exists, but {_UNKNOWN_SLOT}", _OWN_SLOT)
             return
         begins = confirmed_lsn(connection, self.slot)
         lost = [
             name
-            for name, one in in_log.items()
-            if name in self._wanted.there and one.server == server and one.required_lsn < begins
+            for name, position in in_log.items()
+            if name in self._selection.tables
+            and position.server == server
+            and position.required_lsn < begins
         ]
         if lost:
             yield CheckResult(
-                what,
+                subject,
                 Level.FAILED,
                 f"begins after the offset of {', '.join(lost)}: the changes in between "
                 "are lost. The slot was recreated or advanced; another pipeline may read "
@@ -331,16 +344,16 @@ class PostgresDatabase:
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Advance the slot to the offset that all streams have reached."""
-        reported = (positions[name] for name in self._wanted.there if name in positions)
-        mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
-        upto = min((position.required_lsn for position in mine), default=0)
-        if upto <= self._advanced:
+        stored = (positions[name] for name in self._selection.tables if name in positions)
+        offsets = [offset for offset in map(LogOffset.from_json, stored) if offset.is_in_log]
+        upto = min((position.required_lsn for position in offsets), default=0)
+        if upto <= self._advanced_lsn:
             return
         with connect(self.config.dsn) as connection:
             server = catalog.server_of(connection)
             # An LSN is meaningless in another server's log, and one beyond the end would discard
             # everything.
-            is_here = all(position.server == server for position in mine)
+            is_here = all(position.server == server for position in offsets)
             if not is_here or upto > durable_lsn(connection):
                 return
             if self._stream is None:
@@ -349,14 +362,14 @@ class PostgresDatabase:
                 self._stream.confirm(upto)
             else:
                 return
-            self._advanced = upto
+            self._advanced_lsn = upto
 
-    def _awaited(
+    def _wait_for_snapshot(
         self,
         lake: Lake,
         request: SnapshotRequest,
         followed: Sequence[TableReplication],
-        again: Sequence[TableReplication],
+        to_reread: Sequence[TableReplication],
         state: _State,
     ) -> Generator[
         ChangeBatch | Snapshot | CaughtUp | StreamFailure, None, DatabaseSnapshot | None
@@ -369,30 +382,30 @@ class PostgresDatabase:
         timeout = self.config.snapshot_timeout
         snapshot = request.wait(min(_AT_ONCE_SECONDS, timeout))
         if snapshot is not None:
-            return self._proved_snapshot(snapshot)
-        for one in followed:
-            yield CaughtUp(one.table.stream)
-        waiting = {one.table.oid for one in again}
-        others = [one for one in followed if one.table.oid not in waiting]
-        while (left := timeout - request.seconds) > 0:
-            snapshot = request.wait(min(_ROUND_SECONDS, left))
+            return self._add_evidence(snapshot)
+        for replication in followed:
+            yield CaughtUp(replication.table.stream)
+        waiting = {replication.table.oid for replication in to_reread}
+        others = [replication for replication in followed if replication.table.oid not in waiting]
+        while (seconds_left := timeout - request.seconds) > 0:
+            snapshot = request.wait(min(_ROUND_SECONDS, seconds_left))
             if snapshot is not None:
                 break
-            others = [other for other in others if other.invalid is None]
+            others = [replication for replication in others if replication.invalid is None]
             with connect(self.config.dsn) as connection:
-                now = replace(state, upto=durable_lsn(connection))
-            moved = set()
-            for brought in self._follow(lake, others, now, full_refresh=False):
-                if not isinstance(brought, ChangeBatch) or brought.versions is not None:
-                    moved.add(brought.stream)
-                yield brought
-            for name in sorted(moved):
+                current = replace(state, upto=durable_lsn(connection))
+            changed = set()
+            for batch in self._read_log(lake, others, current, full_refresh=False):
+                if not isinstance(batch, ChangeBatch) or batch.versions is not None:
+                    changed.add(batch.stream)
+                yield batch
+            for name in sorted(changed):
                 yield CaughtUp(name)
         request.cancel()
         snapshot = snapshot or request.wait(0)
-        return None if snapshot is None else self._proved_snapshot(snapshot)
+        return None if snapshot is None else self._add_evidence(snapshot)
 
-    def _proved_snapshot(self, snapshot: DatabaseSnapshot) -> DatabaseSnapshot:
+    def _add_evidence(self, snapshot: DatabaseSnapshot) -> DatabaseSnapshot:
         """Add evidence to a snapshot, and wait until the changes before it are durable."""
         self._await_written(snapshot.lsn)
         with connect(self.config.dsn) as connection:
@@ -401,33 +414,33 @@ class PostgresDatabase:
             evidence = emit_evidence(connection)
         return replace(snapshot, evidence=evidence or bytes_before(self.config.dsn, snapshot.lsn))
 
-    def _late(self, waiting: Iterable[TableReplication]) -> Iterator[StreamFailure]:
+    def _timeout_failures(self, waiting: Iterable[TableReplication]) -> Iterator[StreamFailure]:
         """Fail the tables that wait for a snapshot, with the transaction that blocks it."""
         oldest = oldest_transaction(self.config.dsn)
-        for one in waiting:
+        for replication in waiting:
             failure = SourceError(
-                f"The copy of the table {one.table.stream} could not begin within "
+                f"The copy of the table {replication.table.stream} could not begin within "
                 f"{self.config.snapshot_timeout} s: {oldest.reason}.",
                 hint=f"{oldest.hint}. The next run tries again; `snapshot_timeout` sets how "
                 "long it waits.",
             )
-            yield StreamFailure(one.table.stream, failure)
+            yield StreamFailure(replication.table.stream, failure)
 
-    def _copied(
-        self, lake: Lake, snapshot: DatabaseSnapshot, one: TableReplication, server: int
+    def _copy_table(
+        self, lake: Lake, snapshot: DatabaseSnapshot, replication: TableReplication, server: int
     ) -> Iterator[Snapshot | StreamFailure]:
         """Copy a table, at a time that is not earlier than its landed versions."""
         try:
-            landed = landed_micros(self._wanted.landing_folder(one.table.stream))
+            landed = landed_micros(self._selection.landing_folder(replication.table.stream))
         except SourceError as failure:
-            yield StreamFailure(one.table.stream, failure)
+            yield StreamFailure(replication.table.stream, failure)
             return
-        position = one.position.not_before(landed)
+        position = replication.position.not_before(landed)
         yield from copy_table(
-            lake.spark, self.config.dsn, snapshot, one.table, position, server=server
+            lake.spark, self.config.dsn, snapshot, replication.table, position, server=server
         )
 
-    def _proved(
+    def _write_evidence(
         self,
         connection: psycopg.Connection,
         state: _State,
@@ -439,17 +452,20 @@ class PostgresDatabase:
         Streams then advance to a message that is written here. Nothing is written to an idle
         server.
         """
-        reported = (position for position in positions.values() if position is not None)
-        mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
-        if all(one.evidence is not None and state.upto - one.lsn < _UNPROVED_BYTES for one in mine):
+        stored = (position for position in positions.values() if position is not None)
+        offsets = [offset for offset in map(LogOffset.from_json, stored) if offset.is_in_log]
+        if all(
+            offset.evidence is not None and state.upto - offset.lsn < _WITHOUT_EVIDENCE_BYTES
+            for offset in offsets
+        ):
             return state
-        is_proved = emit_evidence(connection) is not None
-        return replace(state, upto=durable_lsn(connection), is_proved=is_proved)
+        can_write_evidence = emit_evidence(connection) is not None
+        return replace(state, upto=durable_lsn(connection), can_write_evidence=can_write_evidence)
 
-    def _follow(
+    def _read_log(
         self,
         lake: Lake,
-        followed: Sequence[TableReplication],
+        replications: Sequence[TableReplication],
         state: _State,
         *,
         full_refresh: bool,
@@ -462,65 +478,75 @@ class PostgresDatabase:
 
         Args:
             lake: the lake whose Spark session does the work.
-            followed: the tables.
+            replications: the tables.
             state: the state of the database.
             full_refresh: whether the tables are fully refreshed in any case.
         """
-        if not followed:
+        if not replications:
             return
-        self._recognize(followed)
+        self._recognize(replications)
         lsn, evidence = 0, None
-        begins = min(one.position.required_lsn for one in followed)
-        folder = followed[0].folder.parent / uuid4().hex
-        with self._streaming(begins, state.upto, folder) as stream:
-            decoder = Decoder(codec=codec_of(stream.connection, self._converted))
+        begin_lsn = min(replication.position.required_lsn for replication in replications)
+        folder = replications[0].folder.parent / uuid4().hex
+        with self._open_stream(begin_lsn, state.upto, folder) as stream:
+            decoder = Decoder(codec=codec_of(stream.connection, self._convert_characters))
             for batch in stream.batches():
                 decoded = decoder.decode(batch)
                 reach("read.log-batch")
-                for one in followed:
-                    one.add(decoded)
+                for replication in replications:
+                    replication.add(decoded)
                 if decoded.ended is None:
                     continue
                 lsn, evidence = decoded.ended.end_lsn, Evidence.of(decoded.ended.transaction)
-                due = [one for one in followed if decoder.is_between_transactions and one.is_due]
-                for one in due:
-                    yield from one.read(lake.spark, ReadEnd(lsn, evidence, upto=lsn))
-        if not state.is_proved and state.upto - lsn >= _KEPT_BYTES:
+                due = [
+                    replication
+                    for replication in replications
+                    if decoder.is_between_transactions and replication.is_due
+                ]
+                for replication in due:
+                    yield from replication.read(lake.spark, ReadEnd(lsn, evidence, upto=lsn))
+        if not state.can_write_evidence and state.upto - lsn >= _KEPT_BYTES:
             # The server must not retain its log forever.
             lsn, evidence = state.upto, bytes_before(self.config.dsn, state.upto)
-        for one in followed:
-            one.is_lost = not one.is_recognized
-            if one.is_recognized:
-                yield from self._brought(
-                    lake, one, ReadEnd(lsn, evidence, upto=state.upto), full_refresh=full_refresh
+        for replication in replications:
+            replication.is_lost = not replication.is_recognized
+            if replication.is_recognized:
+                yield from self._read_changes(
+                    lake,
+                    replication,
+                    ReadEnd(lsn, evidence, upto=state.upto),
+                    full_refresh=full_refresh,
                 )
 
-    def _recognize(self, followed: Sequence[TableReplication]) -> None:
+    def _recognize(self, replications: Sequence[TableReplication]) -> None:
         """Compare the server's log with the bytes that offsets store as evidence."""
         known: dict[Evidence, bool] = {}
-        for one in followed:
-            evidence = one.position.evidence
-            if one.is_recognized or evidence is None or not evidence.is_bytes:
+        for replication in replications:
+            evidence = replication.position.evidence
+            if replication.is_recognized or evidence is None or not evidence.is_bytes:
                 continue
             if evidence not in known:
-                known[evidence] = evidence.is_there(self.config.dsn)
-            one.is_recognized = known[evidence]
-            one.is_lost = not one.is_recognized
+                known[evidence] = evidence.is_on_server(self.config.dsn)
+            replication.is_recognized = known[evidence]
+            replication.is_lost = not replication.is_recognized
 
-    def _brought(
-        self, lake: Lake, one: TableReplication, reached: ReadEnd, *, full_refresh: bool
+    def _read_changes(
+        self, lake: Lake, replication: TableReplication, end: ReadEnd, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
-        yield from one.read(lake.spark, reached)
-        if one.invalid is not None and not full_refresh:
-            yield StreamFailure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
+        yield from replication.read(lake.spark, end)
+        if replication.invalid is not None and not full_refresh:
+            yield StreamFailure(
+                replication.table.stream,
+                self._decoding_error(replication.table.stream, replication.invalid),
+            )
 
-    def _converted(self, characters: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
+    def _convert_characters(self, characters: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
         """Convert characters with the server while its log is read."""
         with connect(self.config.dsn) as connection, translate_errors():
             return convert_characters(connection, characters)
 
     @contextmanager
-    def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
+    def _open_stream(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
         """Read the slot. While it is read, it is advanced through the same connection."""
         with open_stream(
             self.config.dsn, self.slot, begins=begins, upto=upto, folder=folder
@@ -543,29 +569,29 @@ class PostgresDatabase:
                     )
                 time.sleep(0.05)
 
-    def _unreadable(self, name: str, invalid: Invalid) -> SourceError:
+    def _decoding_error(self, name: str, invalid: Invalid) -> SourceError:
         """Return an error about a change in the log that cannot be decoded, with the remedy."""
         transaction = invalid.transaction
         at = datetime.fromtimestamp(transaction.commit_micros / 1e6, UTC)
-        where = (
+        location = (
             f"in transaction {transaction.xid}, committed at {at:%Y-%m-%d %H:%M:%S}Z, LSN "
             f"{format_lsn(transaction.commit_lsn)}."
         )
-        again = f"run `chronolake resync {self.pipeline} --stream {name}` to read the current rows"
+        resync = f"run `chronolake resync {self.pipeline} --stream {name}` to read the current rows"
         if isinstance(invalid.column, Undecodable):
             return SourceError(
                 f"The table {name} had a column whose name, {invalid.column}, is not valid in its "
-                f"database's encoding: {where}",
-                hint=f"Rename the column if it still has that name. Then {again}.",
+                f"database's encoding: {location}",
+                hint=f"Rename the column if it still has that name. Then {resync}.",
             )
         return SourceError(
             f"A change of {name} has text in the column {invalid.column} that is not "
-            f"valid in its database's encoding, or has no equivalent in UTF-8: {where}",
-            hint=f"Correct the row in the database. Then {again}; the error of a row that is "
+            f"valid in its database's encoding, or has no equivalent in UTF-8: {location}",
+            hint=f"Correct the row in the database. Then {resync}; the error of a row that is "
             "still not valid contains its ctid.",
         )
 
-    def _published(self, table: SourceTable, state: _State) -> SourceTable:
+    def _require_published(self, table: SourceTable, state: _State) -> SourceTable:
         """Return a table whose changes the log contains completely.
 
         Raises:
@@ -579,7 +605,7 @@ class PostgresDatabase:
                 f"The table {name} cannot be read from the log: {problem.message}.",
                 hint=problem.fix,
             )
-        again = f"`chronolake resync {self.pipeline} --stream {name}`"
+        resync = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
         if published is None:
             raise SourceError(
@@ -593,51 +619,52 @@ class PostgresDatabase:
             )
         if table.is_partly_published(published):
             missing = table.unpublished_columns(published)
-            what = f"without {', '.join(missing)}" if missing else "with only some of its rows"
+            extent = f"without {', '.join(missing)}" if missing else "with only some of its rows"
             raise SourceError(
-                f"The publication {publication} contains the table {name} {what}.",
-                hint=f"Publish it without a column list and without WHERE, and then run {again}.",
+                f"The publication {publication} contains the table {name} {extent}.",
+                hint=f"Publish it without a column list and without WHERE, and then run {resync}.",
             )
         return table
 
-    def _gap(self, following: TableReplication, state: _State) -> SourceError | None:
+    def _gap_error(self, replication: TableReplication, state: _State) -> SourceError | None:
         """Return an error if the log does not continue at a stream's offset, or None."""
-        name, position = following.table.stream, following.position
+        name, position = replication.table.stream, replication.position
         if position.server != state.server or position.lsn > state.upto:
-            what = f"The offset of the stream {name} is not in this server's log."
-            why = "The database was restored, or is a different one."
+            message = f"The offset of the stream {name} is not in this server's log."
+            reason = "The database was restored, or is a different one."
         elif position.required_lsn < state.begins:
-            what = (
+            message = (
                 f"The slot {self.slot.name} begins after the offset of {name}: the "
                 "changes in between are lost."
             )
-            why = "The slot was recreated or advanced."
+            reason = "The slot was recreated or advanced."
         else:
             return None
         return SourceError(
-            what, hint=f"{why} Run {self._again(following)} to read the current rows."
+            message,
+            hint=f"{reason} Run {self._resync_command(replication)} to read the current rows.",
         )
 
-    def _of_other_log(self, following: TableReplication) -> StreamFailure:
+    def _other_log_failure(self, replication: TableReplication) -> StreamFailure:
         """Return the failure of a stream whose offset is in another server's log."""
-        name, evidence = following.table.stream, following.position.evidence
-        where = "" if evidence is None else f" at {format_lsn(evidence.lsn)}"
+        name, evidence = replication.table.stream, replication.position.evidence
+        location = "" if evidence is None else f" at {format_lsn(evidence.lsn)}"
         error = SourceError(
             f"The server's log is not the one that {name} was read from: what was "
-            f"read{where} is no longer in it.",
+            f"read{location} is no longer in it.",
             hint="The server was restored from an older state, or a standby that lagged "
             "behind was promoted: rows in the lake may differ from the table's. No "
-            f"changes of the new log were applied. Run {self._again(following)} to "
+            f"changes of the new log were applied. Run {self._resync_command(replication)} to "
             "compare the table with the lake and read the current rows.",
         )
         return StreamFailure(name, error)
 
-    def _again(self, following: TableReplication) -> str:
-        return f"`chronolake resync {self.pipeline} --stream {following.table.stream}`"
+    def _resync_command(self, replication: TableReplication) -> str:
+        return f"`chronolake resync {self.pipeline} --stream {replication.table.stream}`"
 
 
-def _is_lost(one: TableReplication) -> bool:
-    return one.is_lost
+def _is_lost(replication: TableReplication) -> bool:
+    return replication.is_lost
 
 
 @dataclass(frozen=True)
@@ -651,7 +678,7 @@ class _State:
         domains: the oid and modifier of each domain's base type, by the domain's oid.
         published: the contents of the publication, by table oid.
         problems: problems with replica identities, by table oid.
-        is_proved: False if writing evidence to the log was tried, and the server refused it.
+        can_write_evidence: False if the server refused to write evidence to its log.
     """
 
     begins: int
@@ -660,7 +687,7 @@ class _State:
     domains: Mapping[int, tuple[int, int]]
     published: Mapping[int, Published]
     problems: Mapping[int, IdentityProblem]
-    is_proved: bool = True
+    can_write_evidence: bool = True
 
     @classmethod
     def of(cls, connection: psycopg.Connection, slot: Slot, tables: Iterable[SourceTable]) -> Self:
@@ -696,34 +723,34 @@ class _State:
             identity_problems(connection, tables),
         )
 
-    def position(self, table: SourceTable, told: Offset | None) -> LogOffset:
+    def offset(self, table: SourceTable, stored: Offset | None) -> LogOffset:
         """Return a stream's offset: the one of its checkpoint, or the begin of the log."""
         published = self.published[table.oid]
-        if told is None:
+        if stored is None:
             return LogOffset.initial(
                 table, lsn=self.begins, published=published, server=self.server
             )
-        position = LogOffset.from_json(told)
-        is_gapless = position.published == published.since and position.publication in {
+        current = LogOffset.from_json(stored)
+        is_gapless = current.published == published.since and current.publication in {
             None,
             published.version,
         }
         return replace(
-            position,
+            current,
             published=published.since,
             publication=published.version,
-            has_unlogged=position.has_unlogged or not is_gapless,
+            has_unlogged=current.has_unlogged or not is_gapless,
         )
 
 
 @contextmanager
-def _spooling(folder: Path) -> Iterator[Path]:
+def _create_spool(folder: Path) -> Iterator[Path]:
     """Create a folder below this one, and remove it at the end of the block."""
     # Only one process at a time runs a pipeline: existing files were left by a crash.
     shutil.rmtree(folder, ignore_errors=True)
-    place = folder / uuid4().hex
-    place.mkdir(parents=True)
+    spool = folder / uuid4().hex
+    spool.mkdir(parents=True)
     try:
-        yield place
+        yield spool
     finally:
         shutil.rmtree(folder, ignore_errors=True)

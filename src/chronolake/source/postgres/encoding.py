@@ -213,8 +213,8 @@ def convert_characters(
         psycopg.Error: the server does not respond.
     """
     query = (
-        "SELECT convert(one, %s, 'UTF8') FROM unnest(%s::bytea[]) WITH ORDINALITY AS c(one, place) "
-        "ORDER BY place"
+        "SELECT convert(stored, %s, 'UTF8') FROM unnest(%s::bytea[]) WITH ORDINALITY "
+        "AS c(stored, place) ORDER BY place"
     )
     try:
         with connection.transaction():

@@ -101,12 +101,14 @@ def copy_table(
         with lock_table(dsn, snapshot, table) as locked:
             current = locked.table
             row_key = RowKey.of(current)
-            columns = row_key.declared(current.columns, beyond=set())
+            columns = row_key.declare(current.columns, out_of_range=set())
             # Values that a type cannot hold are only found during the copy.
-            checked = [column.name for column in current.columns if column.beyond is not None]
+            checked = [
+                column.name for column in current.columns if column.out_of_range_pattern is not None
+            ]
             out_of_range = {name: f"{RESERVED}text{number}" for number, name in enumerate(checked)}
-            rows = row_key.typed(
-                read_texts(spark, dsn, locked), current.columns, columns, beyond=out_of_range
+            rows = row_key.convert(
+                read_texts(spark, dsn, locked), current.columns, columns, out_of_range=out_of_range
             )
             position_after = position.after_copy(
                 current, snapshot, server=server, fingerprints=fingerprints

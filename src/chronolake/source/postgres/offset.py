@@ -162,7 +162,7 @@ class LogOffset:
         if self.types is None:
             # Types may have been altered before they were recorded.
             return [type_.name for type_ in table.dependencies.types]
-        return self.types.altered(table.dependencies)
+        return self.types.altered_types(table.dependencies)
 
     def not_before(self, micros: int) -> Self:
         """Return this offset with a time that is not earlier than a landed version.

@@ -88,8 +88,8 @@ def sequences_of(commit_lsns: Places, places: Places) -> pa.Array:
 def _digits(numbers: Places, count: int) -> Bytes:
     """Return the hexadecimal digits of numbers, one row for each number."""
     shifts = np.arange(count - 1, -1, -1, dtype=np.int64) * 4
-    found: Bytes = _HEX[(numbers[:, np.newaxis] >> shifts) & 0xF]
-    return found
+    digits: Bytes = _HEX[(numbers[:, np.newaxis] >> shifts) & 0xF]
+    return digits
 
 
 def convert_changes(
@@ -114,58 +114,62 @@ def convert_changes(
     is_key = np.array([name in key for name in names], np.bool_)
     is_delete = changes.kinds == Kind.DELETE
     new = _fill_unchanged(changes, is_key)
-    moved = changes.has_old & ~is_delete & _changes_key(changes, new, is_key)
-    tells = wanted & ~is_delete
+    has_new_key = changes.has_old & ~is_delete & _changes_key(changes, new, is_key)
+    is_version = wanted & ~is_delete
     # If a partition had another replica identity, the old row does not contain the key.
-    is_nameless = wanted & is_delete & _lacks_key(changes, is_key)
-    ends = wanted & (is_delete | moved) & ~is_nameless
+    lacks_key = wanted & is_delete & _lacks_key(changes, is_key)
+    is_ended = wanted & (is_delete | has_new_key) & ~lacks_key
     lsns = np.array(commits, np.int64)[changes.transactions]
     # The record of the old key ends before that of the new key begins.
     ordinals = changes.ordinals * 2
 
-    def system(rows: Flags, *, is_mark: bool) -> list[pa.Array]:
+    def system(rows: Flags, *, is_tombstone: bool) -> list[pa.Array]:
         at = pa.array(times[rows])
         count = int(rows.sum())
-        sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_mark))
-        words = _operations(changes.kinds[rows])
+        sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_tombstone))
+        operations = _operations(changes.kinds[rows])
         omitted = pa.nulls(count, pa.list_(pa.string()))
         follows = pa.nulls(count, pa.string())
-        if not is_mark:
+        if not is_tombstone:
             omitted = _omitted_columns(names, [unknown[rows] for _, unknown in new], count)
-            is_first = pa.array(moved[rows] & omitted.is_valid().to_numpy(zero_copy_only=False))
-            marks = sequences_of(lsns[rows], ordinals[rows])
-            follows = pc.if_else(is_first, marks, follows)
-        deleted = at if is_mark else pa.nulls(count, pa.int64())
-        tells = pa.array(np.full(count, not is_mark))
-        return [at, sequences, deleted, tells, omitted, words, follows]
+            is_first = pa.array(
+                has_new_key[rows] & omitted.is_valid().to_numpy(zero_copy_only=False)
+            )
+            tombstone_sequences = sequences_of(lsns[rows], ordinals[rows])
+            follows = pc.if_else(is_first, tombstone_sequences, follows)
+        deleted = at if is_tombstone else pa.nulls(count, pa.int64())
+        provides_data = pa.array(np.full(count, not is_tombstone))
+        return [at, sequences, deleted, provides_data, omitted, operations, follows]
 
     schema = pa.schema([*((name, pa.string()) for name in names), *SYSTEM])
-    reported = [texts.filter(pa.array(tells)) for texts, _ in new]
-    marks = [
-        cells.texts.filter(pa.array(ends)) if of_key else pa.nulls(int(ends.sum()), pa.string())
+    new_values = [texts.filter(pa.array(is_version)) for texts, _ in new]
+    tombstones = [
+        cells.texts.filter(pa.array(is_ended))
+        if of_key
+        else pa.nulls(int(is_ended.sum()), pa.string())
         for cells, of_key in zip(changes.old, is_key, strict=True)
     ]
     rows = pa.concat_tables(
         pa.Table.from_arrays([_as_string(column) for column in columns], schema=schema)
         for columns in (
-            [*reported, *system(tells, is_mark=False)],
-            [*marks, *system(ends, is_mark=True)],
+            [*new_values, *system(is_version, is_tombstone=False)],
+            [*tombstones, *system(is_ended, is_tombstone=True)],
         )
     )
-    return rows, not (is_nameless | wanted & _may_hide_key(changes, is_key)).any()
+    return rows, not (lacks_key | wanted & _may_hide_key(changes, is_key)).any()
 
 
 def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
     """Return the new rows' values, filled from old rows, and flags where values are unknown."""
-    found = []
+    filled = []
     for new, old, of_key in zip(changes.new, changes.old, is_key, strict=True):
         # If only the old key was sent, the other columns are null.
-        known = new.is_unchanged & (changes.has_old if of_key else changes.has_full_old)
+        is_known = new.is_unchanged & (changes.has_old if of_key else changes.has_full_old)
         texts = new.texts
-        if known.any():
-            texts = pc.if_else(pa.array(known), old.texts, texts)
-        found.append((texts, new.is_unchanged & ~known))
-    return found
+        if is_known.any():
+            texts = pc.if_else(pa.array(is_known), old.texts, texts)
+        filled.append((texts, new.is_unchanged & ~is_known))
+    return filled
 
 
 def _changes_key(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
@@ -195,8 +199,8 @@ def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
     is_identity = np.array([column.is_identity for column in changes.relation.columns], np.bool_)
     if is_identity[is_key].all():
         return np.zeros(changes.number, np.bool_)
-    found: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_full_old
-    return found
+    may_hide: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_full_old
+    return may_hide
 
 
 def _omitted_columns(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
@@ -245,42 +249,42 @@ class RowKey:
     def of(cls, table: SourceTable) -> Self:
         """Return the row key of a table from the catalog."""
         names = table.key or table.distinct_by
-        mine = tuple(column for column in table.columns if column.name in names)
-        return cls(mine, is_hashed=not table.key)
+        own_columns = tuple(column for column in table.columns if column.name in names)
+        return cls(own_columns, is_hashed=not table.key)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the columns that identify rows."""
         return tuple(column.name for column in self.columns)
 
-    def declared(self, columns: Sequence[SourceColumn], *, beyond: set[str]) -> list[Column]:
+    def declare(self, columns: Sequence[SourceColumn], *, out_of_range: set[str]) -> list[Column]:
         """Return a table's columns as declared to the lake, including its key.
 
         Args:
             columns: the source's columns.
-            beyond: the names of columns with values that their types cannot hold; these are
+            out_of_range: the names of columns with values that their types cannot hold; these are
                 declared as strings.
         """
         text = ColumnType(TypeKind.STRING)
         key = () if self.is_hashed else self.names
-        found = [
+        columns_ = [
             Column(
                 column.name,
-                text if column.name in beyond else column.type,
+                text if column.name in out_of_range else column.type,
                 primary_key=column.name in key,
             )
             for column in columns
         ]
-        return [ROW_KEY, *found] if self.is_hashed else found
+        return [ROW_KEY, *columns_] if self.is_hashed else columns_
 
-    def typed(
+    def convert(
         self,
         rows: ArrowRows,
         columns: Sequence[SourceColumn],
         wanted: Sequence[Column],
         *,
         others: str = "",
-        beyond: Mapping[str, str] | None = None,
+        out_of_range: Mapping[str, str] | None = None,
     ) -> ArrowRows:
         """Return rows with typed values and with their key.
 
@@ -288,29 +292,29 @@ class RowKey:
             rows: rows whose columns are texts. If no columns identify them, these must be all rows
                 of the table, with only its columns.
             columns: the source's columns.
-            wanted: the same columns as returned by `declared`.
+            wanted: the same columns as returned by `declare`.
             others: columns that stay unchanged, as a Spark schema.
-            beyond: see `TypeConversion`.
+            out_of_range: see `TypeConversion`.
 
         Returns:
             The rows. `_fivetran_id` has 64 hexadecimal digits. It stays the same as long as the
             values of its columns stay the same, even if columns are renamed, or added without
             values.
         """
-        mine = tuple(column for column in wanted if column is not ROW_KEY)
+        data_columns = tuple(column for column in wanted if column is not ROW_KEY)
         if not self.is_hashed:
-            typing = TypeConversion(tuple(columns), mine, others, beyond or {})
+            typing = TypeConversion(tuple(columns), data_columns, others, out_of_range or {})
             return rows.then(typing, typing.schema)
         row_id = f"{quoted(ROW_ID)} {ROW_KEY.type.sql}"
-        both = ", ".join(filter(None, [row_id, others]))
-        typing = TypeConversion(tuple(columns), mine, both, beyond or {})
+        kept_columns = ", ".join(filter(None, [row_id, others]))
+        typing = TypeConversion(tuple(columns), data_columns, kept_columns, out_of_range or {})
         texts = to_spark(rows)
-        known = (
+        keyed = (
             texts.selectExpr(_hash(self.columns), "*")
             if self.columns
             else _number_duplicates(texts, columns)
         )
-        return ArrowRows(known, typing, typing.schema)
+        return ArrowRows(keyed, typing, typing.schema)
 
 
 def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
@@ -326,8 +330,8 @@ def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:
     # Columns are identified by number and nulls are ignored, so that renamed or new columns do not
     # change the hash.
     cells = (f"{literal(str(column.number))}, {quoted(column.name)}" for column in columns)
-    said = f"to_json(named_struct({', '.join(cells)}), map('ignoreNullFields', 'true'))"
-    return f"sha2(concat_ws(':', {number}, {said}), 256) AS {quoted(ROW_ID)}"
+    values = f"to_json(named_struct({', '.join(cells)}), map('ignoreNullFields', 'true'))"
+    return f"sha2(concat_ws(':', {number}, {values}), 256) AS {quoted(ROW_ID)}"
 
 
 _BUFFER_BYTES: Final = 16 * 2**20
@@ -360,7 +364,7 @@ class Spool:
     file: Path
     bytes: int = 0
     has_followers: bool = False
-    _beyond: set[str] = field(default_factory=set)
+    _out_of_range: set[str] = field(default_factory=set)
     _waiting: list[pa.Table] = field(default_factory=list)
     _waiting_bytes: int = 0
     _writer: pq.ParquetWriter | None = None
@@ -368,8 +372,10 @@ class Spool:
     def add(self, versions: pa.Table) -> None:
         """Append versions that `convert_changes` returned."""
         for column in self.columns:
-            if column.name not in self._beyond and not can_hold(column, versions[column.name]):
-                self._beyond.add(column.name)
+            if column.name not in self._out_of_range and not can_hold(
+                column, versions[column.name]
+            ):
+                self._out_of_range.add(column.name)
         self.has_followers |= versions[FOLLOWS].null_count < versions.num_rows
         self._waiting.append(versions)
         self._waiting_bytes += versions.nbytes
@@ -396,7 +402,7 @@ class Spool:
     @property
     def declared(self) -> list[Column]:
         """Return the columns as they land, with types that hold all spooled values."""
-        return self.key.declared(self.columns, beyond=self._beyond)
+        return self.key.declare(self.columns, out_of_range=self._out_of_range)
 
     def versions(self, spark: SparkSession) -> ArrowRows:
         """Return the versions in the form that `landing` accepts, after `close`."""
@@ -409,7 +415,7 @@ class Spool:
             _read_spool,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
         )
-        return self.key.typed(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
+        return self.key.convert(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
 
 
 def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -45,18 +45,18 @@ class TableSelection:
     config: PostgresSource
 
     @cached_property
-    def _there(self) -> dict[str, SourceTable]:
+    def _catalog_tables(self) -> dict[str, SourceTable]:
         """Return the tables of the schemas, by stream."""
         with connect(self.config.dsn) as connection:
             # Without the log, unlogged tables can be read too.
             is_compared = self.config.method is PostgresMethod.SNAPSHOT_DIFF
-            found = catalog.tables_in(
+            tables = catalog.tables_in(
                 connection,
                 self.config.schemas,
                 options=self.options,
                 also_unlogged=is_compared,
             )
-        return {table.stream: table for table in found}
+        return {table.stream: table for table in tables}
 
     @property
     def options(self) -> ColumnOptions:
@@ -74,17 +74,19 @@ class TableSelection:
     @cached_property
     def names(self) -> list[str]:
         """Return the streams of all selected tables, including missing ones."""
-        return list(dict.fromkeys(self.config.tables or self._there))
+        return list(dict.fromkeys(self.config.tables or self._catalog_tables))
 
     @cached_property
-    def there(self) -> dict[str, SourceTable]:
+    def tables(self) -> dict[str, SourceTable]:
         """Return the existing tables, by stream."""
-        return {name: self._there[name] for name in self.names if name in self._there}
+        return {
+            name: self._catalog_tables[name] for name in self.names if name in self._catalog_tables
+        }
 
     @cached_property
     def without_log_key(self) -> set[str]:
         """Return the streams of existing tables whose rows cannot be identified in the log."""
-        return {name for name, table in self.there.items() if not table.log_key}
+        return {name for name, table in self.tables.items() if not table.log_key}
 
     def fingerprints_of(self, stream: str) -> FingerprintFolder:
         """Return the folder of the fingerprints of a stream's table."""
@@ -95,11 +97,11 @@ class TableSelection:
         """Return the folder of a stream's landed files."""
         return raw_folder(self.project, self.pipeline, stream)
 
-    def remove_fingerprints(self, *, but: Iterable[str]) -> None:
+    def remove_fingerprints(self, *, keep: Iterable[str]) -> None:
         """Remove the fingerprints of all streams except some: they contain keys."""
-        kept = {self.fingerprints_of(name).path for name in but}
+        kept_paths = {self.fingerprints_of(name).path for name in keep}
         for path in self._fingerprints.glob("*"):
-            if path not in kept:
+            if path not in kept_paths:
                 shutil.rmtree(path, ignore_errors=True)
 
     @property
@@ -113,7 +115,7 @@ class TableSelection:
             capture_method: the capture method of tables that can be replicated from the log. Others
                 are read completely.
         """
-        keys = {name: table.key or (ROW_KEY.name,) for name, table in self.there.items()}
+        keys = {name: table.key or (ROW_KEY.name,) for name, table in self.tables.items()}
         return [
             StreamDescriptor(
                 StreamCapabilities(name, reports_changes=True, is_reimported=False),
@@ -133,7 +135,7 @@ class TableSelection:
         Raises:
             SourceError: the table does not exist, or cannot be read under its name.
         """
-        table = self.there.get(stream)
+        table = self.tables.get(stream)
         if table is None:
             raise SourceError(
                 f"The database has no table {stream}.",
@@ -160,5 +162,5 @@ class TableSelection:
             except SourceError as failure:
                 yield StreamFailure(name, failure)
                 continue
-            columns = RowKey.of(table).declared(table.columns, beyond=set())
+            columns = RowKey.of(table).declare(table.columns, out_of_range=set())
             yield DescribedStream(name, columns, numbers_of(table.columns))

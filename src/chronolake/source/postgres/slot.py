@@ -55,16 +55,16 @@ _LOOK_SECONDS: Final = 20
 @contextmanager
 def collect_warnings(connection: psycopg.Connection) -> Iterator[list[str]]:
     """Collect the server's warnings while the block runs."""
-    warned: list[str] = []
+    messages: list[str] = []
 
-    def note(notice: Diagnostic) -> None:
-        warned.append(notice.message_primary or "a warning without a message")
+    def note_warning(notice: Diagnostic) -> None:
+        messages.append(notice.message_primary or "a warning without a message")
 
-    connection.add_notice_handler(note)
+    connection.add_notice_handler(note_warning)
     try:
-        yield warned
+        yield messages
     finally:
-        connection.remove_notice_handler(note)
+        connection.remove_notice_handler(note_warning)
 
 
 def recovery_steps(slot: Slot) -> str:
@@ -246,14 +246,14 @@ def confirmed_lsn(connection: psycopg.Connection, slot: Slot) -> int:
             f"The server has no replication slot {slot.name}.",
             hint="Run `chronolake check --create` to create the publication and the slot.",
         )
-    begins, plugin, is_of_this, two_phase, wal_status, is_synced = row
+    begins, plugin, is_own_database, two_phase, wal_status, is_synced = row
     if is_synced:
         raise SourceError(
             f"The replication slot {slot.name} is this standby's copy of a slot of its primary.",
             hint="Read the primary, or this server after its promotion. To read the standby, "
             "give the pipeline its own slot there: `slot: …` below `source`.",
         )
-    if not is_of_this:
+    if not is_own_database:
         raise SourceError(
             f"The replication slot {slot.name} belongs to another database, and can only "
             "be read there.",
@@ -269,10 +269,10 @@ def confirmed_lsn(connection: psycopg.Connection, slot: Slot) -> int:
         "it decodes prepared transactions before they are committed": two_phase,
         "the server removed log that it needs": wal_status == "lost",
     }
-    for words, is_so in problems.items():
-        if is_so:
+    for problem, has_problem in problems.items():
+        if has_problem:
             raise SourceError(
-                f"The replication slot {slot.name} cannot be read: {words}.",
+                f"The replication slot {slot.name} cannot be read: {problem}.",
                 hint=recovery_steps(slot),
             )
     return parse_lsn(str(begins))
@@ -293,14 +293,18 @@ def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
             "FROM pg_replication_slots WHERE slot_name = %s",
             (slot.name,),
         ).fetchone()
-    behind, kept, status, safe, words = row or (0, 0, "reserved", None, None)
+    behind, retained, status, safe_bytes, safe_size = row or (0, 0, "reserved", None, None)
     warning = None
-    if safe is not None and status != "reserved":
-        left = f"after {words} more of log" if safe and safe > 0 else "at the next checkpoint"
-        warning = f"the server may invalidate the slot {slot.name} {left}: sync now"
-    elif safe is None and kept > _MUCH_BYTES:
+    if safe_bytes is not None and status != "reserved":
+        when = (
+            f"after {safe_size} more of log"
+            if safe_bytes and safe_bytes > 0
+            else "at the next checkpoint"
+        )
+        warning = f"the server may invalidate the slot {slot.name} {when}: sync now"
+    elif safe_bytes is None and retained > _MUCH_BYTES:
         warning = f"the slot {slot.name} has no size limit and fills the server's disk: sync now"
-    return Lag(max(0, behind), max(0, kept), warning)
+    return Lag(max(0, behind), max(0, retained), warning)
 
 
 def advance(connection: psycopg.Connection, slot: Slot, *, upto: int) -> None:
@@ -363,19 +367,19 @@ class Evidence:
 
     @property
     def is_bytes(self) -> bool:
-        """Return whether it consists of bytes of the log, which `is_there` looks up."""
+        """Return whether it consists of bytes of the log, which `is_on_server` looks up."""
         return _BYTES.fullmatch(self.mark) is not None
 
-    def is_there(self, dsn: str) -> bool:
+    def is_on_server(self, dsn: str) -> bool:
         """Return whether a server's log has the same bytes.
 
         Raises:
             SourceError: the server does not respond.
         """
-        found = _BYTES.fullmatch(self.mark)
-        if found is None:
+        match = _BYTES.fullmatch(self.mark)
+        if match is None:
             return False
-        timeline, begin = int(found[1]), int(found[2])
+        timeline, begin = int(match[1]), int(match[2])
         with connect(dsn, replication="database") as connection:
             try:
                 with translate_errors():
@@ -390,13 +394,15 @@ class Evidence:
 
     def is_in(self, decoded: Decoded) -> bool:
         """Return whether a batch of the log contains the evidence."""
-        place = bisect_left(decoded.transactions, self.lsn, key=lambda one: one.commit_lsn)
+        index = bisect_left(
+            decoded.transactions, self.lsn, key=lambda transaction: transaction.commit_lsn
+        )
         is_read = any(
             transaction.commit_lsn == self.lsn and _mark_of(transaction) == self.mark
-            for transaction in decoded.transactions[place : place + 1]
+            for transaction in decoded.transactions[index : index + 1]
         )
         return is_read or any(
-            one.lsn == self.lsn and one.text == self.mark for one in decoded.emitted
+            emitted.lsn == self.lsn and emitted.text == self.mark for emitted in decoded.emitted
         )
 
     def should_be_before(self, decoded: Decoded) -> bool:
@@ -477,8 +483,8 @@ def bytes_before(dsn: str, lsn: int) -> Evidence | None:
             ).fetchone()
         assert row is not None  # noqa: S101 - every server has the setting
         # The slot retains this file of the log, but perhaps not the previous one.
-        file = lsn - lsn % int(row[0])
-        begin = max(file, lsn - lsn % _PAGE_BYTES - _PAGE_BYTES)
+        file_begin = lsn - lsn % int(row[0])
+        begin = max(file_begin, lsn - lsn % _PAGE_BYTES - _PAGE_BYTES)
         if lsn - begin < _LEAST_BYTES:
             return None
         try:
@@ -515,14 +521,14 @@ def _read_bytes(connection: psycopg.Connection, timeline: int, begin: int, end: 
     result = server.exec_(command.encode())
     if result.status == pq.ExecStatus.FATAL_ERROR:
         raise error_from_result(result)
-    found = b""
+    data = b""
     if result.status == pq.ExecStatus.COPY_BOTH:
-        while len(found) < end - begin:
-            size, data = server.get_copy_data(0)
+        while len(data) < end - begin:
+            size, copied = server.get_copy_data(0)
             if size < 0:
                 break
-            message = bytes(data)
-            found += message[LOG_HEADER_BYTES:] if message[0] == LOG_DATA else b""
+            message = bytes(copied)
+            data += message[LOG_HEADER_BYTES:] if message[0] == LOG_DATA else b""
     # Nothing else is read from it, and nothing is confirmed.
     connection.close()
-    return found[: end - begin]
+    return data[: end - begin]

@@ -66,7 +66,7 @@ class SnapshotRequest:
         self._began = time.monotonic()
         self._warned = self._began
         self._pause = _PATIENCE_SECONDS
-        self._found: DatabaseSnapshot | None = None
+        self._snapshot: DatabaseSnapshot | None = None
         self._failure: BaseException | None = None
         self._is_cancelled = False
         self._thread = threading.Thread(target=self._create, name="snapshot", daemon=True)
@@ -90,8 +90,10 @@ class SnapshotRequest:
             SourceError: the server refuses.
         """
         until = time.monotonic() + seconds
-        while self._thread.is_alive() and (left := until - time.monotonic()) > 0:
-            self._thread.join(min(left, max(0.0, self._warned + self._pause - time.monotonic())))
+        while self._thread.is_alive() and (remaining := until - time.monotonic()) > 0:
+            self._thread.join(
+                min(remaining, max(0.0, self._warned + self._pause - time.monotonic()))
+            )
             if self._thread.is_alive() and time.monotonic() >= self._warned + self._pause:
                 self._warned, self._pause = time.monotonic(), _REPORT_EVERY_SECONDS
                 oldest = oldest_transaction(self.dsn)
@@ -100,7 +102,7 @@ class SnapshotRequest:
                 )
         if self._failure is not None:
             raise self._failure
-        return self._found
+        return self._snapshot
 
     def cancel(self) -> None:
         """Stop waiting. An existing snapshot stays valid."""
@@ -118,7 +120,7 @@ class SnapshotRequest:
                     # By default, it exports its snapshot.
                     f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
                 )
-            self._found = DatabaseSnapshot(str(name), parse_lsn(str(lsn)), self._at_micros)
+            self._snapshot = DatabaseSnapshot(str(name), parse_lsn(str(lsn)), self._at_micros)
         except Exception as failure:  # noqa: BLE001 - the thread that waits raises it
             if not self._is_cancelled:
                 self._failure = failure
@@ -242,9 +244,9 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
             "that database",
             {"gid": gid, "user": user, "database": database, "seconds": seconds},
         )
-    who = f"process {pid} (user {user}, application {application!r}, database {database})"
+    process = f"process {pid} (user {user}, application {application!r}, database {database})"
     return OpenTransaction(
-        f"{reason}; the oldest belongs to {who} and has been open for {seconds} s",
+        f"{reason}; the oldest belongs to {process} and has been open for {seconds} s",
         f"To end it, run SELECT pg_terminate_backend({pid})",
         {"pid": pid, "user": user, "application": application, "seconds": seconds},
     )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def read_snapshots(
     lake: Lake,
-    wanted: TableSelection,
+    selection: TableSelection,
     positions: Mapping[str, Offset | None],
     *,
     full_refresh: bool = False,
@@ -54,33 +54,35 @@ def read_snapshots(
 
     Args:
         lake: the lake whose Spark session does the work.
-        wanted: the selected tables.
+        selection: the selected tables.
         positions: the offsets of their streams; None: nothing has landed.
         full_refresh: whether to compare all rows with the lake's tables in any case.
 
     Raises:
         SourceError: the database cannot be read at all.
     """
-    dsn = wanted.config.dsn
+    dsn = selection.config.dsn
     with connect(dsn) as connection:
         server = catalog.server_of(connection)
         major = connection.info.server_version // 10_000
     with export_snapshot(dsn) as snapshot:
-        for name, reported in positions.items():
+        for name, stored in positions.items():
             try:
-                table = wanted.table(name)
-                landed = landed_micros(wanted.landing_folder(name))
+                table = selection.table(name)
+                landed = landed_micros(selection.landing_folder(name))
             except SourceError as failure:
                 yield StreamFailure(name, failure)
                 continue
             position = (
                 LogOffset.initial(table, server=server)
-                if reported is None
-                else LogOffset.from_json(reported)
+                if stored is None
+                else LogOffset.from_json(stored)
             )
-            folder = wanted.fingerprints_of(name)
-            look = SnapshotDiff(lake.spark, dsn, snapshot, server, major, folder)
-            yield from look.at(table, position.not_before(landed), full_refresh=full_refresh)
+            folder = selection.fingerprints_of(name)
+            snapshot_diff = SnapshotDiff(lake.spark, dsn, snapshot, server, major, folder)
+            yield from snapshot_diff.read(
+                table, position.not_before(landed), full_refresh=full_refresh
+            )
 
 
 @dataclass
@@ -92,12 +94,12 @@ class SnapshotDatabase:
     config: PostgresSource
 
     @cached_property
-    def _wanted(self) -> TableSelection:
+    def _selection(self) -> TableSelection:
         return TableSelection(self.project, self.pipeline, self.config)
 
     def discover(self) -> list[StreamDescriptor]:
         """Return the selected tables. A missing table fails on its own."""
-        return self._wanted.discover(CaptureMethod.SNAPSHOT_DIFF)
+        return self._selection.discover(CaptureMethod.SNAPSHOT_DIFF)
 
     def read(
         self,
@@ -107,12 +109,12 @@ class SnapshotDatabase:
         full_refresh: bool,
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         """Read all tables in one snapshot of the database."""
-        self._wanted.remove_fingerprints(but=self._wanted.names)
-        yield from read_snapshots(lake, self._wanted, positions, full_refresh=full_refresh)
+        self._selection.remove_fingerprints(keep=self._selection.names)
+        yield from read_snapshots(lake, self._selection, positions, full_refresh=full_refresh)
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """Return the columns of tables from the catalog."""
-        yield from self._wanted.describe_streams(names)
+        yield from self._selection.describe_streams(names)
 
     def check(
         self,
@@ -122,10 +124,10 @@ class SnapshotDatabase:
     ) -> list[CheckResult]:
         """Return the problems of the database."""
         with connect(self.config.dsn) as connection:
-            found = [CheckResult("server", Level.OK, version_of(connection))]
+            results = [CheckResult("server", Level.OK, version_of(connection))]
             slot = slot_of(self.config, self.pipeline)
             if is_in_database(connection, slot):
-                found.append(
+                results.append(
                     CheckResult(
                         f"slot {slot.name}",
                         Level.WARNING,
@@ -133,9 +135,9 @@ class SnapshotDatabase:
                         f"SELECT pg_drop_replication_slot('{slot.name}');",
                     )
                 )
-            for table in self._wanted.there.values():
-                found += check_table(connection, table)
-            return found
+            for table in self._selection.tables.values():
+                results += check_table(connection, table)
+            return results
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Do nothing: the database keeps no state for a pipeline."""

@@ -66,8 +66,8 @@ class TableReplication:
         position: its offset after what was returned last.
         folder: the folder of spooled changes.
         domains: the oid and modifier of each domain's base type, by the domain's oid.
-        before: the table in the catalog before the log was read; None: it did not exist yet.
-        looked_at: the end of the log when that catalog was read.
+        table_before: the table in the catalog before the log was read; None: it did not exist yet.
+        catalog_lsn: the end of the log when that catalog was read.
         invalid: a change that cannot be decoded, or None. The log is only followed up to its
             transaction.
         is_recognized: whether the log is known to be the one that was read before.
@@ -78,8 +78,8 @@ class TableReplication:
     position: LogOffset
     folder: Path
     domains: Mapping[int, tuple[int, int]]
-    before: SourceTable | None
-    looked_at: int
+    table_before: SourceTable | None
+    catalog_lsn: int
     invalid: Invalid | None = None
     is_recognized: bool = False
     is_lost: bool = False
@@ -89,7 +89,7 @@ class TableReplication:
     _clock: Clock = field(default_factory=lambda: Clock(0))
     _steps: list[Spool | _Truncation] = field(default_factory=list)
     _added_commit: int = -1
-    _is_forgotten: bool = False
+    _is_discarded: bool = False
     _spools: int = 0
     _labels: LabelCheck = field(init=False)
 
@@ -124,39 +124,41 @@ class TableReplication:
         self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
 
     def _add(self, decoded: Decoded) -> None:
-        mine = [change for change in decoded.changes if change.relation.oid == self.table.oid]
-        emptied = [one for one in decoded.truncates if self.table.oid in one.relations]
+        changes = [change for change in decoded.changes if change.relation.oid == self.table.oid]
+        truncates = [
+            truncate for truncate in decoded.truncates if self.table.oid in truncate.relations
+        ]
         new = np.array(
             [transaction.commit_lsn >= self.position.lsn for transaction in decoded.transactions],
             np.bool_,
         )
-        self.invalid = _first_invalid(mine, new, decoded.transactions)
+        self.invalid = _first_invalid(changes, new, decoded.transactions)
         if self.invalid is not None:
             end = decoded.transactions.index(self.invalid.transaction)
             new[end:] = False
             if self.invalid.transaction.commit_lsn == self._added_commit:
                 # A part of the transaction is spooled, and must not land alone.
-                self._forget()
+                self._discard()
                 return
         touched = np.zeros(len(new), np.bool_)
-        for one in mine:
-            touched[one.transactions] = True
-        for truncate in emptied:
+        for change in changes:
+            touched[change.transactions] = True
+        for truncate in truncates:
             touched[truncate.transaction] = True
         times = self._clock.times(decoded.transactions, touched & new)
         commits = [transaction.commit_lsn for transaction in decoded.transactions]
-        begun = (-1, -1)
-        for truncate in emptied:
-            place = truncate.transaction, truncate.ordinal
+        begin = (-1, -1)
+        for truncate in truncates:
+            position = truncate.transaction, truncate.ordinal
             if not new[truncate.transaction]:
                 continue
-            self._add_rows(mine, new, times, commits, between=(begun, place))
+            self._add_rows(changes, new, times, commits, between=(begin, position))
             at = int(times[truncate.transaction])
             sequence = sequence_of(commits[truncate.transaction], truncate.ordinal * 2)
             self._steps.append(_Truncation(at, sequence, self._columns))
             self._added_commit = commits[truncate.transaction]
-            begun = place
-        self._add_rows(mine, new, times, commits, between=(begun, (len(commits), 0)))
+            begin = position
+        self._add_rows(changes, new, times, commits, between=(begin, (len(commits), 0)))
 
     def _add_rows(
         self,
@@ -178,15 +180,15 @@ class TableReplication:
                 continue
             spool = self._spool_for(change.relation)
             at = times[change.transactions]
-            versions, is_whole = convert_changes(
+            versions, is_complete = convert_changes(
                 change, spool.key.names, times=at, commits=commits, wanted=wanted
             )
             self._has_unlogged = (
                 self._has_unlogged
-                or not is_whole
+                or not is_complete
                 or any(
-                    self._labels.has_doubtful_texts(c.number, versions[c.name])
-                    for c in spool.columns
+                    self._labels.has_doubtful_texts(column.number, versions[column.name])
+                    for column in spool.columns
                 )
             )
             spool.add(versions)
@@ -195,19 +197,19 @@ class TableReplication:
 
     def _spool_for(self, relation: Relation) -> Spool:
         """Return the spool for rows with a relation's columns."""
-        columns = self._resolved(relation)
+        columns = self._resolve_columns(relation)
         last = self._steps[-1] if self._steps else None
         if isinstance(last, Spool) and last.columns == columns:
             return last
         if columns != self._columns:
-            self._note_altered(columns)
+            self._apply_alteration(columns)
         self._spools += 1
         file = self.folder / f"{self._spools}.parquet"
-        spool = Spool(columns, self._key_in(columns), file)
+        spool = Spool(columns, self._row_key(columns), file)
         self._steps.append(spool)
         return spool
 
-    def _resolved(self, relation: Relation) -> tuple[SourceColumn, ...]:
+    def _resolve_columns(self, relation: Relation) -> tuple[SourceColumn, ...]:
         """Return a relation's columns with their numbers, which the log does not contain."""
         described = []
         for column in relation.columns:
@@ -215,21 +217,21 @@ class TableReplication:
                 continue
             base = self.domains.get(column.type_oid, (column.type_oid, column.type_modifier))
             described.append(SourceColumn(None, column.name, *base))
-        found = assign_numbers(
+        columns = assign_numbers(
             described, self._columns, self.table.columns, greatest=self._greatest
         )
         if not self.table.forms:
-            return found
+            return columns
         # Key values keep their text representation.
         key = {*self.table.key_numbers, *self.table.log_key}
         return tuple(
-            replace(one, form=self.table.forms.get(one.type_oid))
-            if (one.name if one.number is None else one.number) not in key
-            else one
-            for one in found
+            replace(column, form=self.table.forms.get(column.type_oid))
+            if (column.name if column.number is None else column.number) not in key
+            else column
+            for column in columns
         )
 
-    def _note_altered(self, columns: tuple[SourceColumn, ...]) -> None:
+    def _apply_alteration(self, columns: tuple[SourceColumn, ...]) -> None:
         before = {column.number: column for column in self._columns}
         for column in columns:
             old = before.get(column.number)
@@ -245,40 +247,42 @@ class TableReplication:
         self._columns = columns
         self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
 
-    def _key_in(self, columns: tuple[SourceColumn, ...]) -> RowKey:
+    def _row_key(self, columns: tuple[SourceColumn, ...]) -> RowKey:
         """Return the row key for a set of the table's columns."""
         by_number = {column.number: column.name for column in columns}
         unnumbered = {column.name for column in columns if column.number is None}
         key = [column for column in self.table.columns if column.name in self.table.log_key]
-        found = []
+        columns_found = []
         for column in key:
             if column.number in by_number:
-                found.append(replace(column, name=by_number[column.number]))
+                columns_found.append(replace(column, name=by_number[column.number]))
             elif column.name in unnumbered:
-                found.append(column)
+                columns_found.append(column)
         # A hash of only some key columns would identify another record: the table's key needs all
         # of them.
-        return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
+        return RowKey(
+            tuple(columns_found), is_hashed=not self.table.key and len(columns_found) == len(key)
+        )
 
-    def read(self, spark: SparkSession, reached: ReadEnd) -> Iterator[ChangeBatch | Snapshot]:
+    def read(self, spark: SparkSession, end: ReadEnd) -> Iterator[ChangeBatch | Snapshot]:
         """Return the spooled changes in their order.
 
         Args:
             spark: the session that will read them.
-            reached: the end of what was read of the log.
+            end: the end of what was read of the log.
         """
         if self.invalid is not None:
             # What was spooled before this change was discarded, or is all that precedes it.
-            before = min(reached.lsn, self.invalid.transaction.commit_lsn)
-            lsn = 0 if self._is_forgotten else before
-            reached = replace(reached, lsn=lsn, upto=lsn)
-        done = self._position_at(reached)
+            before = min(end.lsn, self.invalid.transaction.commit_lsn)
+            lsn = 0 if self._is_discarded else before
+            end = replace(end, lsn=lsn, upto=lsn)
+        position_after = self._offset_after(end)
         steps, self._steps = self._steps, []
         for number, step in enumerate(steps):
             # Batches before the last one may have to be read again.
-            position = (done if number == len(steps) - 1 else self.position).as_json()
+            position = (position_after if number == len(steps) - 1 else self.position).as_json()
             if isinstance(step, _Truncation):
-                yield self._emptied(spark, step, position)
+                yield self._empty_snapshot(spark, step, position)
                 continue
             step.close()
             yield ChangeBatch(
@@ -290,48 +294,52 @@ class TableReplication:
                 has_followers=step.has_followers,
             )
             step.file.unlink(missing_ok=True)
-        brought = steps[-1].columns if steps else self.position.columns
-        if done.columns != brought:
-            declared = self._key_in(done.columns).declared(done.columns, beyond=set())
-            numbers = done.numbers(done.columns)
-            yield ChangeBatch(self.table.stream, None, declared, done.as_json(), numbers)
+        landed_columns = steps[-1].columns if steps else self.position.columns
+        if position_after.columns != landed_columns:
+            declared = self._row_key(position_after.columns).declare(
+                position_after.columns, out_of_range=set()
+            )
+            numbers = position_after.numbers(position_after.columns)
+            yield ChangeBatch(self.table.stream, None, declared, position_after.as_json(), numbers)
         elif not steps:
-            yield ChangeBatch(self.table.stream, None, (), done.as_json())
-        self.position = done
+            yield ChangeBatch(self.table.stream, None, (), position_after.as_json())
+        self.position = position_after
 
-    def _position_at(self, reached: ReadEnd) -> LogOffset:
+    def _offset_after(self, end: ReadEnd) -> LogOffset:
         """Return the stream's offset after all spooled changes have landed."""
-        is_further = reached.lsn >= self.position.lsn
-        done = replace(
+        is_out_of_range = end.lsn >= self.position.lsn
+        position_after = replace(
             self.position,
-            lsn=reached.lsn if is_further else self.position.lsn,
-            evidence=reached.evidence if is_further else self.position.evidence,
+            lsn=end.lsn if is_out_of_range else self.position.lsn,
+            evidence=end.evidence if is_out_of_range else self.position.evidence,
             last_micros=self._clock.last_micros,
             columns=self._columns,
             has_unlogged=self._has_unlogged,
             greatest=self._greatest,
         )
-        is_looked_at = reached.upto >= self.looked_at and done.reread_reason(self.table) is None
-        if self.before is None or not is_looked_at:
-            return done
+        is_catalog_current = (
+            end.upto >= self.catalog_lsn and position_after.reread_reason(self.table) is None
+        )
+        if self.table_before is None or not is_catalog_current:
+            return position_after
         # Later alterations are found in the next run.
-        done = replace(done, types=self.before.dependencies.known)
-        if self.before.columns != self.table.columns:
-            return done
-        return replace(done, columns=self.table.columns, greatest=self.table.greatest)
+        position_after = replace(position_after, types=self.table_before.dependencies.known)
+        if self.table_before.columns != self.table.columns:
+            return position_after
+        return replace(position_after, columns=self.table.columns, greatest=self.table.greatest)
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         """Discard spooled changes. They will be read again from the stream's offset."""
         for step in self._steps:
             if isinstance(step, Spool):
                 step.close()
                 step.file.unlink(missing_ok=True)
         self._steps = []
-        self._is_forgotten = True
+        self._is_discarded = True
         self.__post_init__()
 
-    def _emptied(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
-        columns = self._key_in(step.columns).declared(step.columns, beyond=set())
+    def _empty_snapshot(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
+        columns = self._row_key(step.columns).declare(step.columns, out_of_range=set())
         schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
         return Snapshot(
             self.table.stream,
@@ -348,19 +356,19 @@ def _first_invalid(
     changes: Iterable[Changes], new: Flags, transactions: Sequence[Transaction]
 ) -> Invalid | None:
     """Return the first change of new transactions that cannot be decoded, or None."""
-    found = [
+    invalid = [
         (int(change.transactions[first[0]]), first[1])
         for change in changes
         if (first := change.first_invalid(new[change.transactions])) is not None
     ]
-    if not found:
+    if not invalid:
         return None
-    transaction, column = min(found)
+    transaction, column = min(invalid)
     return Invalid(column, transactions[transaction])
 
 
-def _is_after(changes: Changes, place: tuple[int, int]) -> Flags:
+def _is_after(changes: Changes, position: tuple[int, int]) -> Flags:
     """Return flags of the changes that were made after a position."""
-    transaction, ordinal = place
+    transaction, ordinal = position
     is_within: Flags = (changes.transactions == transaction) & (changes.ordinals > ordinal)
     return (changes.transactions > transaction) | is_within

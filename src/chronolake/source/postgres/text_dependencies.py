@@ -182,24 +182,24 @@ class KnownTypes:
     def as_json(self) -> list[Any]:
         """Return the state in a form that JSON can represent."""
         return [
-            [oid, one.other, [list(label) for label in one.labels.items()]]
-            for oid, one in self.by_oid.items()
+            [oid, known.other, [list(label) for label in known.labels.items()]]
+            for oid, known in self.by_oid.items()
         ]
 
-    def altered(self, now: Dependencies) -> list[str]:
+    def altered_types(self, now: Dependencies) -> list[str]:
         """Return the names of the types whose texts have changed.
 
         A new type only matters together with the column that has it.
         """
-        found = [
+        names = [
             type_.name
             for type_ in now.types
             if type_.oid in self.by_oid and not self.by_oid[type_.oid].keeps_texts(type_)
         ]
         settings = [type_ for type_ in now.types if type_.oid == _SETTINGS_OID]
         if bool(settings) is not (_SETTINGS_OID in self.by_oid):
-            found.append("the configured representation of values")
-        return found
+            names.append("the configured representation of values")
+        return names
 
     def lacks_labels(self, now: TypeState) -> bool:
         """Return whether a type, or one of its labels, is not in the stored state."""
@@ -248,8 +248,8 @@ class LabelCheck:
             return bool(texts.null_count < len(texts))
         if number is None or number not in self.labels:
             return False
-        found = pc.unique(texts.drop_null()).to_pylist()
-        return not self.labels[number].issuperset(found)
+        texts_seen = pc.unique(texts.drop_null()).to_pylist()
+        return not self.labels[number].issuperset(texts_seen)
 
 
 def dependencies_of(
@@ -266,42 +266,46 @@ def dependencies_of(
         SourceError: the catalog cannot be read.
     """
     builtin = [*_NAMES, *_ROLES, *_SETTINGS]
-    found: dict[int, dict[TypeState, set[int]]] = {oid: {} for oid in tables}
+    states_of_tables: dict[int, dict[TypeState, set[int]]] = {oid: {} for oid in tables}
     has_names = options.json_arrays or options.json_composites
     values = (builtin, list(tables), list(options.generated), has_names)
     with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(_USED.encode(), values).fetchall()
         for oid, type_name, name, places, attributes, labels in rows:
-            other = attributes if attributes is not None else _other(connection, type_name)
-            state = TypeState(oid, name, tuple(EnumLabel(*label) for label in labels), other)
+            state = attributes if attributes is not None else _state_of(connection, type_name)
+            type_state = TypeState(oid, name, tuple(EnumLabel(*label) for label in labels), state)
             for relation, number in places:
-                found[relation].setdefault(state, set()).add(number)
-    if options.words:
-        for states in found.values():
+                states_of_tables[relation].setdefault(type_state, set()).add(number)
+    if options.description:
+        for states in states_of_tables.values():
             states[
                 TypeState(
-                    _SETTINGS_OID, "the configured representation of values", (), options.words
+                    _SETTINGS_OID,
+                    "the configured representation of values",
+                    (),
+                    options.description,
                 )
             ] = set()
     return {
         oid: Dependencies(
-            tuple(states), tuple((one.oid, frozenset(columns)) for one, columns in states.items())
+            tuple(states),
+            tuple((type_state.oid, frozenset(columns)) for type_state, columns in states.items()),
         )
-        for oid, states in found.items()
+        for oid, states in states_of_tables.items()
     }
 
 
-def _other(connection: psycopg.Connection, name: str) -> str:
+def _state_of(connection: psycopg.Connection, name: str) -> str:
     """Return the state that the texts of a built-in type depend on."""
     if name in _SETTINGS:
         row = connection.execute("SELECT current_setting(%s)", (_SETTINGS[name],)).fetchone()
     elif name in _NAMES or name in _ROLES:
-        spelled = _ROLES.get(name, name)
+        reg_type = _ROLES.get(name, name)
         # Sessions create and drop temporary objects, which no row of a table refers to.
         query = (
             "SELECT md5(string_agg(concat_ws(' ', oid::bigint, spelled), ',' ORDER BY oid)) FROM "
-            f"(SELECT o.oid, o.oid::pg_catalog.{spelled}::text AS spelled "
-            f"FROM pg_catalog.{_NAMES[spelled]} o) every "
+            f"(SELECT o.oid, o.oid::pg_catalog.{reg_type}::text AS spelled "
+            f"FROM pg_catalog.{_NAMES[reg_type]} o) every "
             r"WHERE spelled !~ '^pg_(temp|toast)'"
         )
         row = connection.execute(query.encode()).fetchone()

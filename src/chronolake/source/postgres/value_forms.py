@@ -48,14 +48,14 @@ class ColumnOptions:
         return self.json_arrays or self.json_composites or self.decimal_money
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Return the representations as text, to detect changes; empty if none is configured."""
-        asked = {
+        options = {
             "arrays=json": self.json_arrays,
             "composites=json": self.json_composites,
             "money=decimal": self.decimal_money,
         }
-        return " ".join(word for word, is_so in asked.items() if is_so)
+        return " ".join(name for name, is_set in options.items() if is_set)
 
 
 #: All values as texts, without generated columns.
@@ -157,30 +157,30 @@ def forms_of(
     types = {oid: rest for oid, *rest in rows}
     known: dict[int, JsonForm] = {}
 
-    def form(oid: int) -> JsonForm:
+    def form_of(oid: int) -> JsonForm:
         if oid not in known:
             kind, base, element, delimiter, names, attributes = types[oid]
             if kind == "d":
-                known[oid] = form(base)
+                known[oid] = form_of(base)
             elif element:
-                known[oid] = ArrayForm(form(element), delimiter)
+                known[oid] = ArrayForm(form_of(element), delimiter)
             elif kind == "c":
-                parts = zip(names, map(form, attributes), strict=True)
+                parts = zip(names, map(form_of, attributes), strict=True)
                 known[oid] = CompositeForm(tuple(parts))
             else:
                 known[oid] = _SCALARS.get(oid, Scalar.TEXT)
         return known[oid]
 
-    found: dict[int, ValueForm] = {}
+    forms: dict[int, ValueForm] = {}
     for oid in types:
-        one = form(oid)
-        if (isinstance(one, ArrayForm) and options.json_arrays) or (
-            isinstance(one, CompositeForm) and options.json_composites
+        form = form_of(oid)
+        if (isinstance(form, ArrayForm) and options.json_arrays) or (
+            isinstance(form, CompositeForm) and options.json_composites
         ):
-            found[oid] = one
+            forms[oid] = form
     if options.decimal_money:
-        found[_MONEY] = MoneyForm(int(scale))
-    return found
+        forms[_MONEY] = MoneyForm(int(scale))
+    return forms
 
 
 def type_of(form: ValueForm) -> ColumnType:
@@ -200,8 +200,8 @@ def values_of(form: ValueForm, texts: pa.Array) -> pa.Array:
     """
     if isinstance(form, MoneyForm):
         return _money(form, texts)
-    found = (None if text is None else _to_json(form, text) for text in texts.to_pylist())
-    return pa.array(list(found), pa.string())
+    values = (None if text is None else _to_json(form, text) for text in texts.to_pylist())
+    return pa.array(list(values), pa.string())
 
 
 def _money(form: MoneyForm, texts: pa.Array) -> pa.Array:
@@ -210,9 +210,9 @@ def _money(form: MoneyForm, texts: pa.Array) -> pa.Array:
     is_negative = pc.match_substring_regex(texts, "[-\u2212(]")
     signs = pc.if_else(is_negative, "-", "")
     units = pc.binary_join_element_wise(signs, digits, "").cast(pa.int64())
-    whole = units.cast(pa.decimal128(_MONEY_DIGITS, 0))
+    unscaled = units.cast(pa.decimal128(_MONEY_DIGITS, 0))
     scaled = pa.decimal128(_MONEY_DIGITS, form.scale)
-    return pa.Array.from_buffers(scaled, len(whole), whole.buffers(), offset=whole.offset)
+    return pa.Array.from_buffers(scaled, len(unscaled), unscaled.buffers(), offset=unscaled.offset)
 
 
 def _to_json(form: JsonForm, text: str) -> str:
@@ -258,21 +258,21 @@ def _json(form: JsonForm, text: str) -> str:
 def _array(form: ArrayForm, text: str) -> str:
     """Return an array as JSON, with any number of dimensions; bounds other than 1 are omitted."""
     place = text.index("{")
-    found: list[str] = []
+    parts: list[str] = []
     while place < len(text):
         char = text[place]
         if char == "{":
-            found.append("[")
+            parts.append("[")
         elif char == "}":
-            found.append("]")
+            parts.append("]")
         elif char == form.delimiter:
-            found.append(",")
+            parts.append(",")
         else:
             cell, place = _element(form, text, place)
-            found.append(cell)
+            parts.append(cell)
             continue
         place += 1
-    return "".join(found)
+    return "".join(parts)
 
 
 def _element(form: ArrayForm, text: str, place: int) -> tuple[str, int]:

@@ -78,14 +78,14 @@ def find_differing_rows(now: pa.Table, before: pa.Table) -> tuple[Places, Places
         The indexes of rows of `now` that are missing in `before` or have another fingerprint there,
         and the indexes of rows of `before` that are missing or different in `now`.
     """
-    places, earlier = now[PLACE].to_numpy(), before[PLACE].to_numpy()
-    found = np.searchsorted(earlier, places)
-    is_same = found < len(earlier)
-    is_same[is_same] = earlier[found[is_same]] == places[is_same]
-    is_same[is_same] = before[ROW].to_numpy()[found[is_same]] == now[ROW].to_numpy()[is_same]
-    has_gone = np.ones(len(earlier), np.bool_)
-    has_gone[found[is_same]] = False
-    return np.flatnonzero(~is_same), np.flatnonzero(has_gone)
+    ctids, stored = now[PLACE].to_numpy(), before[PLACE].to_numpy()
+    indexes = np.searchsorted(stored, ctids)
+    is_same = indexes < len(stored)
+    is_same[is_same] = stored[indexes[is_same]] == ctids[is_same]
+    is_same[is_same] = before[ROW].to_numpy()[indexes[is_same]] == now[ROW].to_numpy()[is_same]
+    is_gone = np.ones(len(stored), np.bool_)
+    is_gone[indexes[is_same]] = False
+    return np.flatnonzero(~is_same), np.flatnonzero(is_gone)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class CtidComparison:
         dsn: the server's address.
         database: the snapshot, held until all fingerprints are computed.
         parts: the relations that store the table's rows in the snapshot.
-        making: computes the fingerprints.
+        query: computes the fingerprints.
         new: where new fingerprints are stored.
         before: the fingerprints to compare with; None: new ones are only stored.
     """
@@ -104,7 +104,7 @@ class CtidComparison:
     dsn: str
     database: DatabaseSnapshot
     parts: tuple[Part, ...]
-    making: FingerprintQuery
+    query: FingerprintQuery
     new: Fingerprints
     before: Fingerprints | None
 
@@ -115,7 +115,7 @@ class CtidComparison:
 
     @property
     def _schema(self) -> pa.Schema:
-        return pa.schema([(PART, pa.int32()), *schema_of(self.making.key)])
+        return pa.schema([(PART, pa.int32()), *schema_of(self.query.key)])
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the rows that differ, lazily. Computing them stores the new fingerprints.
@@ -127,20 +127,20 @@ class CtidComparison:
         return distribute(spark, _RANGES, tasks).mapInArrow(self, self.schema)
 
     def _tasks(self) -> Iterator[list[dict[str, object]]]:
-        left = {} if self.before is None else self.before.files()
+        unread = {} if self.before is None else self.before.files()
         numbers = {part.oid: number for number, part in enumerate(self.parts)}
         for task in plan_tasks(self.parts):
             yield [
                 {
-                    "part": numbers[one.part.oid],
-                    "begin": one.begin,
-                    "finish": one.finish,
-                    "last": one.last,
-                    "before": left.pop((one.part.oid, one.begin), None),
+                    "part": numbers[page_range.part.oid],
+                    "begin": page_range.begin,
+                    "finish": page_range.finish,
+                    "last": page_range.last,
+                    "before": unread.pop((page_range.part.oid, page_range.begin), None),
                 }
-                for one in task
+                for page_range in task
             ]
-        names = sorted(left.values())
+        names = sorted(unread.values())
         for begin in range(0, len(names), _FILES_PER_TASK):
             yield [{"before": name} for name in names[begin : begin + _FILES_PER_TASK]]
 
@@ -152,47 +152,49 @@ class CtidComparison:
         """
         with connect_to_snapshot(self.dsn, self.database) as connection:
             for batch in batches:
-                for reported in batch.column(_RANGES).flatten().to_pylist():
-                    earlier = self._earlier(reported["before"])
-                    if reported["part"] is None:
-                        yield from self._given(earlier, None)
+                for pages_row in batch.column(_RANGES).flatten().to_pylist():
+                    stored = self._read_stored(pages_row["before"])
+                    if pages_row["part"] is None:
+                        yield from self._with_part(stored, None)
                         continue
-                    part = self.parts[reported["part"]]
-                    pages = PageRange(part, reported["begin"], reported["finish"], reported["last"])
-                    with self.new.writing(part.oid, pages.begin, earlier.schema) as file:
-                        made = self.making.of(connection, pages)
-                        yield from self._compared(made, earlier, file, reported["part"])
+                    part = self.parts[pages_row["part"]]
+                    pages = PageRange(
+                        part, pages_row["begin"], pages_row["finish"], pages_row["last"]
+                    )
+                    with self.new.create_file(part.oid, pages.begin, stored.schema) as file:
+                        fingerprints = self.query.read(connection, pages)
+                        yield from self._compare(fingerprints, stored, file, pages_row["part"])
 
-    def _earlier(self, name: str | None) -> pa.Table:
+    def _read_stored(self, name: str | None) -> pa.Table:
         if self.before is None or name is None:
-            return schema_of(self.making.key).empty_table()
+            return schema_of(self.query.key).empty_table()
         return self.before.read(name)
 
-    def _compared(
+    def _compare(
         self,
-        made: Iterator[tuple[int, pa.Table]],
-        earlier: pa.Table,
+        fingerprints: Iterator[tuple[int, pa.Table]],
+        stored: pa.Table,
         file: FingerprintFile,
         part: int,
     ) -> Iterator[pa.RecordBatch]:
-        places = earlier[PLACE].to_numpy()
+        places = stored[PLACE].to_numpy()
         begin = 0
-        for page, now in made:
+        for page, now in fingerprints:
             file.write(now)
             if self.before is None:
                 continue
             end = int(np.searchsorted(places, first_place(page)))
-            before = earlier.slice(begin, end - begin)
+            before = stored.slice(begin, end - begin)
             begin = end
-            differs, has_gone = find_differing_rows(now, before)
-            yield from self._given(now.take(pa.array(differs)), part)
-            yield from self._given(before.take(pa.array(has_gone)), None)
+            differs, is_gone = find_differing_rows(now, before)
+            yield from self._with_part(now.take(pa.array(differs)), part)
+            yield from self._with_part(before.take(pa.array(is_gone)), None)
 
-    def _given(self, rows: pa.Table, part: int | None) -> Iterator[pa.RecordBatch]:
+    def _with_part(self, rows: pa.Table, part: int | None) -> Iterator[pa.RecordBatch]:
         if rows.num_rows:
             parts = pa.repeat(pa.scalar(part, pa.int32()), rows.num_rows)
-            given = pa.Table.from_arrays([parts, *rows.columns], schema=self._schema)
-            yield from given.combine_chunks().to_batches()
+            table = pa.Table.from_arrays([parts, *rows.columns], schema=self._schema)
+            yield from table.combine_chunks().to_batches()
 
 
 #: Whether a row exists. Rows that do not exist only contain the key. Null: two rows have the same
@@ -212,12 +214,12 @@ class Difference:
 
     Attributes:
         changed: the rows that are new or have another fingerprint, with their `PART` and `PLACE`.
-        gone: the keys of deleted rows.
+        deleted_keys: the keys of deleted rows.
         are_distinguishable: whether no two rows have the same key.
     """
 
     changed: pa.Table
-    gone: pa.Table
+    deleted_keys: pa.Table
     are_distinguishable: bool
 
 
@@ -228,25 +230,25 @@ def match_by_key(rows: pa.Table, keys: Sequence[str]) -> Difference:
         rows: rows that differ at their ctids (`find_differing_rows`), complete for each key.
         keys: the columns of the key.
     """
-    is_there = pc.is_valid(rows[PART])
-    now = rows.filter(is_there).select([*keys, ROW, PART, PLACE])
-    before = rows.filter(pc.invert(is_there)).select([*keys, ROW])
+    has_part = pc.is_valid(rows[PART])
+    now = rows.filter(has_part).select([*keys, ROW, PART, PLACE])
+    before = rows.filter(pc.invert(has_part)).select([*keys, ROW])
     are_distinguishable = all(
         side.group_by(list(keys), use_threads=False).aggregate([]).num_rows == side.num_rows
         for side in (now, before)
     )
-    both = now.join(
+    joined = now.join(
         before,
         list(keys),
         join_type="full outer",
         right_suffix="_before",
         use_threads=False,
     )
-    is_same = pc.fill_null(pc.equal(both[ROW], both[f"{ROW}_before"]), fill_value=False)
-    is_now = pc.is_valid(both[PART])
+    is_same = pc.fill_null(pc.equal(joined[ROW], joined[f"{ROW}_before"]), fill_value=False)
+    exists_now = pc.is_valid(joined[PART])
     return Difference(
-        both.filter(pc.and_(is_now, pc.invert(is_same))).select([PART, PLACE]),
-        both.filter(pc.invert(is_now)).select(list(keys)),
+        joined.filter(pc.and_(exists_now, pc.invert(is_same))).select([PART, PLACE]),
+        joined.filter(pc.invert(exists_now)).select(list(keys)),
         are_distinguishable,
     )
 
@@ -277,7 +279,7 @@ class KeyComparison:
         )
 
     @property
-    def _arrow(self) -> pa.Schema:
+    def _arrow_schema(self) -> pa.Schema:
         texts = [(name, pa.string()) for name in self.columns]
         return pa.schema([*texts, (EXISTS, pa.bool_())])
 
@@ -302,25 +304,25 @@ class KeyComparison:
         Raises:
             SourceError: the server does not return the rows whose fingerprints it computed.
         """
-        given = list(batches)
-        if not given:
+        rows = list(batches)
+        if not rows:
             return
-        found = match_by_key(pa.Table.from_batches(given).combine_chunks(), self._keys)
-        if not found.are_distinguishable:
+        difference = match_by_key(pa.Table.from_batches(rows).combine_chunks(), self._keys)
+        if not difference.are_distinguishable:
             # Rows with equal keys cannot be matched.
-            yield pa.RecordBatch.from_pylist([{EXISTS: None}], schema=self._arrow)
+            yield pa.RecordBatch.from_pylist([{EXISTS: None}], schema=self._arrow_schema)
             return
-        if found.changed.num_rows:
+        if difference.changed.num_rows:
             with connect_to_snapshot(self.dsn, self.database) as connection:
-                yield from self._read(connection, found.changed)
-        if found.gone.num_rows:
-            yield self._gone(found.gone)
+                yield from self._read(connection, difference.changed)
+        if difference.deleted_keys.num_rows:
+            yield self._deleted_keys(difference.deleted_keys)
 
     def _read(self, connection: psycopg.Connection, places: pa.Table) -> Iterator[pa.RecordBatch]:
         for part, relation in enumerate(self.relations):
-            mine = np.sort(places.filter(pc.field(PART) == part)[PLACE].to_numpy())
-            for begin in range(0, len(mine), _ROWS_AT_ONCE):
-                wanted = mine[begin : begin + _ROWS_AT_ONCE]
+            places_of_part = np.sort(places.filter(pc.field(PART) == part)[PLACE].to_numpy())
+            for begin in range(0, len(places_of_part), _ROWS_AT_ONCE):
+                wanted = places_of_part[begin : begin + _ROWS_AT_ONCE]
                 where = sql.SQL("ctid = ANY ({}::tid[])").format(format_ctids(wanted))
                 read = 0
                 for rows in rows_where(connection, relation, where, self.columns):
@@ -332,7 +334,7 @@ class KeyComparison:
                         hint="Run it again. Nothing has landed.",
                     )
 
-    def _gone(self, keys: pa.Table) -> pa.RecordBatch:
+    def _deleted_keys(self, keys: pa.Table) -> pa.RecordBatch:
         numbers = {name: key_name(number) for number, name in enumerate(self.key)}
         cells = [
             keys[numbers[name]].combine_chunks().cast(pa.string())
@@ -341,4 +343,4 @@ class KeyComparison:
             for name in self.columns
         ]
         flags = pa.repeat(False, keys.num_rows)
-        return pa.RecordBatch.from_arrays([*cells, flags], schema=self._arrow)
+        return pa.RecordBatch.from_arrays([*cells, flags], schema=self._arrow_schema)

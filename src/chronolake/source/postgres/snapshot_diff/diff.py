@@ -60,7 +60,7 @@ _ALGORITHM: Final = 2
 _ROWS_PER_TASK: Final = 50_000
 #: Types whose values have exactly one text representation.
 _EXACT: Final = {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
-_DATES: Final = (
+_VERSION_COLUMNS: Final = (
     f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
     f"{PROVIDES_DATA} boolean"
 )
@@ -86,7 +86,7 @@ class SnapshotDiff:
     major: int
     folder: FingerprintFolder
 
-    def at(
+    def read(
         self, table: SourceTable, position: LogOffset, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         """Read what differs in a table, or all of it.
@@ -98,73 +98,79 @@ class SnapshotDiff:
         """
         self.folder.remove_all_but(position.fingerprints)
         try:
-            with lock_table(self.dsn, self.snapshot, table) as held:
-                key = RowKey.of(held.table)
-                if self._is_worth(held, key, position):
-                    yield from self._by_fingerprints(held, key, position, full_refresh=full_refresh)
+            with lock_table(self.dsn, self.snapshot, table) as locked:
+                key = RowKey.of(locked.table)
+                if self._can_use_fingerprints(locked, key, position):
+                    yield from self._read_by_fingerprints(
+                        locked, key, position, full_refresh=full_refresh
+                    )
                     return
         except SourceError as failure:
             yield StreamFailure(table.stream, failure)
             return
-        yield from self._all_of(table, position, None)
+        yield from self._read_all(table, position, None)
 
-    def _is_worth(self, held: TableSnapshot, key: RowKey, position: LogOffset) -> bool:
-        if key.is_hashed or len(key.columns) != len(held.table.key):
+    def _can_use_fingerprints(
+        self, locked: TableSnapshot, key: RowKey, position: LogOffset
+    ) -> bool:
+        if key.is_hashed or len(key.columns) != len(locked.table.key):
             return False
         if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
             # In the lake, -0 and 0 are the same key, and so are all NaN values.
             return False
-        if held.has_new_parts:
+        if locked.has_new_parts:
             # Two rows may have the same key.
             return False
-        is_large = sum(part.pages for part in held.parts) >= _LEAST_PAGES
+        is_large = sum(part.pages for part in locked.parts) >= _LEAST_PAGES
         return is_large or position.fingerprints is not None
 
-    def _by_fingerprints(
-        self, held: TableSnapshot, key: RowKey, position: LogOffset, *, full_refresh: bool
+    def _read_by_fingerprints(
+        self, locked: TableSnapshot, key: RowKey, position: LogOffset, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
-        stream, columns = held.table.stream, held.table.columns
+        stream, columns = locked.table.stream, locked.table.columns
         # Everything that follows only compares.
         yield ReadProgress(stream, 0)
-        says = self._says(held, key)
-        before = None if full_refresh else self.folder.load_token(position.fingerprints, says)
-        new = self.folder.begun()
+        metadata = self._metadata(locked, key)
+        before = None if full_refresh else self.folder.load(position.fingerprints, metadata)
+        new = self.folder.create()
         with ExitStack() as until_landed:
             try:
-                found = until_landed.enter_context(self._found(held, key, new, before))
+                differences = until_landed.enter_context(
+                    self._find_differences(locked, key, new, before)
+                )
             except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
                 if before is None or before.are_undamaged:
                     yield StreamFailure(stream, failure)
                     return
                 log.warning("fingerprints_damaged", stream=stream, path=str(before.path))
-                found = None
-            if found is None or not found.are_distinguishable:
-                yield from self._all_of(held.table, position, None)
+                differences = None
+            if differences is None or not differences.are_distinguishable:
+                yield from self._read_all(locked.table, position, None)
                 self.folder.remove_all_but(None)
                 return
             yield ReadProgress(stream, new.rows)
             if before is None:
-                yield from self._all_of(held.table, position, new.name)
+                yield from self._read_all(locked.table, position, new.name)
             else:
-                done = position.after_copy(
-                    held.table, held.database, server=self.server, fingerprints=new.name
+                position_after = position.after_copy(
+                    locked.table, locked.database, server=self.server, fingerprints=new.name
                 )
-                declared = key.declared(columns, beyond=found.beyond)
-                versions = self._versions(found, held, declared, done)
+                declared = key.declare(columns, out_of_range=differences.out_of_range)
+                versions = self._versions(differences, locked, declared, position_after)
                 yield ChangeBatch(
                     stream,
                     versions,
                     declared,
-                    done.as_json(),
-                    done.numbers(columns),
+                    position_after.as_json(),
+                    position_after.numbers(columns),
                     is_distinct=_is_exact(declared),
                 )
-        self.folder.finish(new, says)
+        self.folder.finish(new, metadata)
         self.folder.remove_all_but(new.name)
 
-    def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
+    def _metadata(self, locked: TableSnapshot, key: RowKey) -> dict[str, Any]:
         """Return table, columns and algorithm of fingerprints, which only compare if equal."""
-        table = held.table
+        table = locked.table
         columns = [
             [column.number, column.name, column.type_oid, column.type_modifier]
             for column in table.columns
@@ -176,10 +182,10 @@ class SnapshotDiff:
             "table": table.oid,
             "key": list(key.names),
             "columns": columns,
-            **({"forms": table.options.words} if table.options.words else {}),
+            **({"forms": table.options.description} if table.options.description else {}),
         }
 
-    def _all_of(
+    def _read_all(
         self, table: SourceTable, position: LogOffset, fingerprints: str | None
     ) -> Iterator[Snapshot | StreamFailure]:
         yield from copy_table(
@@ -193,42 +199,50 @@ class SnapshotDiff:
         )
 
     @contextmanager
-    def _found(
-        self, held: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
+    def _find_differences(
+        self, locked: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
     ) -> Iterator[_Differences]:
         """Compute new fingerprints, and keep the differences while the block runs."""
-        columns = held.table.columns
-        making = FingerprintQuery(columns, key.columns)
-        by_place = CtidComparison(self.dsn, held.database, held.parts, making, new, before)
-        with _persist(by_place.rows(self.spark)) as elsewhere:
-            count = elsewhere.count()
+        columns = locked.table.columns
+        query = FingerprintQuery(columns, key.columns)
+        by_place = CtidComparison(self.dsn, locked.database, locked.parts, query, new, before)
+        with _persist(by_place.rows(self.spark)) as moved_or_changed:
+            count = moved_or_changed.count()
             if not count:
-                yield _Differences(None, 0, beyond=set(), are_distinguishable=True)
+                yield _Differences(None, 0, out_of_range=set(), are_distinguishable=True)
                 return
             by_key = KeyComparison(
                 self.dsn,
-                held.database,
-                tuple(part.relation for part in held.parts),
+                locked.database,
+                tuple(part.relation for part in locked.parts),
                 tuple(column.name for column in columns),
                 key.names,
             )
-            with _persist(by_key.rows(elsewhere, count)) as rows:
+            with _persist(by_key.rows(moved_or_changed, count)) as rows:
                 yield _measure(rows, columns)
 
     def _versions(
-        self, found: _Differences, held: TableSnapshot, declared: Sequence[Column], done: LogOffset
+        self,
+        differences: _Differences,
+        locked: TableSnapshot,
+        declared: Sequence[Column],
+        position_after: LogOffset,
     ) -> ArrowRows | None:
         """Return the rows that differ as record versions at the time of the snapshot."""
-        if found.rows is None or not found.count:
+        if differences.rows is None or not differences.count:
             return None
         # Each of Spark's tasks writes a file.
-        tasks = min(-(-found.count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism)
-        typing = TypeConversion(held.table.columns, tuple(declared), f"{EXISTS} boolean")
-        typed = to_arrow(found.rows.coalesce(tasks)).then(typing, typing.schema)
-        dated = partial(
-            _add_system_columns, at=done.last_micros, sequence=sequence_of(done.last_micros)
+        tasks = min(
+            -(-differences.count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism
         )
-        return typed.then(dated, f"{typed.schema}, {_DATES}")
+        typing = TypeConversion(locked.table.columns, tuple(declared), f"{EXISTS} boolean")
+        typed = to_arrow(differences.rows.coalesce(tasks)).then(typing, typing.schema)
+        add_columns = partial(
+            _add_system_columns,
+            at=position_after.last_micros,
+            sequence=sequence_of(position_after.last_micros),
+        )
+        return typed.then(add_columns, f"{typed.schema}, {_VERSION_COLUMNS}")
 
 
 def _is_exact(declared: Iterable[Column]) -> bool:
@@ -243,13 +257,13 @@ class _Differences:
     Attributes:
         rows: the rows (`KeyComparison.schema`); None if nothing differs.
         count: the number of rows.
-        beyond: the names of columns with values that their types cannot hold.
+        out_of_range: the names of columns with values that their types cannot hold.
         are_distinguishable: whether no two rows have the same key.
     """
 
     rows: DataFrame | None
     count: int
-    beyond: set[str]
+    out_of_range: set[str]
     are_distinguishable: bool
 
 
@@ -264,13 +278,19 @@ def _persist(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def _measure(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Differences:
-    doubtful = [(column.name, column.beyond) for column in columns if column.beyond]
-    flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in doubtful]
+    checked = [
+        (column.name, column.out_of_range_pattern)
+        for column in columns
+        if column.out_of_range_pattern
+    ]
+    flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in checked]
     unknown = F.count_if(F.col(EXISTS).isNull())
-    (found,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
-    count, twice, *is_beyond = found
-    beyond = {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
-    return _Differences(rows, count, beyond, are_distinguishable=not twice)
+    (row,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
+    count, duplicates, *is_out_of_range = row
+    out_of_range = {
+        name for (name, _), has_values in zip(checked, is_out_of_range, strict=True) if has_values
+    }
+    return _Differences(rows, count, out_of_range, are_distinguishable=not duplicates)
 
 
 # ------------------------------------------------------------------ in an executor
@@ -281,15 +301,15 @@ def _add_system_columns(
 ) -> Iterator[pa.RecordBatch]:
     """Return rows as versions at one time, and tombstones for deleted rows."""
     for batch in batches:
-        is_there = batch[EXISTS]
-        when = pa.repeat(pa.scalar(at, pa.int64()), batch.num_rows)
-        never = pa.nulls(batch.num_rows, pa.int64())
-        facts = {
-            MODIFIED: when,
+        exists = batch[EXISTS]
+        times = pa.repeat(pa.scalar(at, pa.int64()), batch.num_rows)
+        nulls = pa.nulls(batch.num_rows, pa.int64())
+        system_columns = {
+            MODIFIED: times,
             SEQUENCE: pa.repeat(sequence, batch.num_rows),
-            DELETED_AT: pc.if_else(is_there, never, when),
-            PURGED_AT: never,
-            PROVIDES_DATA: is_there,
+            DELETED_AT: pc.if_else(exists, nulls, times),
+            PURGED_AT: nulls,
+            PROVIDES_DATA: exists,
         }
-        names = [*batch.schema.names, *facts]
-        yield pa.RecordBatch.from_arrays([*batch.columns, *facts.values()], names)
+        names = [*batch.schema.names, *system_columns]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *system_columns.values()], names)

@@ -113,7 +113,7 @@ class FingerprintQuery:
     columns: tuple[SourceColumn, ...]
     key: tuple[SourceColumn, ...]
 
-    def of(
+    def read(
         self, connection: psycopg.Connection, pages: PageRange
     ) -> Iterator[tuple[int, pa.Table]]:
         """Return the fingerprints of the rows in a page range, in the order of their ctids.
@@ -129,54 +129,54 @@ class FingerprintQuery:
         Raises:
             SourceError: the server does not respond, or a key is not valid text.
         """
-        for begin, finish in _steps(pages):
-            made = self._made(connection, pages.part.relation, begin, finish)
-            yield (2**32 if finish is None else finish), made
+        for begin, finish in _split_range(pages):
+            table = self._read_range(connection, pages.part.relation, begin, finish)
+            yield (2**32 if finish is None else finish), table
 
-    def _made(
+    def _read_range(
         self, connection: psycopg.Connection, relation: str, begin: int, finish: int | None
     ) -> pa.Table:
-        where = _between(begin, finish)
+        where = _page_condition(begin, finish)
         with (
             locate_invalid_text(connection, relation, where, [column.name for column in self.key]),
             translate_errors(),
         ):
-            cursor = connection.execute(self._query(relation, where), binary=True)
+            cursor = connection.execute(self._statement(relation, where), binary=True)
             row: tuple[Any, ...] = cursor.fetchone() or (0,)
         schema = schema_of(self.key)
         if not row[0]:
             return schema.empty_table()
         rows, places, hashes, *keys = row
-        cells = [_places(places), np.frombuffer(hashes, ">i8").astype(np.int64)]
-        every = [*map(pa.array, cells), *map(_parse_keys, self.key, keys)]
-        if any(len(values) != rows for values in every):
+        cells = [_parse_ctids(places), np.frombuffer(hashes, ">i8").astype(np.int64)]
+        columns = [*map(pa.array, cells), *map(_parse_keys, self.key, keys)]
+        if any(len(values) != rows for values in columns):
             raise SourceError(
                 "The server did not return a fingerprint for every row.",
                 hint="Run it again. If the error persists, read the tables with `type: jdbc`.",
             )
-        found = pa.Table.from_arrays(every, schema=schema)
+        table = pa.Table.from_arrays(columns, schema=schema)
         is_ordered = bool((np.diff(cells[0]) > 0).all())
-        return found if is_ordered else found.take(pa.array(np.argsort(cells[0])))
+        return table if is_ordered else table.take(pa.array(np.argsort(cells[0])))
 
-    def _query(self, relation: str, where: sql.Composable) -> sql.Composed:
-        asked = [
+    def _statement(self, relation: str, where: sql.Composable) -> sql.Composed:
+        expressions = [
             sql.SQL("count(*)"),
             _concatenate(sql.SQL("tidsend(ctid)")),
             _concatenate(_hash(self.columns)),
             *map(_key_bytes, self.key),
         ]
         return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
-            sql.SQL(", ").join(asked), sql.SQL(relation), where
+            sql.SQL(", ").join(expressions), sql.SQL(relation), where
         )
 
 
-def _between(begin: int, finish: int | None) -> sql.Composed:
+def _page_condition(begin: int, finish: int | None) -> sql.Composed:
     """Return a condition for the rows of some pages; without a finish, of all later pages."""
     until = sql.SQL("") if finish is None else sql.SQL(" AND ctid < '({},0)'").format(finish)
     return sql.SQL("ctid >= '({},0)'{}").format(begin, until)
 
 
-def _steps(pages: PageRange) -> Iterator[tuple[int, int | None]]:
+def _split_range(pages: PageRange) -> Iterator[tuple[int, int | None]]:
     """Split a page range into smaller ones; the last one of an open range is open."""
     for step in range(pages.begin, max(pages.last, pages.begin + 1), _STEP_PAGES):
         end = step + _STEP_PAGES
@@ -197,11 +197,11 @@ def _key_bytes(column: SourceColumn) -> sql.Composed:
     return _concatenate(sql.SQL("textsend(concat({}))").format(name), "\\x00")
 
 
-def _parse_keys(column: SourceColumn, sent: bytes) -> pa.Array:
+def _parse_keys(column: SourceColumn, content: bytes) -> pa.Array:
     if column.type_oid in _INTEGERS:
         _, form = _INTEGERS[column.type_oid]
-        return pa.array(np.frombuffer(sent, form).astype(np.int64))
-    return _texts(sent)
+        return pa.array(np.frombuffer(content, form).astype(np.int64))
+    return _parse_texts(content)
 
 
 def _hash(columns: Iterable[SourceColumn]) -> sql.Composed:
@@ -223,32 +223,32 @@ def _value(column: SourceColumn) -> sql.Composed:
     return sql.SQL('({}) COLLATE "C"').format(text)
 
 
-def _places(sent: bytes) -> Places:
+def _parse_ctids(content: bytes) -> Places:
     """Return ctids as numbers: the page and the offset in it."""
-    pairs = np.frombuffer(sent, np.dtype([("page", ">u4"), ("offset", ">u2")]))
-    found: Places = (pairs["page"].astype(np.int64) << _OFFSET_BITS) | pairs["offset"]
-    return found
+    pairs = np.frombuffer(content, np.dtype([("page", ">u4"), ("offset", ">u2")]))
+    ctids: Places = (pairs["page"].astype(np.int64) << _OFFSET_BITS) | pairs["offset"]
+    return ctids
 
 
-def _texts(sent: bytes) -> pa.Array:
+def _parse_texts(content: bytes) -> pa.Array:
     """Return texts that are separated by zero bytes as an array."""
-    every = np.frombuffer(sent + b"\0", np.uint8)
-    is_end = every == 0
+    every_byte = np.frombuffer(content + b"\0", np.uint8)
+    is_end = every_byte == 0
     ends = np.flatnonzero(is_end)
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends - np.arange(len(ends))
-    found = pa.StringArray.from_buffers(
-        len(ends), pa.py_buffer(offsets), pa.py_buffer(every[~is_end].tobytes())
+    values = pa.StringArray.from_buffers(
+        len(ends), pa.py_buffer(offsets), pa.py_buffer(every_byte[~is_end].tobytes())
     )
     try:
-        found.validate(full=True)
+        values.validate(full=True)
     except pa.ArrowInvalid as failure:
         raise SourceError(
             "A key is not valid UTF-8 text.",
             hint="Find and correct the key on the server: the database's encoding accepts "
             "such texts.",
         ) from failure
-    return found
+    return values
 
 
 def format_ctids(places: Sequence[int] | Places) -> str:
@@ -256,8 +256,8 @@ def format_ctids(places: Sequence[int] | Places) -> str:
     numbers = pa.array(places, pa.int64())
     pages = pa.compute.shift_right(numbers, _OFFSET_BITS).cast(pa.string())
     offsets = pa.compute.bit_wise_and(numbers, (1 << _OFFSET_BITS) - 1).cast(pa.string())
-    written = pa.compute.binary_join_element_wise(pages, offsets, ",")
-    return '{"(' + ')","('.join(written.to_pylist()) + ')"}'
+    texts = pa.compute.binary_join_element_wise(pages, offsets, ",")
+    return '{"(' + ')","('.join(texts.to_pylist()) + ')"}'
 
 
 _METADATA_FILE: Final = "fingerprints.json"
@@ -314,14 +314,14 @@ class Fingerprints:
 
     def files(self) -> dict[tuple[int, int], str]:
         """Return the names of the files, by the part's oid and the first page."""
-        found = {}
+        files = {}
         for path in self.path.glob(_FILES):
             _, oid, begin, *_ = path.name.split("-")
-            found[int(oid), int(begin)] = path.name
-        return found
+            files[int(oid), int(begin)] = path.name
+        return files
 
     @contextmanager
-    def writing(self, oid: int, begin: int, schema: pa.Schema) -> Iterator[FingerprintFile]:
+    def create_file(self, oid: int, begin: int, schema: pa.Schema) -> Iterator[FingerprintFile]:
         """Create a file for some pages, which is saved at the end of the block.
 
         Args:
@@ -371,12 +371,12 @@ class FingerprintFolder:
     path: Path
     landed: ObjectFolder
 
-    def load_token(self, name: str | None, says: Mapping[str, Any]) -> Fingerprints | None:
+    def load(self, name: str | None, metadata: Mapping[str, Any]) -> Fingerprints | None:
         """Return the fingerprints that a checkpoint names, if they match what has landed.
 
         Args:
             name: their name; None if the checkpoint has none.
-            says: the expected table, columns and algorithm.
+            metadata: the expected table, columns and algorithm.
 
         Raises:
             SourceError: the folder cannot be read.
@@ -385,39 +385,45 @@ class FingerprintFolder:
             return None
         with _translate_os_errors(self.path):
             try:
-                reported = orjson.loads((self.path / name / _METADATA_FILE).read_bytes())
+                stored = orjson.loads((self.path / name / _METADATA_FILE).read_bytes())
             except (FileNotFoundError, orjson.JSONDecodeError):
                 return None
-            found = Fingerprints(self.path / name)
-            counts = reported["says"] == says and reported["landed"] == self.landed.last()
-            return found if counts and reported["files"] == len(found.files()) else None
+            fingerprints = Fingerprints(self.path / name)
+            is_valid = stored["says"] == metadata and stored["landed"] == self.landed.last()
+            return (
+                fingerprints if is_valid and stored["files"] == len(fingerprints.files()) else None
+            )
 
-    def begun(self) -> Fingerprints:
+    def create(self) -> Fingerprints:
         """Return a new, empty set of fingerprints.
 
         Raises:
             SourceError: the folder cannot be written.
         """
-        found = Fingerprints(self.path / uuid4().hex)
+        fingerprints = Fingerprints(self.path / uuid4().hex)
         with _translate_os_errors(self.path):
-            found.path.mkdir(parents=True)
-        return found
+            fingerprints.path.mkdir(parents=True)
+        return fingerprints
 
-    def finish(self, found: Fingerprints, says: Mapping[str, Any]) -> None:
+    def finish(self, fingerprints: Fingerprints, metadata: Mapping[str, Any]) -> None:
         """Mark fingerprints as valid. Their rows have landed, and a checkpoint names them.
 
         Args:
-            found: the fingerprints, completely written.
-            says: their table, columns and algorithm.
+            fingerprints: the fingerprints, completely written.
+            metadata: their table, columns and algorithm.
 
         Raises:
             SourceError: the folder cannot be written.
         """
-        reported = {"says": says, "files": len(found.files()), "landed": self.landed.last()}
+        stored = {
+            "says": metadata,
+            "files": len(fingerprints.files()),
+            "landed": self.landed.last(),
+        }
         with _translate_os_errors(self.path):
-            staged = found.path / f"{_METADATA_FILE}.staged"
-            staged.write_bytes(orjson.dumps(reported))
-            staged.replace(found.path / _METADATA_FILE)
+            staged = fingerprints.path / f"{_METADATA_FILE}.staged"
+            staged.write_bytes(orjson.dumps(stored))
+            staged.replace(fingerprints.path / _METADATA_FILE)
 
     def remove_all_but(self, name: str | None) -> None:
         """Remove all fingerprints except those with a name."""
