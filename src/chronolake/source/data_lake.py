@@ -30,17 +30,17 @@ class DataLake:
         """Return the configured objects, or all objects if none are configured."""
         file = self.project.file
         root = (file.parent / Path(self.config.path).expanduser()).resolve()
-        there = objects_of(root, self.config.org)
-        wanted = self.config.objects
-        names = there if wanted is None else list(dict.fromkeys(wanted))
+        existing = objects_of(root, self.config.org)
+        configured = self.config.objects
+        names = existing if configured is None else list(dict.fromkeys(configured))
         for name in names:
             # An object may not have any files yet. A name similar to an existing one is a typo.
-            near = difflib.get_close_matches(name, set(there) - set(names), n=1, cutoff=0.8)
-            if name not in there and near:
+            similar = difflib.get_close_matches(name, set(existing) - set(names), n=1, cutoff=0.8)
+            if name not in existing and similar:
                 raise ConfigurationError(
                     f"{file}: pipelines.{self.pipeline}.source.objects: the source has no object "
                     f"{name!r}.",
-                    hint=f"Did you mean {near[0]!r}?",
+                    hint=f"Did you mean {similar[0]!r}?",
                 )
         return [
             StreamDescriptor(

@@ -53,7 +53,7 @@ _DRIVERS: Final = {
 }
 
 #: Options for drivers that would otherwise wait for locks without a timeout or an error.
-_PATIENT: Final = {"jdbc:sqlserver:": {"lockTimeout": "300000"}}
+_TIMEOUT_OPTIONS: Final = {"jdbc:sqlserver:": {"lockTimeout": "300000"}}
 
 #: Column with the row number within the rows of one key.
 _PLACE: Final = f"{RESERVED}place"
@@ -91,11 +91,11 @@ class Reader(Protocol):
         """Return the result of one SELECT."""
         ...
 
-    def said(self, what: str, failure: Exception) -> SourceError:
+    def read_error(self, subject: str, failure: Exception) -> SourceError:
         """Return an error with the message of Spark or the driver, without secrets.
 
         Args:
-            what: the object that could not be read, for the message.
+            subject: the object that could not be read, for the message.
             failure: the exception that was raised.
         """
         ...
@@ -127,14 +127,14 @@ class JdbcReader:
         """Return the result of one SELECT (see `Reader`)."""
         return spark.read.format("jdbc").options(query=statement, **self._options).load()
 
-    def said(self, what: str, failure: Exception) -> SourceError:
+    def read_error(self, subject: str, failure: Exception) -> SourceError:
         """Return an error with the message of Spark or the driver (see `Reader`)."""
-        words = spark_words(failure) or type(failure).__name__
+        message = spark_words(failure) or type(failure).__name__
         address = self.address
         for secret in filter(None, [address.url, address.password, *address.properties.values()]):
-            words = words.replace(secret, "…")
+            message = message.replace(secret, "…")
         return SourceError(
-            f"{what} cannot be read: {words}",
+            f"{subject} cannot be read: {message}",
             hint="Check the address, the user's privileges and the table's name. If the "
             "driver's class is not found, set `driver`, and add its jar to spark.jars "
             "below lake.spark.conf.",
@@ -142,20 +142,24 @@ class JdbcReader:
 
     @property
     def _options(self) -> dict[str, str]:
-        given = {
+        options = {
             "url": self.address.url,
             "driver": self.address.driver or _driver_of(self.address.url),
             "user": self.address.user,
             "password": self.address.password,
         }
         url = self.address.url
-        patience = (reported for begin, reported in _PATIENT.items() if url.startswith(begin))
+        timeouts = (
+            timeout_options
+            for begin, timeout_options in _TIMEOUT_OPTIONS.items()
+            if url.startswith(begin)
+        )
         return {
             "fetchsize": str(_ROWS_AT_ONCE),
             "preferTimestampNTZ": "true",
-            **next(patience, {}),
+            **next(timeouts, {}),
             **self.address.properties,
-            **{key: value for key, value in given.items() if value is not None},
+            **{key: value for key, value in options.items() if value is not None},
         }
 
 
@@ -181,7 +185,7 @@ def columns_of(
     ]
 
 
-def cell(field: spark_types.StructField, *, unless: str = "false") -> str:
+def cell_expression(field: spark_types.StructField, *, unless: str = "false") -> str:
     """Return a SQL expression that casts a field to its column type in the lake.
 
     Args:
@@ -207,12 +211,14 @@ def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame
         name: the table, for the message.
     """
     names = ", ".join(map(quoted, key))
-    words = literal(
+    error_message = literal(
         f"Two rows of {name} have the same {', '.join(key)}: set the table's key to "
         "columns that identify its rows."
     )
     numbered = f"row_number() OVER (PARTITION BY {names} ORDER BY {names}) AS {_PLACE}"
-    return rows.selectExpr("*", numbered).where(f"IF({_PLACE} > 1, raise_error({words}), true)")
+    return rows.selectExpr("*", numbered).where(
+        f"IF({_PLACE} > 1, raise_error({error_message}), true)"
+    )
 
 
 def _bound(value: object) -> str:
@@ -224,18 +230,18 @@ def _driver_of(url: str) -> str | None:
     return next((name for begin, name in _DRIVERS.items() if url.startswith(begin)), None)
 
 
-def _type_of(kind: spark_types.DataType) -> ColumnType:
-    if isinstance(kind, spark_types.DecimalType):
-        return ColumnType(Kind.DECIMAL, kind.precision, kind.scale)
-    if isinstance(kind, _NESTED):
+def _type_of(type_: spark_types.DataType) -> ColumnType:
+    if isinstance(type_, spark_types.DecimalType):
+        return ColumnType(Kind.DECIMAL, type_.precision, type_.scale)
+    if isinstance(type_, _NESTED):
         return ColumnType(Kind.JSON)
-    return ColumnType(_KINDS.get(type(kind), Kind.STRING))
+    return ColumnType(_KINDS.get(type(type_), Kind.STRING))
 
 
 _EPSILON_MICROS: Final = 1
 
 
-def offered_by(
+def streams_of(
     project: Project, pipeline: str, config: JdbcAddress, capture_method: CaptureMethod
 ) -> list[StreamDescriptor]:
     """Return a stream for each configured table."""
@@ -253,16 +259,16 @@ def offered_by(
     ]
 
 
-def latest_micros(told: Offset) -> int:
+def latest_micros(stored: Offset) -> int:
     """Return the greatest time in an offset, in microseconds since 1970, or 0 if it has none.
 
     A pipeline may change its method of reading a database. Later versions must have later times
     than the ones that have landed.
     """
-    return max((int(told[name]) for name in told if name.endswith("_micros")), default=0)
+    return max((int(stored[name]) for name in stored if name.endswith("_micros")), default=0)
 
 
-def each_table(
+def read_tables(
     reader: Reader,
     positions: Mapping[str, Offset | None],
     read: Callable[[str, Offset], Iterator[ChangeBatch | Snapshot]],
@@ -274,13 +280,13 @@ def each_table(
         positions: the offset of each table; None if nothing of the table has landed.
         read: reads a table from an offset, which is empty if nothing has landed.
     """
-    for name, reported in positions.items():
+    for name, stored in positions.items():
         try:
-            yield from read(name, reported or {})
+            yield from read(name, stored or {})
         except SourceError as failure:
             yield StreamFailure(name, failure)
         except (Py4JError, PySparkException) as failure:
-            yield StreamFailure(name, reader.said(f"The table {name}", failure))
+            yield StreamFailure(name, reader.read_error(f"The table {name}", failure))
 
 
 def snapshot_of(
@@ -298,9 +304,9 @@ def snapshot_of(
         SourceError: the table lacks a key column.
     """
     columns = columns_of(rows.schema, key, name)
-    cells = map(cell, rows.schema)
-    reported = expect_distinct(rows, key, name).selectExpr(*cells)
-    return Snapshot(name, reported, columns, at_micros, sequence, position)
+    cells = map(cell_expression, rows.schema)
+    checked = expect_distinct(rows, key, name).selectExpr(*cells)
+    return Snapshot(name, checked, columns, at_micros, sequence, position)
 
 
 @dataclass(frozen=True)
@@ -313,7 +319,7 @@ class JdbcDatabase:
 
     def discover(self) -> list[StreamDescriptor]:
         """Return the configured tables."""
-        return offered_by(self.project, self.pipeline, self.config, CaptureMethod.SNAPSHOT_DIFF)
+        return streams_of(self.project, self.pipeline, self.config, CaptureMethod.SNAPSHOT_DIFF)
 
     def read(
         self,
@@ -325,21 +331,21 @@ class JdbcDatabase:
         """Read all tables. Changes made while a table is read may be included or not."""
         reader = JdbcReader(self.config)
 
-        def read(name: str, told: Offset) -> Iterator[Snapshot]:
+        def read(name: str, stored: Offset) -> Iterator[Snapshot]:
             table = self.config.tables[name]
             # After a crash, only the landed files show the last time that was used.
             landed = landed_micros(raw_folder(self.project, self.pipeline, name))
-            at = max(now_micros(), latest_micros(told) + 1, landed + 1)
+            at_micros = max(now_micros(), latest_micros(stored) + 1, landed + 1)
             yield snapshot_of(
                 name,
                 reader.table(lake.spark, name, split_by=table.split_by),
                 table.key,
-                at_micros=at,
-                sequence=f"{at:016x}",
-                position={"last_micros": at},
+                at_micros=at_micros,
+                sequence=f"{at_micros:016x}",
+                position={"last_micros": at_micros},
             )
 
-        return each_table(reader, positions, read)
+        return read_tables(reader, positions, read)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Do nothing: the database keeps no state for a pipeline."""

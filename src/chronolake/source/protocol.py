@@ -428,7 +428,7 @@ class TokenStore(Protocol):
 class TokenHoldingSource(Source, Protocol):
     """A source that stores tokens in addition to its streams' offsets."""
 
-    def use_token_store(self, memory: TokenStore) -> None:
+    def use_token_store(self, store: TokenStore) -> None:
         """Set the token store, before any other method is called.
 
         Checks use it as runs do: they may refresh a token, and a process without the new token is

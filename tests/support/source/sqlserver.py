@@ -127,7 +127,7 @@ class Server:
         assert (name, split_by) == ("[dbo].[items]", None)
         return self._frame(spark, self.rows, self.ddl)
 
-    def said(self, what: str, failure: Exception) -> SourceError:
+    def read_error(self, what: str, failure: Exception) -> SourceError:
         return SourceError(f"{what} cannot be read: {failure}")
 
     def query(self, spark: SparkSession, statement: str) -> DataFrame:

@@ -23,10 +23,10 @@ from chronolake.change_set import (
     SEQUENCE,
 )
 from chronolake.errors import SourceError
-from chronolake.source.jdbc import cell, columns_of, latest_micros, snapshot_of
+from chronolake.source.jdbc import cell_expression, columns_of, latest_micros, snapshot_of
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
-from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START, TableOfRun
+from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START, TableRead
 from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _DIGITS: Final = (20, 8, 20, 1)
 _DELETE: Final = 1
 _INSERT: Final = 2
 _BEFORE_UPDATE: Final = 3
-_WORDS: Final = (
+_OPERATIONS: Final = (
     f"CASE {OPERATION} WHEN {_DELETE} THEN 'delete' WHEN {_INSERT} THEN 'insert' ELSE 'update' END"
 )
 
@@ -61,7 +61,7 @@ class _Instance:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Offset:
     """A stream's offset.
 
     Attributes:
@@ -77,15 +77,15 @@ class _Place:
     copied_micros: int
 
     @classmethod
-    def from_json(cls, told: Offset) -> Self | None:
+    def from_json(cls, stored: Offset) -> Self | None:
         """Return the stored offset, or None if another kind of source stored it."""
-        if "instance" not in told:
+        if "instance" not in stored:
             return None
         return cls(
-            str(told["instance"]),
-            str(told["lsn"]),
-            int(told["last_micros"]),
-            int(told["copied_micros"]),
+            str(stored["instance"]),
+            str(stored["lsn"]),
+            int(stored["last_micros"]),
+            int(stored["copied_micros"]),
         )
 
     def as_json(self) -> Offset:
@@ -97,65 +97,70 @@ class _Place:
         }
 
 
-class CapturedTable(TableOfRun):
+class CapturedTable(TableRead):
     """One table in one run, by change data capture."""
 
-    def read(self, told: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
+    def read(self, stored: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
         """Read captured changes after an offset, then all rows if requested or necessary.
 
         Raises:
             SourceError: no capture instance exists for the table, or captured changes were removed.
         """
-        newest_lsn, at_micros = self._captured()
-        instances = self._instances()
+        newest_lsn, at_micros = self._read_capture_state()
+        instances = self._read_instances()
         newest = instances[-1]
         # An instance may begin at a later LSN than the capture job has reached.
         begin = max(newest_lsn, _lsn(_number(newest.oldest) - 1))
-        before = _Place.from_json(told)
+        before = _Offset.from_json(stored)
         if before is None:
-            first = _Place(newest.name, begin, 0, latest_micros(told))
-            yield self._whole(first, newest, at_micros)
+            first = _Offset(newest.name, begin, 0, latest_micros(stored))
+            yield self._read_snapshot(first, newest, at_micros)
             return
-        problem = self._gap(before, instances, newest_lsn)
-        if problem is not None:
+        gap = self._gap_error(before, instances, newest_lsn)
+        if gap is not None:
             if not full_refresh:
-                raise problem
-            yield self._whole(replace(before, lsn=begin), newest, at_micros)
+                raise gap
+            yield self._read_snapshot(replace(before, lsn=begin), newest, at_micros)
             return
         now = before
         if before.lsn < newest_lsn:
-            piece, now = self._changes(before, _named(instances, before.instance), newest_lsn)
-            yield piece
+            batch, now = self._read_changes(
+                before, _find_instance(instances, before.instance), newest_lsn
+            )
+            yield batch
         # A newer instance exists because the table has other columns now.
         is_to_switch = now.instance != newest.name and begin == newest_lsn
         if full_refresh or is_to_switch:
-            instance = newest if is_to_switch else _named(instances, now.instance)
-            yield self._whole(now, instance, at_micros)
+            instance = newest if is_to_switch else _find_instance(instances, now.instance)
+            yield self._read_snapshot(now, instance, at_micros)
 
-    def _instances(self) -> list[_Instance]:
+    def _read_instances(self) -> list[_Instance]:
         """Return the table's capture instances, the newest last."""
-        reported = self.asked(statements.instances(self.name))
-        if not reported:
+        rows = self.fetch_rows(statements.capture_instances(self.name))
+        if not rows:
             schema, _, table = self.name.partition(".")
             raise SourceError(
                 f"The table {self.name} has no capture instance.",
                 hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N'{schema}', @source_name = "
                 f"N'{table}', @role_name = NULL;",
             )
-        seen = [row for row in reported if row["oldest"] is not None and _number(row["oldest"])]
-        if not seen:
+        visible = [row for row in rows if row["oldest"] is not None and _number(row["oldest"])]
+        if not visible:
             raise SourceError(
                 f"The capture of {self.name} has not begun, or the user may not see it.",
                 hint="Wait until the capture job has run (SQL Server Agent), or GRANT SELECT "
                 "ON SCHEMA::cdc to the pipeline's user, and make it a member of the "
                 "instance's role.",
             )
-        seen.sort(key=lambda row: row["made_micros"])
-        return [_Instance(row["name"], self._columns(row["name"]), row["oldest"]) for row in seen]
+        visible.sort(key=lambda row: row["made_micros"])
+        return [
+            _Instance(row["name"], self._read_columns(row["name"]), row["oldest"])
+            for row in visible
+        ]
 
-    def _columns(self, instance: str) -> tuple[str, ...]:
-        reported = self.asked(statements.columns(instance))
-        names = [row["name"] for row in sorted(reported, key=lambda row: row["ordinal"])]
+    def _read_columns(self, instance: str) -> tuple[str, ...]:
+        rows = self.fetch_rows(statements.captured_columns(instance))
+        names = [row["name"] for row in sorted(rows, key=lambda row: row["ordinal"])]
         if not names:
             raise SourceError(
                 f"The user may not see the columns of the capture instance {instance}.",
@@ -170,22 +175,22 @@ class CapturedTable(TableOfRun):
             )
         return tuple(names)
 
-    def _captured(self) -> tuple[str, int]:
+    def _read_capture_state(self) -> tuple[str, int]:
         """Return the LSN that the capture job has reached, and the server's time."""
-        capturing = self.asked(statements.capturing())
-        if not capturing or not capturing[0]["enabled"]:
+        settings = self.fetch_rows(statements.cdc_enabled())
+        if not settings or not settings[0]["enabled"]:
             raise SourceError(
                 "Change data capture is not enabled in the database.",
                 hint="EXEC sys.sp_cdc_enable_db;",
             )
-        (reported,) = self.asked(statements.captured())
-        self._expect_time_zone(reported["at_micros"], reported["offset_minutes"])
-        if reported["newest"] is None:
+        (state,) = self.fetch_rows(statements.newest_capture())
+        self._expect_time_zone(state["at_micros"], state["offset_minutes"])
+        if state["newest"] is None:
             raise SourceError(
                 "The capture job has not read the log yet.",
                 hint="Start SQL Server Agent, and wait until the job has run.",
             )
-        return reported["newest"], reported["at_micros"]
+        return state["newest"], state["at_micros"]
 
     def _expect_time_zone(self, at_micros: int, minutes: int) -> None:
         """Raise an error if the configured time zone is not the server's clock's."""
@@ -198,17 +203,17 @@ class CapturedTable(TableOfRun):
                 hint="Correct `time_zone` of the source.",
             )
 
-    def _gap(
-        self, before: _Place, instances: Sequence[_Instance], newest: str
+    def _gap_error(
+        self, before: _Offset, instances: Sequence[_Instance], newest: str
     ) -> SourceError | None:
         """Return an error if captured changes do not continue at the stream's offset."""
         known = next((instance for instance in instances if instance.name == before.instance), None)
         if known is None:
-            why = f"Its capture instance {before.instance} was dropped."
+            reason = f"Its capture instance {before.instance} was dropped."
         elif before.lsn > newest and _number(before.lsn) + 1 != _number(known.oldest):
-            why = "The database was restored, or is a different one."
+            reason = "The database was restored, or is a different one."
         elif _number(before.lsn) + 1 < _number(known.oldest):
-            why = (
+            reason = (
                 "The cleanup job removed changes before they were read (increase its "
                 "retention period), or the capture instance was recreated."
             )
@@ -216,16 +221,16 @@ class CapturedTable(TableOfRun):
             return None
         return SourceError(
             f"Changes of {self.name} since the last run are lost.",
-            hint=f"{why} Run `chronolake resync {self.pipeline} --stream {self.name}` to read "
+            hint=f"{reason} Run `chronolake resync {self.pipeline} --stream {self.name}` to read "
             "the current rows.",
         )
 
-    def _whole(self, place: _Place, instance: _Instance, at_micros: int) -> Snapshot:
+    def _read_snapshot(self, position: _Offset, instance: _Instance, at_micros: int) -> Snapshot:
         """Return all rows as a snapshot, with the columns of the capture instance."""
         rows = self.all_rows()
         # The table may have lost a column that its instance still has.
-        names = [name for name in instance.columns if name in rows.columns]
-        latest = max(place.last_micros, place.copied_micros, self.landed_micros)
+        names = [name for name in instance.columns if name in rows.captured_columns]
+        latest = max(position.last_micros, position.copied_micros, self.landed_micros)
         at = max(at_micros - _COPY_MARGIN_MICROS, latest + 1)
         return snapshot_of(
             self.name,
@@ -233,27 +238,28 @@ class CapturedTable(TableOfRun):
             self.key,
             at_micros=at,
             # Of the same length as those of changes, and later than all of them up to the offset.
-            sequence=place.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
-            position=replace(place, instance=instance.name, copied_micros=at).as_json(),
+            sequence=position.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
+            position=replace(position, instance=instance.name, copied_micros=at).as_json(),
         )
 
-    def _changes(
-        self, before: _Place, instance: _Instance, upto: str
-    ) -> tuple[ChangeBatch, _Place]:
+    def _read_changes(
+        self, before: _Offset, instance: _Instance, upto: str
+    ) -> tuple[ChangeBatch, _Offset]:
         """Return the changes captured between two LSNs, and the offset after them."""
-        commits = self._commits(before, upto)
+        commits = self._read_commits(before, upto)
         last = commits.agg({_MICROS: "max"}).collect()[0][0]
         if last is None:
-            place = replace(before, lsn=upto)
-            return ChangeBatch(self.name, None, (), place.as_json()), place
-        place = replace(before, lsn=upto, last_micros=last)
+            position = replace(before, lsn=upto)
+            return ChangeBatch(self.name, None, (), position.as_json()), position
+        position = replace(before, lsn=upto, last_micros=last)
         query = statements.changes(instance.name, self.key, after=before.lsn, upto=upto)
         rows = self.query(query)
         fields = {field.name: field for field in rows.schema}
         captured = [fields[name] for name in instance.columns]
-        is_mark = f"{OPERATION} IN ({_DELETE}, {_BEFORE_UPDATE})"
+        is_tombstone = f"{OPERATION} IN ({_DELETE}, {_BEFORE_UPDATE})"
         cells = [
-            cell(field, unless="false" if field.name in self.key else is_mark) for field in captured
+            cell_expression(field, unless="false" if field.name in self.key else is_tombstone)
+            for field in captured
         ]
         # Command numbers exist since SQL Server 2016, and are null for rows from before an upgrade.
         command = f"lpad(hex(coalesce({COMMAND}, 0)), {_DIGITS[1]}, '0')"
@@ -263,24 +269,24 @@ class CapturedTable(TableOfRun):
             *cells,
             f"{_MICROS} AS {MODIFIED}",
             f"{sequence} AS {SEQUENCE}",
-            f"IF({is_mark}, {_MICROS}, NULL) AS {DELETED_AT}",
+            f"IF({is_tombstone}, {_MICROS}, NULL) AS {DELETED_AT}",
             f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
-            f"NOT {is_mark} AS {PROVIDES_DATA}",
-            f"{_WORDS} AS {OPERATED}",
+            f"NOT {is_tombstone} AS {PROVIDES_DATA}",
+            f"{_OPERATIONS} AS {OPERATED}",
         )
         columns = columns_of(captured, self.key, self.name)
-        return ChangeBatch(self.name, versions, columns, place.as_json()), place
+        return ChangeBatch(self.name, versions, columns, position.as_json()), position
 
-    def _commits(self, before: _Place, upto: str) -> DataFrame:
+    def _read_commits(self, before: _Offset, upto: str) -> DataFrame:
         """Return transactions with the time assigned to each, in microseconds since 1970.
 
         Clocks may be set back, and have a limited resolution: a transaction is at least one
         microsecond later than its predecessor in the log.
         """
         zone = literal(self.config.time_zone)
-        reported = self.query(statements.commits(after=before.lsn, upto=upto))
+        transactions = self.query(statements.commits(after=before.lsn, upto=upto))
         utc = f"unix_micros(to_utc_timestamp(timestamp_micros(local_micros), {zone}))"
-        numbered = reported.selectExpr(
+        numbered = transactions.selectExpr(
             START, f"{utc} AS {_MICROS}", f"row_number() OVER (ORDER BY {START}) AS {_NUMBER}"
         )
         latest = f"max({_MICROS} - {_NUMBER}) OVER (ORDER BY {_NUMBER})"
@@ -289,7 +295,7 @@ class CapturedTable(TableOfRun):
         )
 
 
-def _named(instances: Sequence[_Instance], name: str) -> _Instance:
+def _find_instance(instances: Sequence[_Instance], name: str) -> _Instance:
     return next(instance for instance in instances if instance.name == name)
 
 

@@ -19,7 +19,7 @@ from chronolake.errors import SourceError
 from chronolake.source.jdbc import latest_micros, snapshot_of
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
-from chronolake.source.sqlserver.statements import TableOfRun
+from chronolake.source.sqlserver.statements import TableRead
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Offset:
     """A stream's offset.
 
     Attributes:
@@ -46,9 +46,9 @@ class _Place:
     last_micros: int
 
     @classmethod
-    def from_json(cls, told: Offset) -> Self:
+    def from_json(cls, stored: Offset) -> Self:
         """Return the stored offset. If another kind of source stored it, only its time is used."""
-        return cls(int(told.get("version", -1)), latest_micros(told))
+        return cls(int(stored.get("version", -1)), latest_micros(stored))
 
     def as_json(self) -> Offset:
         return {"version": self.version, "last_micros": self.last_micros}
@@ -58,25 +58,25 @@ class _Place:
         return f"{self.version:020d}"
 
 
-class TrackedTable(TableOfRun):
+class TrackedTable(TableRead):
     """One table in one run, by change tracking."""
 
-    def read(self, told: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
+    def read(self, stored: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
         """Read the changed rows, or all rows in the first run and if changes are no longer known.
 
         Raises:
             SourceError: the table is not tracked.
         """
-        before = _Place.from_json(told)
-        now, oldest = self._now(before)
+        before = _Offset.from_json(stored)
+        now, oldest = self._read_offset(before)
         if before.version < 0 or full_refresh:
-            yield self._whole(now)
+            yield self._read_snapshot(now)
             return
         if oldest <= before.version <= now.version:
             if before.version == now.version:
                 return
-            yield self._changed(before, now)
-            later, oldest = self._now(now)
+            yield self._read_changes(before, now)
+            later, oldest = self._read_offset(now)
             if oldest <= before.version:
                 yield ChangeBatch(self.name, None, (), now.as_json())
                 return
@@ -90,18 +90,18 @@ class TrackedTable(TableOfRun):
             oldest=oldest,
             newest=now.version,
         )
-        yield self._whole(now)
+        yield self._read_snapshot(now)
 
-    def _now(self, before: _Place) -> tuple[_Place, int]:
+    def _read_offset(self, before: _Offset) -> tuple[_Offset, int]:
         """Return the present offset, and the oldest version from which changes are known."""
-        (reported,) = self.asked(statements.tracking(self.name))
-        if reported["version"] is None:
+        (state,) = self.fetch_rows(statements.tracking_state(self.name))
+        if state["version"] is None:
             raise SourceError(
                 "Change tracking is not enabled in the database.",
                 hint="ALTER DATABASE CURRENT SET CHANGE_TRACKING = ON "
                 "(CHANGE_RETENTION = 7 DAYS, AUTO_CLEANUP = ON);",
             )
-        if reported["oldest"] is None:
+        if state["oldest"] is None:
             relation = statements.relation(self.name)
             raise SourceError(
                 f"Change tracking is not enabled for {self.name}, or the user may not see "
@@ -109,10 +109,10 @@ class TrackedTable(TableOfRun):
                 hint=f"ALTER TABLE {relation} ENABLE CHANGE_TRACKING; GRANT SELECT, VIEW "
                 f"CHANGE TRACKING ON {relation} TO the pipeline's user.",
             )
-        at_micros = max(reported["at_micros"], before.last_micros + 1, self.landed_micros + 1)
-        return _Place(reported["version"], at_micros), reported["oldest"]
+        at_micros = max(state["at_micros"], before.last_micros + 1, self.landed_micros + 1)
+        return _Offset(state["version"], at_micros), state["oldest"]
 
-    def _whole(self, now: _Place) -> Snapshot:
+    def _read_snapshot(self, now: _Offset) -> Snapshot:
         return snapshot_of(
             self.name,
             self.all_rows(),
@@ -122,20 +122,20 @@ class TrackedTable(TableOfRun):
             position=now.as_json(),
         )
 
-    def _changed(self, before: _Place, now: _Place) -> Snapshot:
-        rows = self.query(statements.tracked(self.name, self.key, after=before.version))
+    def _read_changes(self, before: _Offset, now: _Offset) -> Snapshot:
+        rows = self.query(statements.tracked_changes(self.name, self.key, after=before.version))
         # The keys of deleted rows are in separate columns; their data columns are null.
         keys = {column: f"{statements.KEY}{number}" for number, column in enumerate(self.key)}
         names = [name for name in rows.columns if name not in keys.values()]
-        known = [f"{quoted(keys.get(name, name))} AS {quoted(name)}" for name in names]
-        there = f"{quoted(self.key[0])} IS NOT NULL AS {_PRESENT}"
-        looked_at = snapshot_of(
+        aliased = [f"{quoted(keys.get(name, name))} AS {quoted(name)}" for name in names]
+        exists = f"{quoted(self.key[0])} IS NOT NULL AS {_PRESENT}"
+        snapshot = snapshot_of(
             self.name,
-            rows.selectExpr(*known, there),
+            rows.selectExpr(*aliased, exists),
             self.key,
             at_micros=now.last_micros,
             sequence=now.sequence,
             position=replace(before, last_micros=now.last_micros).as_json(),
         )
-        columns = [column for column in looked_at.columns if column.name != _PRESENT]
-        return replace(looked_at, columns=columns, present=_PRESENT)
+        columns = [column for column in snapshot.columns if column.name != _PRESENT]
+        return replace(snapshot, columns=columns, present=_PRESENT)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.config import SqlServerMethod
-from chronolake.source.jdbc import JdbcReader, each_table, offered_by
+from chronolake.source.jdbc import JdbcReader, read_tables, streams_of
 from chronolake.source.protocol import CaptureMethod, raw_folder
 from chronolake.source.sqlserver.cdc import CapturedTable
 from chronolake.source.sqlserver.change_tracking import TrackedTable
@@ -48,7 +48,7 @@ class SqlServerDatabase:
         capture_method = (
             CaptureMethod.EVERY_CHANGE if self._is_captured else CaptureMethod.OBSERVED_CHANGES
         )
-        return offered_by(self.project, self.pipeline, self.config, capture_method)
+        return streams_of(self.project, self.pipeline, self.config, capture_method)
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
@@ -57,12 +57,12 @@ class SqlServerDatabase:
         reader = self.reader or JdbcReader(self.config)
         kind = CapturedTable if self._is_captured else TrackedTable
 
-        def read(name: str, told: Offset) -> Iterator[ChangeBatch | Snapshot]:
+        def read(name: str, stored: Offset) -> Iterator[ChangeBatch | Snapshot]:
             landing = raw_folder(self.project, self.pipeline, name)
             table = kind(lake.spark, reader, self.pipeline, name, self.config, landing)
-            return table.read(told, full_refresh=full_refresh)
+            return table.read(stored, full_refresh=full_refresh)
 
-        return each_table(reader, positions, read)
+        return read_tables(reader, positions, read)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Do nothing: the database removes changes after its own retention period."""

@@ -44,7 +44,7 @@ def relation(stream: str) -> str:
     return f"{identifier(schema)}.{identifier(table)}"
 
 
-def tracking(stream: str) -> str:
+def tracking_state(stream: str) -> str:
     """Return a query for change tracking's `version`, its `oldest` valid one, and the time.
 
     `version` is null if the database does not track changes, `oldest` if the table does not.
@@ -55,7 +55,7 @@ def tracking(stream: str) -> str:
     )
 
 
-def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
+def tracked_changes(stream: str, key: Sequence[str], *, after: int) -> str:
     """Return a query for rows changed after a version: keys, and present values or nulls."""
     keys = ", ".join(f"ct.{identifier(name)} AS [{KEY}{n}]" for n, name in enumerate(key))
     matched = " AND ".join(f"t.{identifier(name)} = ct.{identifier(name)}" for name in key)
@@ -65,7 +65,7 @@ def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
     )
 
 
-def instances(stream: str) -> str:
+def capture_instances(stream: str) -> str:
     """Return a query for capture instances: `name`, `oldest` retained LSN, and creation time.
 
     `oldest` is zero if the capture job has not begun, or the user may not see the changes.
@@ -78,7 +78,7 @@ def instances(stream: str) -> str:
     )
 
 
-def columns(instance: str) -> str:
+def captured_columns(instance: str) -> str:
     """Return a query for the columns of a capture instance: `name` and `ordinal`.
 
     Computed columns are omitted: they are null in all changes.
@@ -90,7 +90,7 @@ def columns(instance: str) -> str:
     )
 
 
-def capturing() -> str:
+def cdc_enabled() -> str:
     """Return a query for whether the database captures changes at all: `enabled`."""
     return (
         "SELECT CAST(is_cdc_enabled AS int) AS enabled FROM sys.databases "
@@ -98,7 +98,7 @@ def capturing() -> str:
     )
 
 
-def captured() -> str:
+def newest_capture() -> str:
     """Return a query for the `newest` captured LSN, the server's time, and its UTC offset."""
     return (
         f"SELECT {_lsn('sys.fn_cdc_get_max_lsn()')} AS newest, {_NOW}, "
@@ -122,7 +122,7 @@ def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
     return the order of statements within a transaction; the change table does.
     """
     name = _text(instance)
-    moved = " OR ".join(
+    key_changed = " OR ".join(
         f"sys.fn_cdc_has_column_changed({name}, {_text(column)}, c.[__$update_mask]) = 1"
         for column in key
     )
@@ -134,7 +134,7 @@ def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
         f"LEFT OUTER JOIN cdc.{identifier(instance + '_CT')} AS d "
         "ON d.[__$start_lsn] = c.[__$start_lsn] AND d.[__$seqval] = c.[__$seqval] "
         "AND d.[__$operation] = c.[__$operation] "
-        f"WHERE c.[__$operation] <> 3 OR {moved}"
+        f"WHERE c.[__$operation] <> 3 OR {key_changed}"
     )
 
 
@@ -151,7 +151,7 @@ def _text(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class TableOfRun:
+class TableRead:
     """One table in one run of a pipeline.
 
     Attributes:
@@ -196,7 +196,7 @@ class TableOfRun:
         """Return the result of one SELECT."""
         return self.reader.query(self.spark, statement)
 
-    def asked(self, statement: str) -> list[Row]:
+    def fetch_rows(self, statement: str) -> list[Row]:
         """Return the rows of one SELECT with a small result."""
         rows: list[Row] = self.query(statement).collect()
         return rows
