@@ -243,10 +243,10 @@ def decode_commit(message: bytes) -> Commit:
     """Decode a `COMMIT` message."""
     reader = Reader(message)
     reader.byte()
-    found = Commit(reader.int64(), reader.int64())
+    commit = Commit(reader.int64(), reader.int64())
     reader.int64()
     reader.end()
-    return found
+    return commit
 
 
 def decode_relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
@@ -277,9 +277,9 @@ def decode_truncate(message: bytes) -> tuple[int, ...]:
     reader.byte()
     if not 0 <= number <= len(message) // _UINT32.size:
         raise reader.error(f"it has {number} relations")
-    found = tuple(reader.uint32() for _ in range(number))
+    oids = tuple(reader.uint32() for _ in range(number))
     reader.end()
-    return found
+    return oids
 
 
 def decode_emitted(message: bytes) -> list[Emitted]:
@@ -290,6 +290,6 @@ def decode_emitted(message: bytes) -> list[Emitted]:
     reader.byte()
     lsn = reader.int64()
     reader.text()
-    found = Emitted(lsn, reader.counted_text())
+    emitted = Emitted(lsn, reader.counted_text())
     reader.end()
-    return [found]
+    return [emitted]

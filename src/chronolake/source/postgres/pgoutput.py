@@ -84,10 +84,10 @@ class Messages:
 
     def unsigned(self, places: Places, width: int) -> Places:
         """Return the big-endian numbers at some positions, of up to seven bytes."""
-        found = self.buffer[places].astype(np.int64)
+        numbers = self.buffer[places].astype(np.int64)
         for byte in range(1, width):
-            found = (found << 8) | self.buffer[places + byte]
-        return found
+            numbers = (numbers << 8) | self.buffer[places + byte]
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class Decoder:
             raise protocol_error("a message is empty")
         packed = Messages.of(batch, self.codec)
         is_row = np.isin(packed.kinds, _ROWS)
-        frame = self._frame(batch, is_row)
+        frame = self._decode_frame(batch, is_row)
         changes = [
             _decode_changes(packed, numbers, relation, frame)
             for relation, numbers in frame.by_relation(packed, np.flatnonzero(is_row))
@@ -344,7 +344,7 @@ class Decoder:
             tuple(frame.emitted),
         )
 
-    def _frame(self, batch: Sequence[bytes], is_row: Flags) -> _Frame:
+    def _decode_frame(self, batch: Sequence[bytes], is_row: Flags) -> _Frame:
         """Decode all messages except rows, one by one."""
         frame = _Frame(len(batch), dict(self.relations))
         if self._open is not None:
@@ -500,7 +500,7 @@ def _decode_flagged(
     if not wanted.any():
         return (Cells.nulls(len(wanted)),) * columns, places
     after = places.copy()
-    found, after[wanted] = decode_rows(packed, places[wanted] + 1, ends[wanted], columns)
+    column_cells, after[wanted] = decode_rows(packed, places[wanted] + 1, ends[wanted], columns)
     if wanted.all():
-        return tuple(found), after
-    return tuple(cells.scatter(wanted) for cells in found), after
+        return tuple(column_cells), after
+    return tuple(cells.scatter(wanted) for cells in column_cells), after

@@ -297,36 +297,36 @@ class LogStream:
     def _drop_empty(self, messages: Sequence[bytes]) -> list[bytes]:
         """Leave out transactions without changes, and everything that is not before `upto`."""
         kinds = kinds_of(messages)
-        found: list[bytes] = []
-        held = self._pending
-        place = 0
-        while place < len(messages):
-            if held:
-                end = kinds.find(_STREAM_END, place)
+        kept: list[bytes] = []
+        pending = self._pending
+        index = 0
+        while index < len(messages):
+            if pending:
+                end = kinds.find(_STREAM_END, index)
                 stop = len(messages) if end < 0 else end
-                if _CHANGE.search(kinds, place, stop):
-                    found += held
-                    held.clear()
+                if _CHANGE.search(kinds, index, stop):
+                    kept += pending
+                    pending.clear()
                     continue
-                held += messages[place:stop]
-                place = stop
+                pending += messages[index:stop]
+                index = stop
                 if end >= 0:
                     # Later transactions may need a description.
-                    found += held[1:]
-                    held.clear()
-                    place += 1
+                    kept += pending[1:]
+                    pending.clear()
+                    index += 1
                 continue
-            following = kinds.find(_STREAM_BEGIN, place)
-            if following < 0:
-                found += messages[place:]
+            next_begin = kinds.find(_STREAM_BEGIN, index)
+            if next_begin < 0:
+                kept += messages[index:]
                 break
-            found += messages[place:following]
-            if decode_begin(messages[following]).commit_lsn >= self.upto:
+            kept += messages[index:next_begin]
+            if decode_begin(messages[next_begin]).commit_lsn >= self.upto:
                 self._is_done = True
                 break
-            held.append(messages[following])
-            place = following + 1
-        return found
+            pending.append(messages[next_begin])
+            index = next_begin + 1
+        return kept
 
     def _committed_messages(self) -> Iterator[Sequence[bytes]]:
         """Return the messages of committed transactions in the order of their commits."""

@@ -343,7 +343,8 @@ _SQL: Final = {
 }
 #: The columns of versions in addition to their data, as a Spark schema.
 _SYSTEM_COLUMNS: Final = ", ".join(
-    f"{one.name} {_SQL[one.type]}" for one in SYSTEM.append(pa.field(PURGED_AT, pa.int64()))
+    f"{column.name} {_SQL[column.type]}"
+    for column in SYSTEM.append(pa.field(PURGED_AT, pa.int64()))
 )
 
 
