@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from chronolake.change_set import (
+    DELETED_AT,
+    FOLLOWS,
+    MODIFIED,
+    OMITTED,
+    OPERATED,
+    PROVIDES_DATA,
+    PURGED_AT,
+    SEQUENCE,
+)
+from chronolake.errors import ConfigurationError, SourceError
 from chronolake.landing import ObjectFolder
 from chronolake.limits import StreamCapabilities
 
@@ -23,12 +34,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPARED",
+    "DELETED_AT",
+    "FOLLOWS",
+    "MODIFIED",
+    "OMITTED",
+    "OPERATED",
+    "PROVIDES_DATA",
+    "PURGED_AT",
+    "SEQUENCE",
     "CaptureMethod",
     "CaughtUp",
     "ChangeBatch",
     "ChangeSource",
     "CheckResult",
     "CheckedSource",
+    "ConfigurationError",
     "DescribedSource",
     "DescribedStream",
     "Lag",
@@ -39,6 +59,7 @@ __all__ = [
     "Reconciliation",
     "Snapshot",
     "Source",
+    "SourceError",
     "StreamCapabilities",
     "StreamDescriptor",
     "StreamFailure",
