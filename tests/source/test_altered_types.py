@@ -168,7 +168,7 @@ def _read_again(logged: list[Any]) -> list[str]:
     return found
 
 
-def test_a_label_that_is_added_lets_no_table_be_read(feelings: tuple[Shop, list[Any]]) -> None:
+def test_added_enum_label_rereads_no_table(feelings: tuple[Shop, list[Any]]) -> None:
     shop, logged = feelings
     shop.run("ALTER TYPE mood ADD VALUE 'great'", "INSERT INTO feelings VALUES (3, 'great')")
     shop.synced()
@@ -202,7 +202,7 @@ def test_a_label_that_is_added_lets_no_table_be_read(feelings: tuple[Shop, list[
     assert _read_again(logged) == []
 
 
-def test_what_is_known_of_types_is_stored_as_it_is(shop: Shop) -> None:
+def test_known_types_round_trip_through_json(shop: Shop) -> None:
     _made(shop)
     with connect(shop.dsn) as connection:
         ((oid,),) = shop.rows("SELECT 'by_id'::regclass::oid::bigint")

@@ -40,7 +40,7 @@ def _opened_with_undated_ones(shop: ApiShop) -> None:
 
 
 @pytest.mark.long
-def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: ApiShop) -> None:
+def test_reconciliation_deletes_records_missing_in_the_api(shop: ApiShop) -> None:
     shop.configure("orders: {detect_deletes: PT0.001S}")
     _opened_with_undated_ones(shop)
     begun = datetime.now(UTC)
@@ -74,7 +74,7 @@ def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: A
 
 
 @pytest.mark.long
-def test_what_the_api_has_no_more_is_deleted_without_history_too(shop: ApiShop) -> None:
+def test_records_missing_in_the_api_are_deleted_without_history_too(shop: ApiShop) -> None:
     shop.configure(
         "soft: {detect_deletes: PT0.001S, mode: soft-delete}",
         "live: {detect_deletes: PT0.001S, mode: live}",
@@ -98,7 +98,7 @@ def test_what_the_api_has_no_more_is_deleted_without_history_too(shop: ApiShop) 
     assert shop.agrees()
 
 
-def test_a_comparison_that_is_not_complete_deletes_nothing(
+def test_incomplete_reconciliation_deletes_nothing(
     shop: ApiShop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in (1, 2, 3):
@@ -219,7 +219,7 @@ def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
     ]
 
 
-def test_an_api_without_records_deletes_nothing_unless_that_may_be(shop: ApiShop) -> None:
+def test_empty_api_deletes_nothing_unless_allowed(shop: ApiShop) -> None:
     shop.configure("orders: {detect_deletes: PT0.001S}")
     shop.put(1, state="new")
     shop.synced()
@@ -282,7 +282,7 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     assert shop.compared("notes") == {"missed": 0, "deleted": 2, "returned": 0}
 
 
-def test_what_was_not_looked_for_is_left_alone(shop: ApiShop) -> None:
+def test_records_outside_the_reconciled_range_stay_unchanged(shop: ApiShop) -> None:
     soon = datetime.now(UTC) + timedelta(days=30)
     end = soon + timedelta(days=300)
     shop.configure("orders: {detect_deletes: PT0.001S}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}")
@@ -317,7 +317,7 @@ _STEPS = [
 
 
 @pytest.mark.long
-def test_a_comparison_may_be_killed_at_every_step(shop: ApiShop) -> None:
+def test_reconciliation_can_be_killed_at_every_step(shop: ApiShop) -> None:
     words = ("sync", "shop", "--project", str(shop.folder))
     for number in range(1, 20):
         shop.put(number, state="new")
@@ -377,7 +377,7 @@ _RUNS = st.lists(st.tuples(_CHANGES, st.booleans()), min_size=3, max_size=6)
 @pytest.mark.long
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(_RUNS, st.sampled_from(["history", "soft-delete", "live"]))
-def test_whatever_comes_and_goes_a_comparison_makes_the_table_right(
+def test_reconciliation_corrects_the_table_after_any_changes(
     tmp_path_factory: pytest.TempPathFactory,
     runs: list[tuple[list[tuple[str, int, int, str]], bool]],
     mode: str,

@@ -47,7 +47,7 @@ def _project(folder: Path, dsn: str, more: str = "") -> None:
     project(folder, f"  shop:\n    source: {{type: postgres, dsn: '{dsn}'{more}}}\n")
 
 
-def test_what_is_ours_is_made_on_request(
+def test_check_create_creates_publication_and_slot(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _run(address, "CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE log (line text)")
@@ -100,7 +100,7 @@ def test_what_is_ours_is_made_on_request(
         assert one["lag"]["warning"] is None
 
 
-def test_what_is_broken_comes_with_its_mend(
+def test_check_reports_problems_with_fixes(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _run(
@@ -164,7 +164,7 @@ def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"dbname": "missing"}, 'database "missing" does not exist'),
     ],
 )
-def test_a_server_that_refuses_is_not_called_unreachable(
+def test_refusing_server_is_not_reported_as_unreachable(
     address: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -182,9 +182,7 @@ def test_a_server_that_refuses_is_not_called_unreachable(
     assert not any("cannot be reached" in one or "not-the-one" in one for one in reported)
 
 
-def test_a_server_that_is_away_is_called_unreachable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _project(tmp_path, "postgresql://me:secret@127.0.0.1:1/postgres")
 
     code, found = _checked(tmp_path, capsys)
@@ -194,7 +192,7 @@ def test_a_server_that_is_away_is_called_unreachable(
     assert any(one.startswith("The server cannot be reached: ") for one in reported), reported
 
 
-def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:
+def test_refusing_catalog_is_reported(address: str, tmp_path: Path) -> None:
     parts = urlsplit(address)
     uri = f"postgresql://plain:not-the-one@{parts.hostname}:{parts.port}/postgres"
     with pytest.raises(LakeError) as refused:
@@ -232,7 +230,7 @@ def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_whether_a_role_may_read_the_log_is_tried(
+def test_role_check_tries_to_read_the_log(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, fix: str | None
 ) -> None:
     _run(
@@ -276,7 +274,7 @@ def test_a_role_of_a_managed_service_gets_what_grants_it_there(
         _run(address, "DROP ROLE rds_replication", "ALTER ROLE me RESET ALL")
 
 
-def test_a_server_that_takes_no_replication_connection_is_reported(
+def test_server_that_rejects_replication_connections_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with server(wal_level="logical", max_wal_senders="0") as address:

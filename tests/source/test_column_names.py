@@ -99,7 +99,9 @@ def failed_words(failed: dict[str, tuple[str, str]]) -> str:
     return " ".join(message for message, _ in failed.values())
 
 
-def test_tables_of_one_name_get_others(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_with_equal_names_are_renamed(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
     shop.run("CREATE SCHEMA IF NOT EXISTS a", "CREATE SCHEMA IF NOT EXISTS a_b")
     shop.run(
         "DROP TABLE IF EXISTS a.b_c, a_b.c",
@@ -137,7 +139,7 @@ def test_fields_of_an_api_get_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [START, *sorted(METADATA_COLUMNS), "__chronolake_x", ""])
-def test_names_that_no_table_can_have_are_refused(name: str) -> None:
+def test_invalid_table_names_are_rejected(name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be stored"):
         ColumnNames().expect_fit(["id", name], place="streams.s")
     ColumnNames(((name, "other"),)).expect_fit(["id", name], place="streams.s")

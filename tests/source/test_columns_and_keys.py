@@ -54,7 +54,7 @@ def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
     assert "The fields owner.name and owner_name of the stream orders" in str(run.error)
 
 
-def test_a_cursor_in_the_key_tells_changes_apart(
+def test_cursor_in_the_key_distinguishes_changes(
     shop: ApiShop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.configure("orders: {cursor_in_key: true}", "live: {mode: live}")

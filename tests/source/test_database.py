@@ -180,7 +180,7 @@ def test_a_truncate_ends_every_record(shop: Shop) -> None:
     "failpoints",
     [("land.file-published", "land.done"), pytest.param((), marks=pytest.mark.long)],
 )
-def test_columns_come_go_and_get_other_names_and_types(
+def test_columns_are_added_dropped_renamed_and_altered(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, failpoints: tuple[str, ...]
 ) -> None:
     shop.run(
@@ -221,7 +221,7 @@ def test_columns_come_go_and_get_other_names_and_types(
 
 
 @pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
-def test_tables_and_columns_are_there_before_they_have_values(shop: Shop, method: str) -> None:
+def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: str) -> None:
     shop.configure(method=method)
     shop.run("CREATE TABLE orders (id int PRIMARY KEY, total numeric(10,2))")
     shop.prepare()
@@ -292,7 +292,7 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     assert shop.agrees()
 
 
-def test_what_the_log_cannot_tell_is_read_from_the_table(shop: Shop) -> None:
+def test_values_missing_in_the_log_are_read_from_the_table(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
         "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
@@ -326,7 +326,7 @@ def test_what_the_log_cannot_tell_is_read_from_the_table(shop: Shop) -> None:
     assert shop.agrees()
 
 
-def test_what_was_not_published_is_read_from_the_table(shop: Shop) -> None:
+def test_unpublished_changes_are_read_from_the_table(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1, 'a')"
     )
@@ -349,7 +349,7 @@ def test_what_was_not_published_is_read_from_the_table(shop: Shop) -> None:
     assert "all operations" in (shop.sync().streams[0].error or "")
 
 
-def test_a_slot_that_was_made_anew_is_noticed(shop: Shop) -> None:
+def test_recreated_slot_is_detected(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1)"
     )
@@ -505,7 +505,7 @@ def _copied(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
     return found
 
 
-def test_a_table_without_a_primary_key_is_followed_by_a_unique_index(shop: Shop) -> None:
+def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE codes (name text, code text NOT NULL UNIQUE, body text)",
         "ALTER TABLE codes ALTER body SET STORAGE EXTERNAL",
@@ -561,9 +561,7 @@ def test_a_table_without_a_primary_key_is_followed_by_a_unique_index(shop: Shop)
     assert shop.agrees()
 
 
-def test_a_key_that_changes_wants_another_table(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, code text NOT NULL)",
         "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
@@ -655,7 +653,7 @@ def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> 
     assert shop.agrees()
 
 
-def test_a_copy_says_which_transaction_it_waits_for(shop: Shop) -> None:
+def test_waiting_copy_reports_the_open_transaction(shop: Shop) -> None:
     shop.run("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
     shop.prepare()
     with (

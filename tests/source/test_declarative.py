@@ -276,7 +276,7 @@ def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:
     assert shop.table("customers").num_rows == 0
 
 
-def test_a_page_that_is_no_json_is_asked_for_again_by_the_next_run(shop: Shop) -> None:
+def test_page_without_valid_json_is_requested_again_by_the_next_run(shop: Shop) -> None:
     shop.put(1, "01", state="new")
     shop.put(2, "02", state="new")
     shop.api.on("/orders", Reply(b"<html>we are back soon</html>"), shop.answer_orders)
@@ -287,7 +287,7 @@ def test_a_page_that_is_no_json_is_asked_for_again_by_the_next_run(shop: Shop) -
     assert [row[0] for row in shop.versions("id")] == [1, 2]
 
 
-def test_what_has_no_cursor_cannot_be_history(
+def test_stream_without_cursor_cannot_have_history(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = shop.project.file
@@ -350,7 +350,7 @@ def test_auto_is_the_default(shop: Shop) -> None:
     assert load_project(file).pipelines["shop"].mode == "auto"
 
 
-def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:
+def test_failed_slice_keeps_records_of_other_slices(shop: Shop) -> None:
     for number in range(1, 5):
         shop.put(number, f"0{number}", state="new")
     shop.closed_days = {"02"}
@@ -367,7 +367,7 @@ def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:
     assert [row[0] for row in shop.versions("id")] == [1, 2, 3, 4]
 
 
-def test_a_stream_that_cannot_land_asks_for_no_more(
+def test_stream_that_cannot_land_requests_nothing_more(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_run, "_LANDING_BYTES", 1)
@@ -397,7 +397,7 @@ def test_a_stream_that_cannot_land_asks_for_no_more(
 
 
 @pytest.mark.long
-def test_who_is_killed_between_slices_asks_only_for_what_is_missing(shop: Shop) -> None:
+def test_killed_run_requests_only_missing_slices(shop: Shop) -> None:
     shop.configure(more="only: [orders]")
     for number in range(1, 5):
         shop.put(number, f"0{number}", state="new")
@@ -436,7 +436,7 @@ _STEPS = [
 
 
 @pytest.mark.long
-def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
+def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
     shop.configure(more="only: [orders, customers]", end="2026-01-20")
     file = shop.project.file
     file.write_text(file.read_text().replace("      notes: {mode: soft-delete}\n", ""))
@@ -457,7 +457,7 @@ def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
     assert not list(shop.folder.rglob("*.arrow"))
 
 
-def test_discover_tells_keys_cursors_and_columns(
+def test_discover_lists_keys_cursors_and_columns(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--project", str(shop.folder))

@@ -75,7 +75,7 @@ def _failures(shop: Shop, *, full_refresh: bool = False) -> dict[str, str]:
     }
 
 
-def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding: str) -> None:
+def test_row_with_invalid_text_fails_only_its_table(shop: Shop, encoding: str) -> None:
     bad, text = _BAD[encoding], _GOOD.get(encoding, "日本")
     good = f"'{text}'"
     if encoding != "SQL_ASCII":
@@ -120,7 +120,7 @@ def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding:
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
-def test_no_part_of_a_transaction_with_such_a_row_lands(
+def test_no_part_of_a_transaction_with_invalid_text_lands(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.replication_stream.BATCH_BYTES", 1_000)
@@ -143,7 +143,7 @@ def test_no_part_of_a_transaction_with_such_a_row_lands(
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
-def test_a_key_of_no_text_is_named_where_fingerprints_are_made(
+def test_invalid_text_in_a_key_is_located_by_fingerprints(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
@@ -223,7 +223,7 @@ def _run_bytes(shop: Shop, *statements: bytes) -> None:
             connection.execute(statement)
 
 
-def test_a_database_that_cannot_be_converted_says_so(address: str, tmp_path: Path) -> None:
+def test_inconvertible_database_is_reported(address: str, tmp_path: Path) -> None:
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS mule")
         connection.execute(
@@ -279,7 +279,7 @@ def test_characters_of_several_bytes_are_those_that_the_server_says(
             assert isinstance(codec.text(text), Undecodable) is (whole[text] is None), text
 
 
-def test_characters_are_asked_for_at_once_also_where_some_are_missing(address: str) -> None:
+def test_characters_are_converted_together_even_if_some_are_missing(address: str) -> None:
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS stored")
         connection.execute("CREATE DATABASE stored ENCODING 'EUC_KR' TEMPLATE template0 LOCALE 'C'")

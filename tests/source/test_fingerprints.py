@@ -70,7 +70,7 @@ _rows = st.dictionaries(st.integers(0, 12), st.integers(-1, 1), max_size=12)
 
 
 @given(_rows, _rows)
-def test_what_is_not_where_it_was_is_what_a_plain_look_finds(now: _Rows, before: _Rows) -> None:
+def test_rows_that_differ_at_their_ctid_equal_a_plain_comparison(now: _Rows, before: _Rows) -> None:
     differs, has_gone = find_differing_rows(_placed(now), _placed(before))
 
     assert [sorted(now)[n] for n in differs] == [
@@ -103,7 +103,7 @@ _by_key = st.dictionaries(
 
 
 @given(_by_key, _by_key)
-def test_what_differs_is_what_a_plain_look_finds(
+def test_differences_equal_a_plain_comparison(
     now: dict[tuple[int, str], int], before: dict[tuple[int, str], int]
 ) -> None:
     found = match_by_key(_moved(now, before), _KEYS)
@@ -117,7 +117,7 @@ def test_what_differs_is_what_a_plain_look_finds(
     assert found.are_distinguishable
 
 
-def test_rows_of_one_key_are_not_told_apart() -> None:
+def test_rows_with_equal_keys_are_indistinguishable() -> None:
     once = {(1, "a"): 5}
     twice = pa.concat_tables([_moved(once, {}), _moved({(1, "a"): 6}, {(2, "b"): 1})])
     assert not match_by_key(twice, _KEYS).are_distinguishable
@@ -163,7 +163,7 @@ def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["way", "server", "major", "table", "key", "columns"])
-def test_fingerprints_that_were_made_otherwise_do_not_count(tmp_path: Path, other: str) -> None:
+def test_fingerprints_with_other_metadata_are_ignored(tmp_path: Path, other: str) -> None:
     says: dict[str, object] = {"way": 1, "server": 7, "major": 18, "table": 5, "key": ["id"]}
     says["columns"] = [[1, "id", 23, -1]]
     folder = FingerprintFolder(tmp_path / "made", ObjectFolder(tmp_path, "shop", "orders"))
@@ -290,7 +290,7 @@ def _landed(shop: Shop) -> int | None:
     return run.landed_rows
 
 
-def test_rows_that_have_moved_are_as_they_were(ranges: Shop) -> None:
+def test_moved_rows_are_unchanged(ranges: Shop) -> None:
     ranges.run(
         "CREATE TABLE bulk (n bigint, day date, state text, PRIMARY KEY (n, day))",
         "INSERT INTO bulk SELECT -n, date '2024-01-01' + n, 'new' FROM generate_series(1, 3000) n",
@@ -318,7 +318,7 @@ def test_rows_that_have_moved_are_as_they_were(ranges: Shop) -> None:
     assert ranges.agrees()
 
 
-def test_partitions_may_come_and_go(ranges: Shop) -> None:
+def test_partitions_can_be_attached_and_detached(ranges: Shop) -> None:
     ranges.run(
         "CREATE TABLE bulk (n int, state text, PRIMARY KEY (n)) PARTITION BY RANGE (n)",
         "CREATE TABLE low PARTITION OF bulk FOR VALUES FROM (0) TO (1000)",
@@ -342,7 +342,7 @@ def test_partitions_may_come_and_go(ranges: Shop) -> None:
     assert ranges.agrees()
 
 
-def test_a_partition_that_comes_while_it_is_looked_at_is_known(shop: Shop) -> None:
+def test_partition_attached_during_a_read_is_detected(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE bulk (n int PRIMARY KEY) PARTITION BY RANGE (n)",
         "CREATE TABLE low PARTITION OF bulk FOR VALUES FROM (0) TO (10)",
@@ -370,7 +370,7 @@ def _expect_right(shop: Shop) -> None:
 
 
 @pytest.mark.long
-def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
+def test_fingerprints_are_valid_only_for_the_last_landed_file(
     bulk: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = bulk.project.lake.path / "raw" / "_fingerprints"
@@ -453,7 +453,7 @@ def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
     assert bulk.agrees()
 
 
-def test_keys_that_are_one_in_the_lake_are_compared_there(
+def test_keys_that_are_equal_in_the_lake_are_compared_there(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)

@@ -73,7 +73,7 @@ def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     assert not list(shop.folder.rglob("*.arrow"))
 
 
-def test_a_slice_that_fails_in_a_task_keeps_what_others_have_brought(shop: Shop) -> None:
+def test_failed_slice_in_a_task_keeps_records_of_other_slices(shop: Shop) -> None:
     for number in range(1, _DAYS + 1):
         shop.put(number, f"{number:02d}", state="new")
     shop.closed_days = {"02", "07"}
@@ -227,9 +227,7 @@ def _clients_of(port: int) -> set[int]:
 
 
 @pytest.mark.long
-def test_executors_of_their_own_read_slices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_separate_executors_read_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None

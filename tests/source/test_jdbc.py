@@ -52,7 +52,7 @@ def versions(of: Project, name: str, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row[column] for column in (*columns, ACTIVE)) for row in rows]
 
 
-def test_what_differs_is_a_version(tmp_path: Path) -> None:
+def test_differences_become_versions(tmp_path: Path) -> None:
     office = Office(tmp_path, "{items: {key: [id]}, parts: {key: [item, number], split_by: item}}")
     office.run(
         "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, weight REAL, data BLOB)",
@@ -81,7 +81,7 @@ def test_what_differs_is_a_version(tmp_path: Path) -> None:
     assert office.versions("items", *columns) == after
 
 
-def test_what_cannot_be_read_says_why_and_lands_nothing(
+def test_unreadable_tables_report_why_and_land_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = "{gone: {key: [id]}, items: {key: [nr]}, pairs: {key: [id]}, empty: {key: [id]}}"

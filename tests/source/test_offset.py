@@ -44,7 +44,7 @@ def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], 
     assert clock.last_micros == before
 
 
-def test_a_position_is_stored_as_it_is() -> None:
+def test_offset_round_trips_through_json() -> None:
     columns = (SourceColumn(1, "Ü", 25, -1), SourceColumn(None, "x", 25, -1))
     position = LogOffset(
         2**60, 5, columns, 7, (1, 4), (8, 9), 10, -11, has_unlogged=True, greatest=12
@@ -76,7 +76,7 @@ def test_a_position_is_stored_as_it_is() -> None:
         ("id b", "id:1 a:2 b:3", "id:1 b:3", [1, 3]),
     ],
 )
-def test_columns_are_recognised_by_their_places(
+def test_columns_are_recognized_by_position(
     described: str, before: str, now: str, numbers: list[int | None]
 ) -> None:
     found = assign_numbers(_columns(described), _columns(before), _columns(now))
@@ -88,7 +88,7 @@ _CHANGES = st.lists(st.tuples(st.sampled_from("aadrr"), st.integers(0, 9)), max_
 
 
 @given(_CHANGES, st.integers(0, 12), st.integers(0, 12))
-def test_a_column_is_never_taken_for_another(
+def test_columns_are_never_confused(
     changes: list[tuple[str, int]], first: int, second: int
 ) -> None:
     """No column is mistaken for another, whatever is altered between two reads of the log."""
@@ -125,7 +125,7 @@ def test_a_column_is_never_taken_for_another(
         assert column.number == number or gone != gone_before
 
 
-def test_a_number_that_was_dropped_before_is_given_to_no_other_column() -> None:
+def test_dropped_column_number_is_never_reused() -> None:
     described, before, now = _columns("id a y"), _columns("id:1 a:2"), _columns("id:1 a:2 x:4")
     assert [one.number for one in assign_numbers(described, before, now)] == [1, 2, None]
     assert [one.number for one in assign_numbers(described, before, now, greatest=3)] == [1, 2, 4]

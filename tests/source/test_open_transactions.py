@@ -37,7 +37,7 @@ _SLOT = Slot("chronolake_shop", "chronolake_shop")
         "CREATE TABLE another (id int PRIMARY KEY)",
     ],
 )
-def test_no_question_about_all_tables_waits_for_it(
+def test_catalog_queries_do_not_wait_for_locked_tables(
     shop: Shop, address: str, statement: str
 ) -> None:
     shop.run(
@@ -61,7 +61,7 @@ def test_no_question_about_all_tables_waits_for_it(
         assert durable_lsn(connection)
 
 
-def test_a_table_that_is_being_changed_is_given_up_alone(
+def test_locked_table_fails_alone(
     shop: Shop, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.initial_copy._LOCK_SECONDS", 1)
@@ -78,7 +78,7 @@ def test_a_table_that_is_being_changed_is_given_up_alone(
             assert str(table.oid) in (failed.value.hint or "")
 
 
-def test_making_a_slot_says_what_it_waits_for(
+def test_slot_creation_reports_the_blocking_transaction(
     shop: Shop, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.check._PATIENCE_SECONDS", 1)
@@ -96,7 +96,7 @@ def test_making_a_slot_says_what_it_waits_for(
         ]
 
 
-def test_a_prepared_transaction_is_named_with_what_ends_it(shop: Shop, address: str) -> None:
+def test_prepared_transaction_is_reported_with_a_fix(shop: Shop, address: str) -> None:
     shop.run("CREATE TABLE items (id int PRIMARY KEY)")
     shop.run("BEGIN; INSERT INTO items VALUES (1); PREPARE TRANSACTION 'o''clock'")
     with psycopg.connect(address) as other:
@@ -108,7 +108,7 @@ def test_a_prepared_transaction_is_named_with_what_ends_it(shop: Shop, address: 
     assert "PREPARED" not in oldest_transaction(address).hint
 
 
-def test_a_snapshot_that_is_given_up_leaves_nothing_on_the_server(shop: Shop, address: str) -> None:
+def test_cancelled_snapshot_leaves_nothing_on_the_server(shop: Shop, address: str) -> None:
     shop.run("CREATE TABLE items (id int PRIMARY KEY)")
     with psycopg.connect(address) as other:
         other.execute("INSERT INTO items VALUES (1)")
@@ -123,7 +123,7 @@ def test_a_snapshot_that_is_given_up_leaves_nothing_on_the_server(shop: Shop, ad
         assert request.wait(30) is not None
 
 
-def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> None:
+def test_published_tables_equal_the_servers_view(shop: Shop, address: str) -> None:
     shop.run(
         "DROP SCHEMA IF EXISTS extra CASCADE",
         "CREATE SCHEMA extra",
@@ -187,7 +187,7 @@ def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> 
 _LARGE = "repeat(md5(random()::text), 3000)"
 
 
-def test_what_has_to_be_read_again_waits_and_the_others_go_on(shop: Shop) -> None:
+def test_tables_waiting_for_a_snapshot_do_not_delay_others(shop: Shop) -> None:
     again = {
         "moved": "UPDATE moved SET id = 2",
         "rewritten": "VACUUM FULL rewritten",

@@ -116,7 +116,7 @@ def test_a_database_restored_from_its_files_is_noticed(
     _fails_and_resync_repairs(shop)
 
 
-def test_a_restore_that_has_all_that_was_read_goes_on(shop: Shop, place: Cluster) -> None:
+def test_restored_server_with_all_read_changes_continues(shop: Shop, place: Cluster) -> None:
     shop.synced()
     shop.run("UPDATE orders SET state = 'b' WHERE id = 1")
     shop.synced()
@@ -159,7 +159,7 @@ def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
         _fails_and_resync_repairs(shop)
 
 
-def test_log_of_other_tables_is_not_kept_for_ever(shop: Shop, place: Cluster) -> None:
+def test_log_of_other_tables_is_not_retained_forever(shop: Shop, place: Cluster) -> None:
     shop.synced()
     saved = _saved(place)
     _log_is_written(shop)
@@ -182,7 +182,7 @@ def test_log_of_other_tables_is_not_kept_for_ever(shop: Shop, place: Cluster) ->
     _fails_and_resync_repairs(shop)
 
 
-def test_a_position_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) -> None:
+def test_offset_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) -> None:
     shop.synced()
     store = Store.open(shop.project.lake)
     ((name, position),) = store.checkpoints("shop").items()
@@ -269,9 +269,7 @@ def test_bytes_of_the_log_are_evidence_where_no_message_can_be_written(
     _fails_and_resync_repairs(shop)
 
 
-def test_bytes_of_the_log_are_those_of_standbys_as_far_as_they_have_come(
-    place: Cluster, version: int
-) -> None:
+def test_standbys_have_the_same_log_bytes(place: Cluster, version: int) -> None:
     def written(address: str) -> int:
         with connect(address) as connection:
             connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 90000))")

@@ -178,7 +178,7 @@ def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed:
     assert _decoded(messages, range(1, len(messages))) == wanted, "one by one"
 
 
-def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
+def test_read_progress_is_reported(database: psycopg.Connection) -> None:
     _happen(database, random.Random(5))
     messages = _messages(database)
     commits = [number for number, message in enumerate(messages) if message[0] == Kind.COMMIT]
@@ -285,7 +285,7 @@ def test_other_bytes_are_an_error_and_never_a_hang(data: st.DataObject) -> None:
         (10, b"T" + pack(">iBI", 1, 0, 5), "a truncate refers to a relation 5"),
     ],
 )
-def test_what_is_wrong_is_said(number: int, message: bytes, words: str) -> None:
+def test_invalid_messages_raise_descriptive_errors(number: int, message: bytes, words: str) -> None:
     log = _log()
     log[number] = message
 
@@ -301,7 +301,7 @@ def test_texts_of_many_bytes_are_copied_one_by_one() -> None:
     assert _decoded(log, []) == list(Reader().read(log))
 
 
-def test_nothing_is_nothing() -> None:
+def test_empty_batch_decodes_to_nothing() -> None:
     assert Decoder().decode([]) == Decoded((), (), (), None)
 
 

@@ -32,7 +32,7 @@ def _mend(shop: Shop, stream: str) -> str:
     return one.fix or ""
 
 
-def test_what_is_published_can_still_be_updated(shop: Shop) -> None:
+def test_published_tables_can_still_be_updated(shop: Shop) -> None:
     generated = "g int GENERATED ALWAYS AS (b * 2) STORED"
     shop.run(
         f"CREATE TABLE whole (id int PRIMARY KEY, b int, {generated})",
@@ -77,7 +77,7 @@ def test_what_is_published_can_still_be_updated(shop: Shop) -> None:
         assert [row[:2] for row in shop.versions(table, ("id", "b"))] == [(1, 3), (1, 4)], table
 
 
-def test_a_partition_that_the_log_tells_otherwise_of_is_refused(shop: Shop) -> None:
+def test_partition_with_another_replica_identity_is_rejected(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (id)",
         "CREATE TABLE first PARTITION OF orders FOR VALUES FROM (0) TO (100)",
@@ -106,7 +106,7 @@ def test_a_partition_that_the_log_tells_otherwise_of_is_refused(shop: Shop) -> N
 @pytest.mark.parametrize(
     "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
 )
-def test_rows_are_told_apart_by_all_of_a_key(shop: Shop, method: str) -> None:
+def test_rows_are_identified_by_the_whole_key(shop: Shop, method: str) -> None:
     shop.run(
         "CREATE TABLE pairs (a int, b int, g int GENERATED ALWAYS AS (b * 2) STORED, "
         "PRIMARY KEY (a, g))",
@@ -145,7 +145,7 @@ def test_a_slot_of_another_database_is_left_alone(shop: Shop) -> None:
         shop.run("DROP DATABASE other")
 
 
-def test_the_mend_of_a_partition_that_may_not_be_read_mends(shop: Shop) -> None:
+def test_fix_for_an_unreadable_partition_works(shop: Shop) -> None:
     shop.run(
         "DROP ROLE IF EXISTS reader",
         "CREATE ROLE reader LOGIN PASSWORD 'of-the-reader'",
@@ -175,7 +175,7 @@ def test_the_mend_of_a_partition_that_may_not_be_read_mends(shop: Shop) -> None:
         connection.execute("DROP SCHEMA apart CASCADE")
 
 
-def test_a_statement_that_comes_between_does_not_wait_for_ever(
+def test_concurrent_statement_does_not_wait_forever(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.snapshot._LOCK_SECONDS", 1)
@@ -267,7 +267,7 @@ def test_tables_without_a_log_are_compared(shop: Shop) -> None:
 @pytest.mark.parametrize(
     "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
 )
-def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: str) -> None:
+def test_run_gives_way_to_a_concurrent_statement(shop: Shop, method: str) -> None:
     shop.run(
         "CREATE TABLE bulk (id int PRIMARY KEY, filler text)",
         "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",

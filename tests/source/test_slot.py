@@ -69,7 +69,7 @@ class Reader:
         return found
 
 
-def test_what_is_read_stays_until_the_slot_is_advanced(
+def test_slot_retains_changes_until_it_is_advanced(
     database: psycopg.Connection, reader: Reader
 ) -> None:
     database.execute("INSERT INTO public.t SELECT generate_series(1, 3)")
@@ -182,9 +182,7 @@ def test_no_timeout_of_the_role_ends_a_session(
         (lambda url: f"{url}?nothing=1", "server's address is not valid"),
     ],
 )
-def test_what_keeps_from_connecting_is_said_without_secrets(
-    address: str, change: object, words: str
-) -> None:
+def test_connection_errors_contain_no_secrets(address: str, change: object, words: str) -> None:
     assert callable(change)
     with pytest.raises(SourceError, match=words) as failed, connect(change(address)):
         pass

@@ -218,7 +218,7 @@ def test_a_slot_that_somebody_reads_is_reported(ready: Shop) -> None:
         assert "`slot: …`" in words
 
 
-def test_a_slot_without_a_position_may_be_that_of_another_project(
+def test_slot_without_an_offset_causes_a_warning(
     ready: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warned(*words: str) -> list[str]:
@@ -279,7 +279,7 @@ def test_two_pipelines_of_a_project_never_read_one_slot(
     assert "slot" in str(failed.value)
 
 
-def test_one_server_is_recognized_by_whatever_address(ready: Shop, tmp_path: Path) -> None:
+def test_server_is_recognized_at_any_address(ready: Shop, tmp_path: Path) -> None:
     ready.synced()
     ((folder, port),) = ready.rows(
         "SELECT current_setting('unix_socket_directories'), current_setting('port')"
@@ -309,7 +309,7 @@ def test_one_server_is_recognized_by_whatever_address(ready: Shop, tmp_path: Pat
     assert found("postgresql://127.0.0.1:1/nobody") == [], "a server that does not answer"
 
 
-def test_the_way_out_of_a_missing_publication_brings_what_there_is(ready: Shop) -> None:
+def test_recovery_from_a_missing_publication_reads_current_rows(ready: Shop) -> None:
     ready.synced()
     ready.run("DROP PUBLICATION chronolake_shop", _CHANGE, _PUBLICATION, _CHANGE)
     (failed,) = ready.sync().streams

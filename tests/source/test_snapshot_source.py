@@ -107,7 +107,7 @@ def test_history_is_what_was_seen(compared: Shop, syncs: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_whatever_fails_nothing_is_invented(
+def test_failed_runs_land_no_invented_changes(
     compared: Shop, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     workload.set_up(compared.dsn)
@@ -132,7 +132,7 @@ def test_whatever_fails_nothing_is_invented(
 
 
 @pytest.mark.long
-def test_a_look_by_fingerprints_may_be_killed_at_every_step(shop: Shop) -> None:
+def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
     shop.configure(method="snapshot_diff")
     # Large enough for fingerprints, in the process that is killed, too.
     shop.run(
@@ -173,7 +173,7 @@ def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
     return all(one in left for one in some)
 
 
-def test_columns_and_tables_come_and_go(compared: Shop) -> None:
+def test_columns_and_tables_are_added_and_dropped(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
         "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
@@ -250,7 +250,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("compared", ["rows"], indirect=True)
-def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) -> None:
+def test_rows_are_compared_by_stored_hashes(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text, size int)",
         "INSERT INTO orders SELECT n, 'a', n FROM generate_series(1, 4) n",
@@ -289,7 +289,7 @@ def _states(shop: Shop) -> Counter[int]:
     return Counter(row[0] for row in shop.versions("orders", ("id",)))
 
 
-def test_numbers_that_are_texts_by_now_are_not_news(compared: Shop) -> None:
+def test_numbers_stored_as_texts_are_unchanged(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, size numeric)",
         "INSERT INTO orders VALUES (1, 6.0167e20), (2, 1e-5), (3, 100), (4, NULL)",

@@ -70,7 +70,7 @@ def _tracked(folder: Path) -> Office:
     return Office(folder, Server(ITEMS, ["id"], at_micros=T), "change_tracking")
 
 
-def test_change_tracking_brings_rows_as_they_are(tmp_path: Path) -> None:
+def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
     office = _tracked(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
@@ -153,7 +153,7 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
 
 
 @pytest.mark.parametrize("lost", ["cleaned", pytest.param("restored", marks=pytest.mark.long)])
-def test_where_tracking_knows_no_more_all_is_compared(tmp_path: Path, lost: str) -> None:
+def test_lost_change_tracking_compares_all_rows(tmp_path: Path, lost: str) -> None:
     office = _tracked(tmp_path)
     server = office.server
     for number in range(4):
@@ -181,7 +181,7 @@ def test_where_tracking_knows_no_more_all_is_compared(tmp_path: Path, lost: str)
     ]
 
 
-def test_what_is_cleaned_up_while_it_is_read_is_compared(tmp_path: Path) -> None:
+def test_cleanup_during_a_read_compares_all_rows(tmp_path: Path) -> None:
     office = _tracked(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
@@ -193,7 +193,7 @@ def test_what_is_cleaned_up_while_it_is_read_is_compared(tmp_path: Path) -> None
     assert [version[1] for version in office.versions("id", "name")] == ["a", "b"]
 
 
-def test_a_key_that_does_not_tell_rows_apart_is_refused(tmp_path: Path) -> None:
+def test_key_that_does_not_identify_rows_is_rejected(tmp_path: Path) -> None:
     office = _tracked(tmp_path)
     office.server.rows = [{"id": 1, "name": name, "price": None} for name in "ab"]
     assert "Two rows of dbo.items have the same id" in (office.sync().error or "")
@@ -254,7 +254,7 @@ def test_a_key_of_several_columns_is_tracked(tmp_path: Path) -> None:
         (5, None, "ALTER TABLE [dbo].[items] ENABLE CHANGE_TRACKING"),
     ],
 )
-def test_what_is_not_tracked_says_how_it_will_be(
+def test_missing_change_tracking_has_a_hint(
     tmp_path: Path, version: int | None, oldest: int | None, said: str
 ) -> None:
     office = _tracked(tmp_path)
@@ -275,7 +275,7 @@ def _row(key: int, name: str) -> dict[str, Any]:
     return {"id": key, "name": name, "price": None}
 
 
-def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
+def test_change_data_capture_reads_every_change(tmp_path: Path) -> None:
     office = _captured(tmp_path)
     server = office.server
     server.rows = [_row(1, "a"), _row(2, "b"), _row(3, "c"), _row(7, "old")]
@@ -350,7 +350,7 @@ def test_a_copy_after_a_crash_is_later_than_the_one_that_landed(
     assert office.versions("id", "name") == [(1, "a", 0, 0, False), (1, "b", 1, None, True)]
 
 
-def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:
+def test_late_captured_changes_precede_the_copy(tmp_path: Path) -> None:
     office = _captured(tmp_path, ", time_zone: Europe/Berlin")
     server = office.server
     assert "from UTC is 0 minutes, which does not match Europe/Berlin" in (
@@ -387,7 +387,7 @@ def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said: str) -> None:
+def test_gap_is_reported_and_resync_bridges_it(tmp_path: Path, lost: str, said: str) -> None:
     office = _captured(tmp_path)
     server = office.server
     server.commits[20] = T
@@ -417,7 +417,7 @@ def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said
 
 
 @pytest.mark.long
-def test_a_newer_instance_brings_its_columns(tmp_path: Path) -> None:
+def test_newer_capture_instance_adds_its_columns(tmp_path: Path) -> None:
     office = _captured(tmp_path)
     server = office.server
     server.rows = [_row(1, "a"), _row(2, "b")]
@@ -471,7 +471,7 @@ def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
     assert "does not have id" in (office.sync().error or "")
 
 
-def test_what_is_not_captured_says_how_it_will_be(tmp_path: Path) -> None:
+def test_missing_change_data_capture_has_a_hint(tmp_path: Path) -> None:
     office = _captured(tmp_path)
     server = office.server
     server.instances[0].columns = []

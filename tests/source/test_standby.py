@@ -113,7 +113,7 @@ def test_a_standby_that_may_lose_its_slot_is_warned_about(tmp_path: Path) -> Non
         assert {"hot_standby_feedback", "primary_slot_name"} <= warned
 
 
-def test_a_slot_on_a_standby_says_what_it_waits_for(
+def test_slot_creation_on_a_standby_reports_what_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.check._PATIENCE_SECONDS", 1)
@@ -126,7 +126,7 @@ def test_a_slot_on_a_standby_says_what_it_waits_for(
             assert "pg_log_standby_snapshot" in (failed.value.hint or "")
 
 
-def test_a_slot_that_is_no_failover_slot_becomes_one(tmp_path: Path) -> None:
+def test_check_create_enables_failover_of_a_slot(tmp_path: Path) -> None:
     with server(wal_level="logical") as primary:
         shop = Shop(tmp_path, primary)
         shop.run(_ITEMS)

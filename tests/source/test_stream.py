@@ -169,7 +169,7 @@ def test_the_first_message_comes_before_all_is_decoded(
         assert sum(len(batch) for batch in batches) > 100_000
 
 
-def test_what_has_landed_is_confirmed_while_the_log_is_read(
+def test_landed_changes_are_confirmed_while_the_log_is_read(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     database.execute("INSERT INTO public.t (note) SELECT 'a' FROM generate_series(1, 100)")

@@ -172,9 +172,7 @@ def test_every_command_goes_on_with_the_token_of_the_last(
     assert "refresh-" not in shown
 
 
-def test_a_look_makes_the_store_that_keeps_its_token(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_creates_the_token_store(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         code, out, err = ran_words(capsys, "read", "desk", "orders", "--project", str(desk.folder))
         assert code == 0, out + err
@@ -220,7 +218,7 @@ def stored(desk: Desk) -> StoredTokens:
     return StoredTokens(desk.project.lake, "desk")
 
 
-def test_of_several_that_change_it_each_is_told_what_the_last_one_made(
+def test_each_change_receives_the_last_stored_token(
     stored: StoredTokens,
 ) -> None:
     inside = threading.Semaphore(1)
@@ -238,7 +236,7 @@ def test_of_several_that_change_it_each_is_told_what_the_last_one_made(
     assert stored.load_token("b") is None
 
 
-def test_what_fails_changes_nothing(stored: StoredTokens) -> None:
+def test_failed_renewal_changes_nothing(stored: StoredTokens) -> None:
     stored.renew("a", lambda _: {"number": 1})
 
     def fail(_: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -251,7 +249,7 @@ def test_what_fails_changes_nothing(stored: StoredTokens) -> None:
     assert stored.load_token("a") == {"number": 2}
 
 
-def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
+def test_paused_process_keeps_its_token_unless_a_later_one_exists(
     stored: StoredTokens,
 ) -> None:
     store = Store.open(stored.config)
@@ -266,7 +264,7 @@ def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
     assert stored.load_token("b") == {"number": 7}
 
 
-def test_who_waits_too_long_is_told(stored: StoredTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_for_a_token_is_an_error(stored: StoredTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_store, "_PATIENCE", 0.3)
     with (
         leased(Store.open(stored.config), "desk#remembered"),

@@ -167,7 +167,7 @@ def test_a_future_record_hides_no_change_and_lands_once(shop: ApiShop) -> None:
 
 
 @pytest.mark.long
-def test_what_a_resync_brings_again_does_not_land(shop: ApiShop) -> None:
+def test_resync_lands_no_unchanged_rows(shop: ApiShop) -> None:
     shop.configure("orders: {}")
     for number in (1, 2, 3):
         shop.put(number, f"0{number}-01", state="new")

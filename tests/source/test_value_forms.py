@@ -103,7 +103,7 @@ def test_money_is_a_decimal_in_every_locale(
 @pytest.mark.parametrize(
     "method", ["logical_replication", pytest.param("snapshot_diff", marks=pytest.mark.long)]
 )
-def test_values_have_the_form_that_is_asked_for(
+def test_values_have_the_configured_form(
     shop: Shop, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((version,),) = shop.rows("SELECT current_setting('server_version_num')::int / 10000")

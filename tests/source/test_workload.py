@@ -134,7 +134,7 @@ _POINTS_OF_A_SYNC = [
 
 
 @pytest.mark.long
-def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
+def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
     chance = random.Random(11)
     shop.prepare()
     words = ("sync", "shop", "--project", str(shop.folder))
