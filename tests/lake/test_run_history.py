@@ -274,7 +274,7 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
             return False
 
         shop.is_closed = slowly
-        shop.synced()
+        shop.sync_or_fail()
 
     (run,) = run_history.runs(shop.project.lake).runs
     streams = {one.record.stream: one for one in run.streams}

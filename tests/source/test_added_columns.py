@@ -60,11 +60,11 @@ def test_columns_are_read_from_the_table_only_where_the_log_lacks_values(
             f"INSERT INTO {table} SELECT n, 'new', 'x', 1.5, now() FROM generate_series(1,3) n"
         )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     with structlog.testing.capture_logs() as logged:
         for statements, is_read in (_ALTERED[number] for number in cases):
             shop.run(*(statement.format(table) for table in tables for statement in statements))
-            shop.synced()
+            shop.sync_or_fail()
             assert _read_again(logged) == ({"public.orders", "public.parts"} if is_read else set())
             for table in tables:
                 reported = shop.rows(
@@ -74,6 +74,6 @@ def test_columns_are_read_from_the_table_only_where_the_log_lacks_values(
                 names = [name for (name,) in reported if name != "at"]
                 rows = shop.rows(f"SELECT {', '.join(names)} FROM {table}")
                 assert shop.present(table, names) == sorted(rows, key=repr), statements
-        shop.synced()
+        shop.sync_or_fail()
         assert _read_again(logged) == set()
     assert shop.agrees()

@@ -46,7 +46,7 @@ _NO_KEY: Final = {"aclitem": "makeaclitem('clerk'::regrole, 10, 'SELECT', false)
 _LABELS: Final = ("sad", "so so", "happy")
 
 
-def _made(shop: Shop, rows: int = 0) -> None:
+def _create_types(shop: Shop, rows: int = 0) -> None:
     """Create the types and two tables: one has them in its key, the other does not."""
     shop.run(
         "DROP ROLE IF EXISTS clerk",
@@ -126,9 +126,9 @@ def test_rows_read_as_the_server_writes_them_after_every_alter_type(
     # Small tables have fingerprints, too.
     monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
     shop.configure(method=method)
-    _made(shop, rows=3 * steps)
+    _create_types(shop, rows=3 * steps)
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     for number, altered in enumerate(_ALTERED[:steps]):
         statements = (
             f"UPDATE {{0}} SET state = 1 WHERE id = {3 * number}",
@@ -139,12 +139,12 @@ def test_rows_read_as_the_server_writes_them_after_every_alter_type(
         for statement in statements:
             tables = ("by_id", "by_key") if "{0}" in statement else ("",)
             shop.run(*(statement.format(table) for table in tables))
-        shop.synced()
+        shop.sync_or_fail()
         for table in ("by_id", "by_key"):
             assert _lake(shop, table) == _texts(shop, table), (altered, table)
     assert shop.agrees()
     before = {table: shop.table(table).num_rows for table in ("by_id", "by_key")}
-    shop.synced()
+    shop.sync_or_fail()
     assert {table: shop.table(table).num_rows for table in before} == before, "nothing differs"
 
 
@@ -157,7 +157,7 @@ def feelings(shop: Shop) -> Iterator[tuple[Shop, list[Any]]]:
         "INSERT INTO feelings VALUES (1, 'sad'), (2, 'happy')",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     with structlog.testing.capture_logs() as logged:
         yield shop, logged
 
@@ -171,7 +171,7 @@ def _read_again(logged: list[Any]) -> list[str]:
 def test_added_enum_label_rereads_no_table(feelings: tuple[Shop, list[Any]]) -> None:
     shop, logged = feelings
     shop.run("ALTER TYPE mood ADD VALUE 'great'", "INSERT INTO feelings VALUES (3, 'great')")
-    shop.synced()
+    shop.sync_or_fail()
     assert _read_again(logged) == []
     # New labels in the log may have been renamed since.
     shop.run(
@@ -179,14 +179,14 @@ def test_added_enum_label_rereads_no_table(feelings: tuple[Shop, list[Any]]) -> 
         "INSERT INTO feelings VALUES (4, 'meh')",
         "ALTER TYPE mood RENAME VALUE 'meh' TO 'bored'",
     )
-    shop.synced()
+    shop.sync_or_fail()
     assert _read_again(logged) == ["the table may have values that the log does not contain"]
     shop.run(
         "ALTER TYPE mood ADD VALUE 'odd'",
         "INSERT INTO feelings VALUES (5, NULL, '{odd}')",
         "ALTER TYPE mood RENAME VALUE 'odd' TO 'strange'",
     )
-    shop.synced()
+    shop.sync_or_fail()
     assert _read_again(logged) == ["the table may have values that the log does not contain"]
     # Renamed, and renamed back: rows written in between have a text that is not a current label.
     shop.run(
@@ -194,16 +194,16 @@ def test_added_enum_label_rereads_no_table(feelings: tuple[Shop, list[Any]]) -> 
         "INSERT INTO feelings VALUES (6, 'blue')",
         "ALTER TYPE mood RENAME VALUE 'blue' TO 'sad'",
     )
-    shop.synced()
+    shop.sync_or_fail()
     assert _read_again(logged) == ["altered types: public.mood"]
     rows = shop.rows("SELECT id, feels::text, felt::text FROM feelings ORDER BY id")
     assert shop.present("feelings", ("id", "feels", "felt")) == rows
-    shop.synced()
+    shop.sync_or_fail()
     assert _read_again(logged) == []
 
 
 def test_known_types_round_trip_through_json(shop: Shop) -> None:
-    _made(shop)
+    _create_types(shop)
     with connect(shop.dsn) as connection:
         ((oid,),) = shop.rows("SELECT 'by_id'::regclass::oid::bigint")
         now = dependencies_of(connection, [oid])[oid]
@@ -212,4 +212,4 @@ def test_known_types_round_trip_through_json(shop: Shop) -> None:
     assert names == {"public.mood", "public.pair", "public.other", *of_system}
     known = now.known
     assert KnownTypes.from_json(known.as_json()) == known
-    assert known.altered(now) == []
+    assert known.altered_types(now) == []

@@ -29,11 +29,11 @@ def shop(tmp_path: Path) -> Iterator[ApiShop]:
         yield ApiShop(tmp_path, api)
 
 
-def _opened_with_undated_ones(shop: ApiShop) -> None:
+def _open_with_undated_records(shop: ApiShop) -> None:
     for number, day in ((1, "02-01"), (2, "01-20"), (3, "01-20")):
         shop.put(number, day, state="new")
     shop.orders[4] = {"id": 4, "state": "undated"}
-    shop.synced()
+    shop.sync_or_fail()
     del shop.orders[2]
     # A change that the cursor does not show.
     shop.put(3, "01-20", state="paid")
@@ -42,11 +42,11 @@ def _opened_with_undated_ones(shop: ApiShop) -> None:
 @pytest.mark.long
 def test_reconciliation_deletes_records_missing_in_the_api(shop: ApiShop) -> None:
     shop.configure("orders: {detect_deletes: PT0.001S}")
-    _opened_with_undated_ones(shop)
+    _open_with_undated_records(shop)
     begun = datetime.now(UTC)
-    shop.synced()
+    shop.sync_or_fail()
 
-    assert shop.compared() == {"missed": 1, "deleted": 1, "returned": 0}
+    assert shop.reconciliation() == {"missed": 1, "deleted": 1, "returned": 0}
     assert shop.rows("orders", "id", "state", ACTIVE) == [
         (1, "new", True),
         (2, "new", False),
@@ -59,8 +59,8 @@ def test_reconciliation_deletes_records_missing_in_the_api(shop: ApiShop) -> Non
 
     # The record is back unchanged, so its cursor shows no change.
     shop.put(2, "01-20", state="new")
-    shop.synced()
-    assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 1}
+    shop.sync_or_fail()
+    assert shop.reconciliation() == {"missed": 1, "deleted": 0, "returned": 1}
     assert [row[:2] for row in shop.rows("orders", "id", ACTIVE)] == [
         (1, True),
         (2, False),
@@ -79,8 +79,8 @@ def test_records_missing_in_the_api_are_deleted_without_history_too(shop: ApiSho
         "soft: {detect_deletes: PT0.001S, mode: soft-delete}",
         "live: {detect_deletes: PT0.001S, mode: live}",
     )
-    _opened_with_undated_ones(shop)
-    shop.synced()
+    _open_with_undated_records(shop)
+    shop.sync_or_fail()
 
     assert shop.rows("soft", "id", "state", DELETED) == [
         (1, "new", False),
@@ -92,7 +92,7 @@ def test_records_missing_in_the_api_are_deleted_without_history_too(shop: ApiSho
 
     # The record is back unchanged, so its cursor shows no change.
     shop.put(2, "01-20", state="new")
-    shop.synced()
+    shop.sync_or_fail()
     assert (2, "new", False) in shop.rows("soft", "id", "state", DELETED)
     assert (2, "new") in shop.rows("live", "id", "state")
     assert shop.agrees()
@@ -104,7 +104,7 @@ def test_incomplete_reconciliation_deletes_nothing(
     for number in (1, 2, 3):
         shop.put(number, f"0{number}-01")
     shop.put(4, "08-01")
-    shop.synced()
+    shop.sync_or_fail()
     del shop.orders[2], shop.orders[4]
     # Only a comparison requests all of this: the stream has been read until August.
     shop.is_closed = lambda asked: asked.params["since"].startswith("2026-01-01")
@@ -114,7 +114,7 @@ def test_incomplete_reconciliation_deletes_nothing(
     assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == []
 
     shop.is_closed = lambda _: False
-    shop.synced()
+    shop.sync_or_fail()
     gone = [row[0] for row in shop.rows("orders", "id", ACTIVE) if not row[1]]
     assert gone == [2, 4]
     _, reported, _ = ran_words(capsys, "status", "--project", str(shop.folder))
@@ -126,18 +126,18 @@ def test_incomplete_reconciliation_deletes_nothing(
     shop.configure("orders: {detect_deletes: weekly}")
     del shop.orders[3]
     shop.api.asked.clear()
-    shop.synced()
+    shop.sync_or_fail()
     assert {one.params["since"] for one in shop.api.asked} == {"2026-08-01T12:00:00Z"}
     assert (3, True) in shop.rows("orders", "id", ACTIVE)
     # A full refresh need not wait.
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     assert (3, False) in shop.rows("orders", "id", ACTIVE)
 
 
 def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: ApiShop) -> None:
     shop.put(1, state="new")
     shop.put(2, state="new")
-    shop.synced()
+    shop.sync_or_fail()
 
     def changes(asked: Asked) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
@@ -149,8 +149,8 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
         return False
 
     shop.is_closed = changes
-    shop.synced()
-    assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 0}
+    shop.sync_or_fail()
+    assert shop.reconciliation() == {"missed": 1, "deleted": 0, "returned": 0}
     assert shop.rows("orders", "id", "state", ACTIVE) == [
         (1, "new", True),
         (2, "new", False),
@@ -177,7 +177,7 @@ def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
 
     def page(asked: Asked) -> Reply:
         begin = int(asked.params.get("offset", 0))
-        whole = shop.dated(asked, list(shop.orders.values())).body["data"]
+        whole = shop.records_between(asked, list(shop.orders.values())).body["data"]
         if begin == 0 and len(whole) > 3 and asked.params["since"].startswith("2026-01-01"):
             # Between this page and the next, record 3 moves to a page that has already been read.
             for number in list(goes):
@@ -186,21 +186,21 @@ def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
         return Reply({"data": whole[begin : begin + 2]})
 
     shop.api.on("/orders", page)
-    shop.synced()
+    shop.sync_or_fail()
     goes.add(1)
-    shop.synced()
+    shop.sync_or_fail()
     assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == []
-    assert shop.compared() == {"missed": 0, "deleted": 0, "returned": 0}
+    assert shop.reconciliation() == {"missed": 0, "deleted": 0, "returned": 0}
     # The record is really deleted, which the next sync sees because nothing moves.
-    shop.synced()
+    shop.sync_or_fail()
     assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == [(1, False)]
-    assert shop.compared() == {"missed": 0, "deleted": 1, "returned": 0}
+    assert shop.reconciliation() == {"missed": 0, "deleted": 1, "returned": 0}
 
 
 def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
     shop.put(1, state="new")
     shop.put(2, state="new")
-    shop.synced()
+    shop.sync_or_fail()
 
     def changes(asked: Asked) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
@@ -211,8 +211,8 @@ def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
         return False
 
     shop.is_closed = changes
-    shop.synced()
-    assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 0}
+    shop.sync_or_fail()
+    assert shop.reconciliation() == {"missed": 1, "deleted": 0, "returned": 0}
     assert [row[:2] for row in shop.rows("orders", "id", "state", ACTIVE) if row[2]] == [
         (1, "new"),
         (2, "paid"),
@@ -222,7 +222,7 @@ def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
 def test_empty_api_deletes_nothing_unless_allowed(shop: ApiShop) -> None:
     shop.configure("orders: {detect_deletes: PT0.001S}")
     shop.put(1, state="new")
-    shop.synced()
+    shop.sync_or_fail()
     shop.orders.clear()
     (run,) = shop.sync().values()
     assert run.status is Status.FAILED
@@ -231,7 +231,7 @@ def test_empty_api_deletes_nothing_unless_allowed(shop: ApiShop) -> None:
     assert shop.rows("orders", "id", ACTIVE) == [(1, True)]
 
     shop.configure("orders: {detect_deletes: PT0.001S, may_become_empty: true}")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("orders", "id", ACTIVE) == [(1, False)]
 
 
@@ -240,18 +240,18 @@ def test_a_cursor_that_counts_is_compared_too(shop: ApiShop) -> None:
     shop.configure("counted: {detect_deletes: PT0.001S, mode: soft-delete}")
     shop.put(1, state="new")
     shop.put(2, state="new")
-    shop.synced()
+    shop.sync_or_fail()
     # A cursor that counts has no time: unchanged records stay.
     del shop.orders[2]
-    shop.synced()
-    assert shop.compared("counted") == {"missed": 0, "deleted": 1, "returned": 0}
+    shop.sync_or_fail()
+    assert shop.reconciliation("counted") == {"missed": 0, "deleted": 1, "returned": 0}
     shop.orders.clear()
     (run,) = shop.sync().values()
     assert run.status is Status.FAILED
     assert "returned no records" in str(run.error)
 
     shop.configure("counted: {detect_deletes: PT0.001S, may_become_empty: true, mode: soft-delete}")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("counted", "id", DELETED) == [(1, True), (2, True)]
 
 
@@ -269,17 +269,17 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
         {"id": 2, "updated_at": "2026-02-01T00:00:00Z"},
         {"id": 3, "updated_at": "2026-03-01T00:00:00Z"},
     )
-    shop.synced()
+    shop.sync_or_fail()
     del shop.notes[2], shop.orders[1]
     shop.api.asked.clear()
-    shop.synced()
+    shop.sync_or_fail()
     # The two streams read in turns; one reads all records, the other only new ones. They do so
     # twice, because records have been deleted.
     asked = [one.path for one in shop.api.asked if one.path in {"/all", "/orders"}]
     assert [path for path, _ in groupby(asked)] == ["/orders", *("/all", "/orders") * 2]
     assert shop.rows("turns", "id") == [(2,)]
     assert shop.rows("notes", "id") == [(1,)]
-    assert shop.compared("notes") == {"missed": 0, "deleted": 2, "returned": 0}
+    assert shop.reconciliation("notes") == {"missed": 0, "deleted": 2, "returned": 0}
 
 
 def test_records_outside_the_reconciled_range_stay_unchanged(shop: ApiShop) -> None:
@@ -289,14 +289,14 @@ def test_records_outside_the_reconciled_range_stay_unchanged(shop: ApiShop) -> N
     shop.put(1, "01-15")
     shop.put(2, "08-01")
     shop.orders[3] = {"id": 3, "updated_at": f"{soon:%Y-%m-%dT%H:%M:%SZ}"}
-    shop.synced()
+    shop.sync_or_fail()
     assert len(shop.rows("orders", "id")) == 3
 
     manifest = shop.folder / "shop.yaml"
     later = manifest.read_text().replace("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z")
     manifest.write_text(later)
     shop.orders = {4: {"id": 4, "updated_at": "2026-03-01T00:00:00Z"}}
-    shop.synced()
+    shop.sync_or_fail()
     # From before the start, and from the future.
     assert shop.rows("orders", "id", ACTIVE) == [(1, True), (2, False), (3, True), (4, True)]
 
@@ -399,16 +399,16 @@ def test_reconciliation_corrects_the_table_after_any_changes(
                 shop.put(record, max([f"03-{day:02d}", *(at[5:10] for at in times)]), state=state)
             often = "PT0.001S" if is_compared else "weekly"
             shop.configure(f"orders: {{detect_deletes: {often}, mode: {mode}}}")
-            shop.synced()
+            shop.sync_or_fail()
             model.read(shop.orders)
             if is_compared and number:
                 model.compare(shop.orders)
 
             known = sorted((one["id"], one["state"]) for one in model.known.values())
-            assert _present(shop, mode) == known
+            assert _present_records(shop, mode) == known
 
 
-def _present(shop: ApiShop, mode: str) -> list[tuple[Any, ...]]:
+def _present_records(shop: ApiShop, mode: str) -> list[tuple[Any, ...]]:
     """Return the records that a table has now: their numbers and states."""
     if mode == "live":
         return shop.rows("orders", "id", "state")

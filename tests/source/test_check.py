@@ -33,7 +33,7 @@ def _run(address: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def _checked(
+def _run_check(
     folder: Path, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
@@ -52,7 +52,7 @@ def test_check_create_creates_publication_and_slot(
 ) -> None:
     _run(address, "CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE log (line text)")
     _project(tmp_path, address)
-    code, found = _checked(tmp_path, capsys)
+    code, found = _run_check(tmp_path, capsys)
     assert code == 1
     (one,) = found["publication chronolake_shop"]
     assert one["message"] == "does not exist"
@@ -67,20 +67,20 @@ def test_check_create_creates_publication_and_slot(
     assert found["public.orders"][0]["ok"]
     assert found["max_slot_wal_keep_size"][0]["level"] == "warning"
 
-    _, found = _checked(tmp_path, capsys, "--create")
+    _, found = _run_check(tmp_path, capsys, "--create")
     assert len(found["created"]) == 2
     assert found["publication chronolake_shop"][0]["message"] == "exists"
     assert found["slot chronolake_shop"][0]["level"] == "ok"
     _run(address, "ALTER TABLE log ADD PRIMARY KEY (line)")
-    code, found = _checked(tmp_path, capsys)
+    code, found = _run_check(tmp_path, capsys)
     assert code == 1
     assert found["publication chronolake_shop"][0]["message"] == "does not contain public.log"
-    code, found = _checked(tmp_path, capsys, "--create")
+    code, found = _run_check(tmp_path, capsys, "--create")
     assert code == 0
     assert [one["message"] for one in found["created"]] == [
         'ALTER PUBLICATION "chronolake_shop" ADD TABLE "public"."log"'
     ]
-    code, found = _checked(tmp_path, capsys, "--create")
+    code, found = _run_check(tmp_path, capsys, "--create")
     assert code == 0
     assert "created" not in found, "everything exists"
 
@@ -121,7 +121,7 @@ def test_check_reports_problems_with_fixes(
     dsn = f"postgresql://plain:secret-of-plain@{host}"
     _project(tmp_path, dsn, ", schemas: [odd], publication: part, slot: old")
 
-    code, found = _checked(tmp_path, capsys)
+    code, found = _run_check(tmp_path, capsys)
 
     assert code == 1
     assert found["role"][0]["hint"] == 'ALTER ROLE "plain" REPLICATION;'
@@ -143,7 +143,7 @@ def test_check_reports_problems_with_fixes(
         "ALTER TABLE odd.shown ADD COLUMN more text",
     )
     _project(tmp_path, address, ", tables: [odd.shown], schemas: [odd], publication: cut")
-    _, found = _checked(tmp_path, capsys)
+    _, found = _run_check(tmp_path, capsys)
     assert "only some columns or rows of odd.shown" in found["publication cut"][0]["message"]
 
 
@@ -173,7 +173,7 @@ def test_refusing_server_is_not_reported_as_unreachable(
 ) -> None:
     _project(tmp_path, make_conninfo(address, **changed).replace("'", "''"))
 
-    code, found = _checked(tmp_path, capsys)
+    code, found = _run_check(tmp_path, capsys)
 
     reported = [one["message"] for every in found.values() for one in every]
     assert code == 1
@@ -185,7 +185,7 @@ def test_refusing_server_is_not_reported_as_unreachable(
 def test_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _project(tmp_path, "postgresql://me:secret@127.0.0.1:1/postgres")
 
-    code, found = _checked(tmp_path, capsys)
+    code, found = _run_check(tmp_path, capsys)
 
     reported = [one["message"] for every in found.values() for one in every]
     assert code == 1
@@ -241,12 +241,12 @@ def test_role_check_tries_to_read_the_log(
     )
     try:
         _project(tmp_path, f"postgresql://reader:secret-of-reader@{address.partition('@')[2]}")
-        _, found = _checked(tmp_path, capsys)
+        _, found = _run_check(tmp_path, capsys)
         (one,) = found["role"]
         assert (one["ok"], one["hint"]) == (fix is None, fix)
         if fix is not None:
             _run(address, fix)
-            _, found = _checked(tmp_path, capsys)
+            _, found = _run_check(tmp_path, capsys)
             assert found["role"][0]["ok"] or found["role"][0]["hint"] != fix
     finally:
         _run(
@@ -265,10 +265,10 @@ def test_a_role_of_a_managed_service_gets_what_grants_it_there(
     _run(address, "CREATE ROLE rds_replication", "ALTER ROLE me SET rds.logical_replication = off")
     try:
         _project(tmp_path, f"postgresql://plain:secret-of-plain@{address.partition('@')[2]}")
-        _, found = _checked(tmp_path, capsys)
+        _, found = _run_check(tmp_path, capsys)
         assert found["role"][0]["hint"] == 'GRANT "rds_replication" TO "plain";'
         _project(tmp_path, address)
-        _, found = _checked(tmp_path, capsys)
+        _, found = _run_check(tmp_path, capsys)
         assert "parameter group" in found["max_slot_wal_keep_size"][0]["hint"]
     finally:
         _run(address, "DROP ROLE rds_replication", "ALTER ROLE me RESET ALL")
@@ -279,7 +279,7 @@ def test_server_that_rejects_replication_connections_is_reported(
 ) -> None:
     with server(wal_level="logical", max_wal_senders="0") as address:
         _project(tmp_path, address)
-        _, found = _checked(tmp_path, capsys)
+        _, found = _run_check(tmp_path, capsys)
         assert not found["role"][0]["ok"]
         assert "max_wal_senders" in found["role"][0]["hint"]
         assert 'ALTER ROLE "me" REPLICATION' in found["role"][0]["hint"]

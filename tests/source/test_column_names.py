@@ -60,7 +60,7 @@ def test_columns_get_names_that_tables_can_have(
         rename="{tables: {public.orders: purchases}, columns: {_pos: place, id: item_id}}",
     )
     assert _failed(shop.folder, capsys) == {}
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "UPDATE orders SET state = 'paid' WHERE id = 1",
         "UPDATE orders SET id = 4 WHERE id = 2",
@@ -69,7 +69,7 @@ def test_columns_get_names_that_tables_can_have(
         "ALTER TABLE orders ADD COLUMN more int DEFAULT 7",
         "INSERT INTO items VALUES (1)",
     )
-    shop.synced()
+    shop.sync_or_fail()
     rows = shop.rows('SELECT id, "_fivetran_start", "_pos", state, total::text, more FROM orders')
     columns = ("order_id", "began", "place", "state", "total", "more")
     assert shop.present("purchases", columns) == sorted(rows, key=repr)
@@ -84,7 +84,7 @@ def test_columns_get_names_that_tables_can_have(
         rename="{tables: {public.orders: purchases}, columns: {_pos: place, id: item_id}}",
     )
     shop.run("UPDATE orders SET state = 'sent' WHERE id = 1")
-    shop.synced()
+    shop.sync_or_fail()
     states = [row[1] for row in shop.versions("purchases", ("order_id", "status")) if row[0] == 1]
     assert states[0] == "new"
     assert states[-1] == "sent"
@@ -117,7 +117,7 @@ def test_tables_with_equal_names_are_renamed(
     assert "pipelines.shop.rename.tables: {a.b_c: " in hint
     shop.configure(more=", schemas: [a, a_b]", rename="{tables: {a.b_c: second}}")
     assert _failed(shop.folder, capsys) == {}
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("a_b_c", ["id"]) == [(2,)]
     assert shop.present("second", ["id"]) == [(1,)]
     shop.configure(more=", schemas: [a, a_b]", rename="{tables: {a.b_d: second, a.b_c: x}}")
@@ -131,9 +131,9 @@ def test_fields_of_an_api_get_other_names(tmp_path: Path) -> None:
         shop = ApiShop(tmp_path, api)
         shop.configure("orders: {rename: {state: status, updated_at: at}}", "live: {mode: live}")
         shop.put(1, "02-01", state="new")
-        shop.synced()
+        shop.sync_or_fail()
         shop.put(1, "02-02", state="paid")
-        shop.synced()
+        shop.sync_or_fail()
         assert shop.rows("orders", "id", "status", ACTIVE) == [(1, "new", False), (1, "paid", True)]
         assert shop.rows("live", "id", "state") == [(1, "paid")]
 

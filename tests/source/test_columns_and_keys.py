@@ -26,7 +26,7 @@ def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
     ann = {"name": "Ann", "place": {"city": "Bonn", "zip": 1}}
     shop.put(1, "02-01", owner=ann)
     shop.put(2, "02-02", owner=None)
-    shop.synced()
+    shop.sync_or_fail()
     whole = '{"name":"Ann","place":{"city":"Bonn","zip":1}}'
     assert shop.rows("orders", "id", "owner") == [(1, whole), (2, None)]
     names = ("id", "owner_name", "owner_place_city", "owner_place")
@@ -36,7 +36,7 @@ def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
     shop.configure("orders: {}", "live: {mode: live}", more="nested: columns")
     shop.put(3, "02-03", owner={"name": "Ben"})
     shop.put(2, "02-02", owner={"name": "Bob"})
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("orders", "id", "owner", "owner_name") == [
         (1, whole, None),
         (2, None, "Bob"),
@@ -44,7 +44,7 @@ def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
     ]
     shop.configure("orders: {nested: json}")
     shop.put(4, "02-04", owner={"name": "Cora"})
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("orders", "id", "owner", "owner_name")[3] == (4, '{"name":"Cora"}', None)
 
     shop.configure("orders: {nested: columns}")
@@ -59,10 +59,10 @@ def test_cursor_in_the_key_distinguishes_changes(
 ) -> None:
     shop.configure("orders: {cursor_in_key: true}", "live: {mode: live}")
     shop.put(1, "02-01", state="new")
-    shop.synced()
+    shop.sync_or_fail()
     shop.put(1, "02-02", state="paid")
     shop.put(2, "02-03", state="new")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("orders", "id", "state", ACTIVE) == [
         (1, "new", True),
         (1, "paid", True),

@@ -24,7 +24,7 @@ def test_every_committed_change_is_a_version(shop: Shop) -> None:
         "INSERT INTO orders VALUES (1, 'new', 5), (2, 'new', NULL), (3, '', 7.5)",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "UPDATE orders SET state = 'paid' WHERE id = 1",
         "UPDATE orders SET state = 'sent' WHERE id = 1",
@@ -34,7 +34,7 @@ def test_every_committed_change_is_a_version(shop: Shop) -> None:
         "UPDATE orders SET id = 5 WHERE id = 4",
         "BEGIN; INSERT INTO orders VALUES (6, 'x', 1); DELETE FROM orders WHERE id = 6; COMMIT",
     )
-    shop.synced()
+    shop.sync_or_fail()
 
     assert shop.versions("orders", ("id", "state")) == [
         (1, "new", False),
@@ -66,7 +66,7 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
         f"INSERT INTO notes VALUES (1, 0, {_LARGE}), (2, 0, {_LARGE})",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     bodies = dict(shop.rows("SELECT id, body FROM notes"))
     shop.run(
         "UPDATE notes SET size = 1 WHERE id = 1",
@@ -75,9 +75,9 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
         "UPDATE notes SET size = 1 WHERE id = 3",
         "UPDATE notes SET id = 4 WHERE id = 2",
     )
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE notes SET size = 9 WHERE id = 4")
-    shop.synced()
+    shop.sync_or_fail()
 
     bodies |= dict(shop.rows("SELECT id, body FROM notes"))
     found = shop.versions("notes", ("id", "size", "body"))
@@ -111,7 +111,7 @@ def test_a_record_that_gets_another_key_keeps_large_values(
         "FROM generate_series(1, 3) n",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     names = "shop, id, size, body, raw"
     seen = set(shop.rows(f"SELECT {names} FROM notes"))
     statements = [
@@ -134,7 +134,7 @@ def test_a_record_that_gets_another_key_keeps_large_values(
             with monkeypatch.context() as patched:
                 patched.setenv("CHRONOLAKE_FAILPOINT", f"{failpoint}=raise")
                 assert shop.sync().status is Status.FAILED
-        shop.synced()
+        shop.sync_or_fail()
     assert not [one for one in logged if one["event"] == "table_read_again"]
     found = shop.table("notes").to_pylist()
     reported = [tuple(row[name] for name in names.split(", ")) for row in found]
@@ -156,14 +156,14 @@ def test_a_truncate_ends_every_record(shop: Shop) -> None:
         "INSERT INTO orders VALUES (1, 'a'), (2, 'a')",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "UPDATE orders SET state = 'b' WHERE id = 1",
         "BEGIN; INSERT INTO orders VALUES (3, 'gone'); TRUNCATE orders; "
         "INSERT INTO orders VALUES (1, 'c'); COMMIT",
         "INSERT INTO orders VALUES (4, 'd')",
     )
-    shop.synced()
+    shop.sync_or_fail()
 
     assert shop.versions("orders", ("id", "state")) == [
         (1, "a", False),
@@ -188,7 +188,7 @@ def test_columns_are_added_dropped_renamed_and_altered(
         "INSERT INTO orders VALUES (1, 'a', 1), (2, 'a', 2)",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "UPDATE orders SET state = 'b' WHERE id = 1",
         "ALTER TABLE orders RENAME state TO status",
@@ -202,10 +202,10 @@ def test_columns_are_added_dropped_renamed_and_altered(
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", f"{failpoint}=raise")
             assert shop.sync().status is Status.FAILED
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.agrees()
     shop.run("ALTER TABLE orders DROP COLUMN shop", "UPDATE orders SET status = 'e' WHERE id = 3")
-    shop.synced()
+    shop.sync_or_fail()
 
     names = ("id", "status", "amount", "shop")
     found = shop.versions("orders", names)
@@ -225,16 +225,16 @@ def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: st
     shop.configure(method=method)
     shop.run("CREATE TABLE orders (id int PRIMARY KEY, total numeric(10,2))")
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("orders", ("id", "total")) == []
     shop.run("INSERT INTO orders VALUES (1, 5)", "ALTER TABLE orders ADD note text")
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("ALTER TABLE orders ADD paid boolean")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("orders", ("id", "note", "paid")) == [(1, None, None, True)]
 
     files = sorted(shop.folder.rglob("data-*.parquet"))
-    shop.synced()
+    shop.sync_or_fail()
     assert sorted(shop.folder.rglob("data-*.parquet")) == files
     assert shop.agrees()
 
@@ -269,7 +269,7 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
         "TRUNCATE parts_n",
         "INSERT INTO parts VALUES (3, 'n')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("parts", ("id", "region")) == [
         (1, "n", False),
         (1, "s", True),
@@ -283,11 +283,11 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
         "INSERT INTO parts_w VALUES (9, 'w')",
         "ALTER TABLE parts ATTACH PARTITION parts_w FOR VALUES IN ('w')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     present = [(3, "n"), (9, "w")]
     assert [row[:2] for row in shop.versions("parts", ("id", "region")) if row[-1]] == present
     before = shop.versions("parts", ("id", "region"))
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     assert shop.versions("parts", ("id", "region")) == before, "nothing differs"
     assert shop.agrees()
 
@@ -298,13 +298,13 @@ def test_values_missing_in_the_log_are_read_from_the_table(shop: Shop) -> None:
         "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     # No change follows with which the log would describe the table.
     shop.run(
         "ALTER TABLE orders RENAME state TO status",
         "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
     )
-    shop.synced()
+    shop.sync_or_fail()
     found = shop.versions("orders", ("id", "status", "amount", "shop"))
     assert found[1] == (1, "a", 1, "main", True)
     assert found[0] == (1, "a", 1, None, False)
@@ -316,9 +316,9 @@ def test_values_missing_in_the_log_are_read_from_the_table(shop: Shop) -> None:
         "ALTER TABLE orders_new RENAME TO orders",
         "UPDATE orders SET status = 'd' WHERE id = 3",
     )
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE orders SET status = 'e' WHERE id = 3")
-    shop.synced()
+    shop.sync_or_fail()
     found = shop.versions("orders", ("id", "status", "amount", "shop"))
     # In a record that is otherwise unchanged, a dropped column keeps its value.
     assert [row[:4] for row in found if row[-1]] == [(2, "b", 2, "main"), (3, "e", 3, None)]
@@ -335,15 +335,15 @@ def test_unpublished_changes_are_read_from_the_table(shop: Shop) -> None:
         "WITH (publish_via_partition_root = true)",
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     out, in_ = (f"ALTER PUBLICATION chronolake_shop {one} TABLE orders" for one in ("DROP", "ADD"))
     shop.run(out, "UPDATE orders SET state = 'b'", in_)
-    shop.synced()
+    shop.sync_or_fail()
     assert [row[1] for row in shop.versions("orders", ("id", "state"))] == ["a", "b"]
     shop.run(out)
     assert "not in the publication" in (shop.sync().streams[0].error or "")
     shop.run("UPDATE orders SET state = 'c'", in_)
-    shop.synced()
+    shop.sync_or_fail()
     assert [row[1] for row in shop.versions("orders", ("id", "state"))] == ["a", "b", "c"]
     shop.run("ALTER PUBLICATION chronolake_shop SET (publish = 'insert')")
     assert "all operations" in (shop.sync().streams[0].error or "")
@@ -354,7 +354,7 @@ def test_recreated_slot_is_detected(shop: Shop) -> None:
         "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1)"
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "SELECT pg_drop_replication_slot('chronolake_shop')",
         "UPDATE orders SET state = 'unseen'",
@@ -363,9 +363,9 @@ def test_recreated_slot_is_detected(shop: Shop) -> None:
     result = shop.sync()
     assert "the changes in between are lost" in (result.streams[0].error or "")
     assert "chronolake resync shop" in (result.streams[0].hint or "")
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     shop.run("UPDATE orders SET state = 'seen'")
-    shop.synced()
+    shop.sync_or_fail()
     assert [row[1:] for row in shop.versions("orders", ("id", "state"))] == [
         (None, False),
         ("unseen", False),
@@ -455,14 +455,14 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
 
     put(0)
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     put(100)
-    shop.synced()
+    shop.sync_or_fail()
 
     found = {row["id"]: row for row in shop.table("every").to_pylist()}
     assert len(found) == 2 * most
     cast = ", ".join(f"c{number}::text" for number in range(len(TYPES)))
-    texts = {row[0]: row[1:] for row in _copied(shop, f"SELECT id, {cast} FROM every")}
+    texts = {row[0]: row[1:] for row in _copied_rows(shop, f"SELECT id, {cast} FROM every")}
     plain = [f"c{n}" for n, kind in enumerate(TYPES) if kind in _PLAIN]
     native = {row[0]: row[1:] for row in shop.rows(f"SELECT id, {', '.join(plain)} FROM every")}
     schema = shop.table("every").schema
@@ -493,7 +493,7 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
     assert shop.agrees()
 
 
-def _copied(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
+def _copied_rows(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
     """Return the rows that COPY writes."""
     with connect(shop.dsn) as connection, connection.cursor() as cursor:
         found = []
@@ -516,15 +516,15 @@ def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop)
         "INSERT INTO parts VALUES (1)",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     whole = set(shop.present("codes", ("_fivetran_id", "code")))
     shop.run("ALTER TABLE codes REPLICA IDENTITY FULL")
     # The log would not contain the old rows of a partition: the table is still read as a whole.
-    assert shop.sees() == {
+    assert shop.capture_methods() == {
         "public.codes": CaptureMethod.EVERY_CHANGE,
         "public.parts": CaptureMethod.SNAPSHOT_DIFF,
     }
-    shop.synced()
+    shop.sync_or_fail()
     assert set(shop.present("codes", ("_fivetran_id", "code"))) == whole, "nothing differs"
     shop.run(
         "UPDATE codes SET name = 'three' WHERE code = 'a'",
@@ -535,7 +535,7 @@ def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop)
         "DELETE FROM codes WHERE sign = 'c'",
         "INSERT INTO codes VALUES ('two', 'b', 'again')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("codes", ("sign", "name")) == [
         ("a", "one", False),
         ("a", "three", False),
@@ -549,12 +549,12 @@ def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop)
     ids = {sign: row_id for row_id, sign in shop.present("codes", ("_fivetran_id", "sign"))}
     assert (ids["b"], "b") in whole
     shop.run("TRUNCATE codes", "INSERT INTO codes VALUES ('new', 'b', NULL)")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("codes", ("_fivetran_id", "name")) == [(ids["b"], "new")]
 
     # Without the log, the sync continues with the same rows.
     shop.run("ALTER TABLE codes REPLICA IDENTITY DEFAULT", "INSERT INTO codes VALUES ('n', 'd')")
-    shop.synced()
+    shop.sync_or_fail()
     assert dict(shop.present("codes", ("sign", "_fivetran_id"))) == {
         sign: ids[sign] for sign in ("b", "d")
     }
@@ -567,7 +567,7 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
         "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "UPDATE orders SET code = 'c' WHERE id = 2",
         "ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (code)",
@@ -592,11 +592,11 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
     shop.configure(rename="{tables: {public.orders: orders_by_code}}")
     code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
     assert code == 0, reported
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, True), ("d", 3, True)]
     assert shop.versions("orders", ("id", "code")) == before
     shop.run("DELETE FROM orders WHERE code = 'c'")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, False), ("d", 3, True)]
     assert shop.agrees()
 
@@ -608,7 +608,7 @@ def test_a_copy_reads_each_row_once(shop: Shop) -> None:
         "INSERT INTO items SELECT n, n, now(), now(), now() FROM generate_series(1, 100) n",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     query = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'items'"
     assert shop.rows(query) == [(100,)]
     assert "decimal" in str(shop.table("items").schema.field("n").type)
@@ -617,13 +617,13 @@ def test_a_copy_reads_each_row_once(shop: Shop) -> None:
         "ALTER TABLE items ADD b numeric(4,2) DEFAULT 'NaN', ADD c date DEFAULT 'infinity', "
         "ADD d timestamptz DEFAULT '2024-01-01', ADD e date DEFAULT '2024-01-01'",
     )
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows(query) == [(200,)]
     found = set(shop.present("items", ("b", "c", "e")))
     assert [(b, c, str(e)) for b, c, e in found] == [("NaN", "infinity", "2024-01-01")]
     before = shop.table("items").num_rows
     shop.run("VACUUM FULL items")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.table("items").num_rows == before, "nothing differs"
     assert shop.agrees()
 
@@ -640,14 +640,14 @@ def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> 
         "INSERT INTO days VALUES ('-infinity'), ('2024-01-01')",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     types = {name: str(shop.table("items").schema.field(name).type) for name in ("n", "on_day")}
     assert "string" in types["n"]
     assert "date" in types["on_day"]
     reported = set(shop.rows("SELECT id, n::text, at::text FROM items"))
     assert set(shop.present("items", ("id", "n", "at"))) == reported
     assert shop.present("days", ["on_day"]) == [("-infinity",), ("2024-01-01",)]
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     assert shop.table("items").num_rows == rows, "nothing differs"
     assert shop.table("days").num_rows == len(("-infinity", "2024-01-01"))
     assert shop.agrees()
@@ -662,7 +662,7 @@ def test_waiting_copy_reports_the_open_transaction(shop: Shop) -> None:
         structlog.testing.capture_logs() as logged,
     ):
         open_one.execute("INSERT INTO items VALUES (2)")
-        running = thread.submit(shop.synced)
+        running = thread.submit(shop.sync_or_fail)
         while not (reported := [line for line in logged if line["event"] == "snapshot_waits"]):
             assert not running.done(), running.result()
             time.sleep(0.1)
@@ -683,9 +683,9 @@ def test_a_table_may_have_as_many_columns_as_postgresql_allows(shop: Shop) -> No
         f"INSERT INTO wide VALUES (1, {cells}), (2, {cells}), (3, {cells})",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE wide SET c0 = 'a', c1598 = 'z' WHERE id = 1", "DELETE FROM wide WHERE id = 2")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("wide", ("id", "c0", "c77", "c1598")) == [
         (1, "0", "4d", "63e", False),
         (1, "a", "4d", "z", True),

@@ -171,7 +171,7 @@ class Shop:
     def sync(self) -> dict[str, StreamRun]:
         return {stream.stream: stream for stream in sync(self.lake, self.project, "shop").streams}
 
-    def synced(self) -> None:
+    def sync_or_fail(self) -> None:
         assert {one.status for one in self.sync().values()} == {Status.SUCCEEDED}
 
     def table(self, name: str) -> pa.Table:
@@ -201,7 +201,7 @@ def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -
     shop.put(1, "01", state="new", total=5, placed="2026-01-01T10:00:00+02:00", lines=[{"a": 1}])
     shop.put(2, "02", state="new", total=7.5)
     shop.put(3, "03", state=None, total=None, extra={"b": [1]})
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("id", "state", "total", "lines") == [
         (1, "new", 5.0, '[{"a":1}]', True),
         (2, "new", 7.5, "[]", True),
@@ -216,7 +216,7 @@ def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -
     shop.put(1, "06", state="paid")
     # The same time with other content: it replaces the version.
     shop.put(3, "03", state="late")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.versions("id", "state") == [
         (1, "new", False),
         (1, "paid", True),
@@ -234,10 +234,10 @@ def test_streams_without_a_cursor_are_compared(
     shop.put(1, "01", state="new")
     shop.customers = [{"id": 1, "name": "a"}, {"id": 2, "name": "b", "rank": 1}]
     shop.notes = {1: [{"text": "first"}, {"text": "second"}]}
-    shop.synced()
+    shop.sync_or_fail()
     shop.customers = [{"id": 1, "name": "a"}, {"id": 3, "name": "c", "rank": "none"}]
     shop.notes = {1: [{"text": "second"}]}
-    shop.synced()
+    shop.sync_or_fail()
 
     customers = shop.table("customers").sort_by("id").select(["id", "name", "rank"]).to_pylist()
     assert customers == [
@@ -261,7 +261,7 @@ def test_streams_without_a_cursor_are_compared(
 def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:
     shop.customers = [{"id": 1, "name": "a"}]
     shop.notes = {}
-    shop.synced()
+    shop.sync_or_fail()
     shop.customers = []
     run = shop.sync()["customers"]
     assert run.status is Status.FAILED
@@ -272,7 +272,7 @@ def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:
     setting = "customers: {mode: live, may_become_empty: true}"
     file.write_text(file.read_text().replace("customers: {mode: live}", setting))
     shop.project = load_project(file)
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.table("customers").num_rows == 0
 
 
@@ -283,7 +283,7 @@ def test_page_without_valid_json_is_requested_again_by_the_next_run(shop: Shop) 
     run = shop.sync()["orders"]
     assert run.status is Status.FAILED
     assert "A response is not valid JSON" in str(run.error)
-    shop.synced()
+    shop.sync_or_fail()
     assert [row[0] for row in shop.versions("id")] == [1, 2]
 
 
@@ -313,7 +313,7 @@ def test_auto_keeps_history_where_the_stream_supports_it(
     shop.customers = [{"id": 1, "name": "a"}]
     shop.notes = {1: [{"text": "first"}]}
 
-    shop.synced()
+    shop.sync_or_fail()
 
     known = {name: set(shop.table(name).column_names) for name in ("orders", "customers", "notes")}
     assert {name for name, columns in known.items() if START in columns} == {"orders"}
@@ -377,7 +377,7 @@ def test_stream_that_cannot_land_requests_nothing_more(
     manifest = shop.project.file.read_text()
     shop.project.file.write_text(manifest.replace("      notes: {mode: soft-delete}\n", ""))
     shop.project = load_project(shop.project.file)
-    shop.synced()
+    shop.sync_or_fail()
     shop.days_asked()
     file = shop.folder / "shop.yaml"
     file.write_text(file.read_text().replace("primary_key: id", "primary_key: [id, state]"))

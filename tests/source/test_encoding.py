@@ -40,12 +40,12 @@ _BAD = {
 _GOOD = {"SQL_ASCII": "café", "WIN1252": "café"}
 
 
-def _long(encoding: str) -> object:
+def _long_text(encoding: str) -> object:
     return pytest.param(encoding, marks=pytest.mark.long)
 
 
 @pytest.fixture(
-    params=["SQL_ASCII", "EUC_JP", *map(_long, sorted({*_BAD} - {"SQL_ASCII", "EUC_JP"}))]
+    params=["SQL_ASCII", "EUC_JP", *map(_long_text, sorted({*_BAD} - {"SQL_ASCII", "EUC_JP"}))]
 )
 def encoding(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -95,7 +95,7 @@ def test_row_with_invalid_text_fails_only_its_table(shop: Shop, encoding: str) -
     assert "the note" in copied["public.bad"]
 
     shop.run("""UPDATE bad SET "the note" = 'x' WHERE id = 2""")
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         f"INSERT INTO good VALUES (2, {good})",
         "UPDATE bad SET price = '6' WHERE id = 1",
@@ -114,7 +114,7 @@ def test_row_with_invalid_text_fails_only_its_table(shop: Shop, encoding: str) -
     shop.run("DELETE FROM bad WHERE id = 3", f"INSERT INTO good VALUES (3, {good})")
     assert _failures(shop, full_refresh=True) == {}
     shop.run("UPDATE bad SET price = '8' WHERE id = 2")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("bad", ("id", "price")) == [(1, "7"), (2, "8")]
     assert shop.agrees()
 
@@ -127,7 +127,7 @@ def test_no_part_of_a_transaction_with_invalid_text_lands(
     bad = r"convert_from('\x636166e9'::bytea, 'SQL_ASCII')"
     shop.run("CREATE TABLE bad (id int PRIMARY KEY, note text)")
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run(
         "INSERT INTO bad VALUES (0, 'before')",
         "BEGIN; INSERT INTO bad SELECT i, 'x' FROM generate_series(1, 5000) i; "
@@ -137,7 +137,7 @@ def test_no_part_of_a_transaction_with_invalid_text_lands(
     assert [stream.error is not None for stream in failures.streams] == [True]
     assert {row[0] for row in shop.present("bad", ("id",))} <= {0}
     shop.run("UPDATE bad SET note = 'mended' WHERE id = 5001")
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     assert len(shop.present("bad", ("id",))) == 5_002
     assert shop.agrees()
 
@@ -160,7 +160,7 @@ def test_invalid_text_in_a_key_is_located_by_fingerprints(
     assert list(found) == ["public.bad"]
     assert "(0,1)" in found["public.bad"]
     shop.run("UPDATE bad SET id = 'mended'")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("bad", ("id",)) == [("mended",)]
 
 

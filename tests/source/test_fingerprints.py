@@ -55,11 +55,11 @@ def bulk(shop: Shop) -> Shop:
     """Return a shop with a copied table that is large enough for fingerprints."""
     shop.configure(method="snapshot_diff")
     shop.run(*_BULK)
-    shop.synced()
+    shop.sync_or_fail()
     return shop
 
 
-def _placed(rows: _Rows) -> pa.Table:
+def _fingerprints_by_place(rows: _Rows) -> pa.Table:
     """Return the fingerprints of rows, by their places."""
     places = sorted(rows)
     columns = {PLACE: places, ROW: [rows[place] for place in places], "key0": places}
@@ -71,7 +71,9 @@ _rows = st.dictionaries(st.integers(0, 12), st.integers(-1, 1), max_size=12)
 
 @given(_rows, _rows)
 def test_rows_that_differ_at_their_ctid_equal_a_plain_comparison(now: _Rows, before: _Rows) -> None:
-    differs, has_gone = find_differing_rows(_placed(now), _placed(before))
+    differs, has_gone = find_differing_rows(
+        _fingerprints_by_place(now), _fingerprints_by_place(before)
+    )
 
     assert [sorted(now)[n] for n in differs] == [
         place for place in sorted(now) if before.get(place) != now[place]
@@ -81,7 +83,9 @@ def test_rows_that_differ_at_their_ctid_equal_a_plain_comparison(now: _Rows, bef
     ]
 
 
-def _moved(now: Mapping[tuple[int, str], int], before: Mapping[tuple[int, str], int]) -> pa.Table:
+def _differing_rows(
+    now: Mapping[tuple[int, str], int], before: Mapping[tuple[int, str], int]
+) -> pa.Table:
     """Return the rows that differ by place: their keys and hashes."""
     sides = [*((*key, row, 0) for key, row in now.items())]
     sides += [(*key, row, None) for key, row in before.items()]
@@ -106,30 +110,32 @@ _by_key = st.dictionaries(
 def test_differences_equal_a_plain_comparison(
     now: dict[tuple[int, str], int], before: dict[tuple[int, str], int]
 ) -> None:
-    found = match_by_key(_moved(now, before), _KEYS)
+    found = match_by_key(_differing_rows(now, before), _KEYS)
 
     keys = list(now)
     assert {keys[place] for place in found.changed[PLACE].to_pylist()} == {
         key for key in now if before.get(key) != now[key]
     }
-    gone = [tuple(row[name] for name in _KEYS) for row in found.gone.to_pylist()]
+    gone = [tuple(row[name] for name in _KEYS) for row in found.deleted_keys.to_pylist()]
     assert sorted(gone) == sorted(before.keys() - now.keys())
     assert found.are_distinguishable
 
 
 def test_rows_with_equal_keys_are_indistinguishable() -> None:
     once = {(1, "a"): 5}
-    twice = pa.concat_tables([_moved(once, {}), _moved({(1, "a"): 6}, {(2, "b"): 1})])
+    twice = pa.concat_tables(
+        [_differing_rows(once, {}), _differing_rows({(1, "a"): 6}, {(2, "b"): 1})]
+    )
     assert not match_by_key(twice, _KEYS).are_distinguishable
     by_key = KeyComparison("", DatabaseSnapshot("", 0, 0), ("t",), ("id", "shop"), ("id", "shop"))
     (reported,) = by_key(twice.to_batches())
     assert reported[EXISTS].to_pylist() == [None]
 
 
-def _kept(folder: Path, *tables: pa.Table) -> Fingerprints:
+def _store_fingerprints(folder: Path, *tables: pa.Table) -> Fingerprints:
     kept = Fingerprints(folder)
     for number, rows in enumerate(tables):
-        with kept.writing(7, number * 100, rows.schema) as file:
+        with kept.create_file(7, number * 100, rows.schema) as file:
             half = rows.num_rows // 2
             file.write(rows.slice(0, half))
             file.write(rows.slice(half))
@@ -137,19 +143,19 @@ def _kept(folder: Path, *tables: pa.Table) -> Fingerprints:
 
 
 def test_fingerprints_are_kept_by_their_pages(tmp_path: Path) -> None:
-    first, second = _placed({1: 1, 2: 5, 9: -7}), _placed({})
-    kept = _kept(tmp_path, first, second)
+    first, second = _fingerprints_by_place({1: 1, 2: 5, 9: -7}), _fingerprints_by_place({})
+    kept = _store_fingerprints(tmp_path, first, second)
     files = kept.files()
     assert files.keys() == {(7, 0), (7, 100)}
     assert kept.read(files[7, 0]).equals(first)
     assert kept.read(files[7, 100]).equals(second)
     assert (kept.rows, kept.are_undamaged) == (3, True)
-    _kept(tmp_path, first, second)
+    _store_fingerprints(tmp_path, first, second)
     assert kept.files() == files, "the same again is the same file"
 
 
 def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
-    kept = _kept(tmp_path, _placed({1: 1, 2: 2}))
+    kept = _store_fingerprints(tmp_path, _fingerprints_by_place({1: 1, 2: 2}))
     (file,) = tmp_path.iterdir()
     data = bytearray(file.read_bytes())
     data[-30] ^= 1
@@ -167,15 +173,15 @@ def test_fingerprints_with_other_metadata_are_ignored(tmp_path: Path, other: str
     says: dict[str, object] = {"way": 1, "server": 7, "major": 18, "table": 5, "key": ["id"]}
     says["columns"] = [[1, "id", 23, -1]]
     folder = FingerprintFolder(tmp_path / "made", ObjectFolder(tmp_path, "shop", "orders"))
-    made = folder.begun()
-    _kept(made.path, _placed({1: 1}))
-    assert folder.load_token(made.name, says) is None, "they are not finished"
+    made = folder.create()
+    _store_fingerprints(made.path, _fingerprints_by_place({1: 1}))
+    assert folder.load(made.name, says) is None, "they are not finished"
     folder.finish(made, says)
-    assert folder.load_token(made.name, says) == made
-    assert folder.load_token(made.name, {**says, other: 9}) is None
+    assert folder.load(made.name, says) == made
+    assert folder.load(made.name, {**says, other: 9}) is None
     (file,) = made.path.glob("pages-*")
     file.unlink()
-    assert folder.load_token(made.name, says) is None, "not all of them are there"
+    assert folder.load(made.name, says) is None, "not all of them are there"
 
 
 def test_values_that_read_differently_have_other_fingerprints(address: str) -> None:
@@ -212,17 +218,17 @@ def test_values_that_read_differently_have_other_fingerprints(address: str) -> N
             connection.execute(f"CREATE TABLE every (id int PRIMARY KEY, c {kind})".encode())
             for number, value in enumerate([*values, *values, "NULL"]):
                 connection.execute(f"INSERT INTO every VALUES ({number}, {value})".encode())
-            _expect_told_apart(address, kind)
+            _expect_distinguishable(address, kind)
 
 
-def _expect_told_apart(address: str, kind: str) -> None:
+def _expect_distinguishable(address: str, kind: str) -> None:
     with export_snapshot(address) as snapshot, connect(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
         with lock_table(address, snapshot, table) as held:
             key, value = held.table.columns
             (part,) = held.parts
             making = FingerprintQuery((value,), (key,))
-            ((_, found),) = making.of(connection, PageRange(part, 0, None, 1))
+            ((_, found),) = making.read(connection, PageRange(part, 0, None, 1))
             (read,) = rows_where(connection, part.relation, psycopg.sql.SQL("true"), ["id", "c"])
     texts = dict(zip(read["id"].to_pylist(), read["c"].to_pylist(), strict=True))
     numbers = map(str, found["key0"].to_pylist())
@@ -247,7 +253,7 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
 
     (run,) = result.streams
     assert (run.landed_rows, run.rows_read, run.written) == (9 + 1 + 1, 9_000, 9 + 9 + 1 + 1)
-    states = bulk.told("bulk", ("shop", "n"), ("state",))
+    states = bulk.states("bulk", ("shop", "n"), ("state",))
     changed = {
         key: [one and one[0] for one in reported]
         for key, reported in states.items()
@@ -266,10 +272,10 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
 
 def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
     bulk.run("DELETE FROM bulk")
-    bulk.synced()
+    bulk.sync_or_fail()
     assert bulk.present("bulk", ("n",)) == []
     bulk.run("INSERT INTO bulk VALUES ('late', 1, 'new', NULL)")
-    bulk.synced()
+    bulk.sync_or_fail()
     assert bulk.present("bulk", ("n",)) == [(1,)]
     assert bulk.agrees()
 
@@ -283,7 +289,7 @@ def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return shop
 
 
-def _landed(shop: Shop) -> int | None:
+def _count_landed_rows(shop: Shop) -> int | None:
     """Run a sync and return the number of rows of the table that it lands."""
     (run,) = (stream for stream in shop.sync().streams if stream.stream == "public.bulk")
     assert run.error is None
@@ -295,26 +301,26 @@ def test_moved_rows_are_unchanged(ranges: Shop) -> None:
         "CREATE TABLE bulk (n bigint, day date, state text, PRIMARY KEY (n, day))",
         "INSERT INTO bulk SELECT -n, date '2024-01-01' + n, 'new' FROM generate_series(1, 3000) n",
     )
-    ranges.synced()
+    ranges.sync_or_fail()
     # Half of the pages are removed; the others are rewritten in another order.
     ranges.run("DELETE FROM bulk WHERE n % 2 = 0", "CLUSTER bulk USING bulk_pkey")
-    assert _landed(ranges) == 1_500
+    assert _count_landed_rows(ranges) == 1_500
     ranges.run("UPDATE bulk SET state = 'paid' WHERE n = -7", "VACUUM FULL bulk")
-    assert _landed(ranges) == 1
+    assert _count_landed_rows(ranges) == 1
     # The table grows by new ranges, and free space is used again.
     ranges.run(
         "DELETE FROM bulk WHERE n < -2900",
         "VACUUM bulk",
         "INSERT INTO bulk SELECT n, date '2024-01-01', 'late' FROM generate_series(1, 4000) n",
     )
-    assert _landed(ranges) == 4_000 + 50
+    assert _count_landed_rows(ranges) == 4_000 + 50
     ranges.run("TRUNCATE bulk")
-    assert _landed(ranges) == 4_000 + 1_450
-    assert _landed(ranges) == 0
+    assert _count_landed_rows(ranges) == 4_000 + 1_450
+    assert _count_landed_rows(ranges) == 0
     ranges.run("INSERT INTO bulk VALUES (1, '2024-01-01', 'again')")
-    assert _landed(ranges) == 1
-    assert ranges.told("bulk", ("n",), ("state",))[-7,] == [("new",), ("paid",), None]
-    assert ranges.told("bulk", ("n",), ("state",))[1,] == [("late",), None, ("again",)]
+    assert _count_landed_rows(ranges) == 1
+    assert ranges.states("bulk", ("n",), ("state",))[-7,] == [("new",), ("paid",), None]
+    assert ranges.states("bulk", ("n",), ("state",))[1,] == [("late",), None, ("again",)]
     assert ranges.agrees()
 
 
@@ -324,20 +330,20 @@ def test_partitions_can_be_attached_and_detached(ranges: Shop) -> None:
         "CREATE TABLE low PARTITION OF bulk FOR VALUES FROM (0) TO (1000)",
         "INSERT INTO bulk SELECT n, 'new' FROM generate_series(0, 999) n",
     )
-    ranges.synced()
+    ranges.sync_or_fail()
     ranges.run(
         "CREATE TABLE high (LIKE bulk INCLUDING ALL)",
         "INSERT INTO high SELECT n, 'new' FROM generate_series(1000, 1999) n",
         "ALTER TABLE bulk ATTACH PARTITION high FOR VALUES FROM (1000) TO (2000)",
     )
-    assert _landed(ranges) == 1_000
+    assert _count_landed_rows(ranges) == 1_000
     ranges.run("ALTER TABLE low RENAME TO lowest", "UPDATE bulk SET state = 'paid' WHERE n = 5")
-    assert _landed(ranges) == 1
+    assert _count_landed_rows(ranges) == 1
     # One row moves from one partition to the other, and becomes equal to an earlier row there.
     ranges.run("DELETE FROM bulk WHERE n IN (5, 1500)", "UPDATE bulk SET n = 1500 WHERE n = 6")
-    assert _landed(ranges) == 2
+    assert _count_landed_rows(ranges) == 2
     ranges.run("ALTER TABLE bulk DETACH PARTITION lowest")
-    assert _landed(ranges) == 998
+    assert _count_landed_rows(ranges) == 998
     assert len(ranges.present("bulk", ("n",))) == 1_000
     assert ranges.agrees()
 
@@ -386,29 +392,29 @@ def test_fingerprints_are_valid_only_for_the_last_landed_file(
             patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
             bulk.sync(full_refresh=full_refresh)
         bulk.run(undone)
-        bulk.synced()
+        bulk.sync_or_fail()
         _expect_right(bulk)
     # The fingerprints are missing, or damaged.
     (reported,) = folder.rglob("fingerprints.json")
     reported.unlink()
     bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 7")
-    bulk.synced()
+    bulk.sync_or_fail()
     (file, *_) = sorted(folder.rglob("pages-*"))
     file.write_bytes(file.read_bytes()[:-1])
     bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 7")
-    bulk.synced()
-    assert bulk.told("bulk", ("n",), ("state",))[7,][-2:] == [("paid",), ("sent",)]
+    bulk.sync_or_fail()
+    assert bulk.states("bulk", ("n",), ("state",))[7,][-2:] == [("paid",), ("sent",)]
     # Their column has another name.
-    bulk.synced()
+    bulk.sync_or_fail()
     bulk.run("ALTER TABLE bulk RENAME state TO condition")
-    bulk.synced()
+    bulk.sync_or_fail()
     bulk.run("ALTER TABLE bulk RENAME condition TO state")
-    bulk.synced()
+    bulk.sync_or_fail()
     _expect_right(bulk)
     # The landed rows are no longer there.
     shutil.rmtree(bulk.project.lake.path / "raw" / "parquet")
     bulk.configure(method="snapshot_diff", streams="{public.bulk: {table: fresh}}")
-    bulk.synced()
+    bulk.sync_or_fail()
     assert len(bulk.present("fresh", ("n",))) == 9_000
     # A failure to store fingerprints is reported.
     shutil.rmtree(folder)
@@ -431,25 +437,25 @@ def test_fingerprints_do_not_outlive_a_while_with_the_log(
         bulk.sync()
     bulk.run("UPDATE bulk SET state = 'new'")
     bulk.configure(method="snapshot_diff")
-    bulk.synced()
+    bulk.sync_or_fail()
     _expect_right(bulk)
     # Changes have now been read from the log.
     bulk.configure(method="logical_replication")
-    bulk.synced()
+    bulk.sync_or_fail()
     bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 2")
-    bulk.synced()
+    bulk.sync_or_fail()
     bulk.run("UPDATE bulk SET state = 'new' WHERE n = 2")
     bulk.configure(method="snapshot_diff")
-    bulk.synced()
+    bulk.sync_or_fail()
     _expect_right(bulk)
-    assert bulk.told("bulk", ("n",), ("state",))[2,] == [("new",), ("sent",), ("new",)]
+    assert bulk.states("bulk", ("n",), ("state",))[2,] == [("new",), ("sent",), ("new",)]
 
 
 def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
     bulk.lake.spark.sql("UPDATE chronolake.shop.bulk SET _chronolake_hash = 7 WHERE n = 2")
-    bulk.synced()
+    bulk.sync_or_fail()
     assert not bulk.agrees(), "a table that somebody has changed is not looked at"
-    bulk.synced(full_refresh=True)
+    bulk.sync_or_fail(full_refresh=True)
     assert bulk.agrees()
 
 
@@ -462,9 +468,9 @@ def test_keys_that_are_equal_in_the_lake_are_compared_there(
         "CREATE TABLE points (at float8 PRIMARY KEY, note text)",
         "INSERT INTO points VALUES (0, 'a'), ('NaN', 'b'), (1, 'c')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE points SET at = '-0' WHERE at = 0", "UPDATE points SET at = -at WHERE at > 1")
-    shop.synced()
-    shop.synced()
+    shop.sync_or_fail()
+    shop.sync_or_fail()
     assert sorted(note for (note,) in shop.present("points", ("note",))) == ["a", "b", "c"]
     assert shop.agrees()

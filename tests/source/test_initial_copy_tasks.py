@@ -29,11 +29,11 @@ _DAYS = 12
 def shop(tmp_path: Path) -> Iterator[Shop]:
     with Api() as api:
         shop = Shop(tmp_path, api)
-        _only_orders(shop, "spark_from_mib: 0\n      concurrency: 4")
+        _read_only_orders(shop, "spark_from_mib: 0\n      concurrency: 4")
         yield shop
 
 
-def _only_orders(shop: Shop, more: str) -> None:
+def _read_only_orders(shop: Shop, more: str) -> None:
     shop.configure(more=f"only: [orders]\n      {more}", end=f"2026-01-{_DAYS + 1}")
     file = shop.project.file
     words = "      customers: {mode: live}\n      notes: {mode: soft-delete}\n"
@@ -41,7 +41,7 @@ def _only_orders(shop: Shop, more: str) -> None:
     shop.project = load_project(file)
 
 
-def _spread(shop: Shop) -> list[int]:
+def _slice_counts(shop: Shop) -> list[int]:
     """Return the number of slices that each job of a sync read."""
     with capture_logs() as reported:
         shop.sync()
@@ -54,7 +54,7 @@ def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     # Fields that no schema declares have different types in different slices.
     shop.put(50, "02", extra=1)
     shop.put(51, "09", extra="one")
-    assert _spread(shop) == [_DAYS + 1]
+    assert _slice_counts(shop) == [_DAYS + 1]
     days = [f"{day:02d}" for day in range(1, _DAYS + 2)]
     asked = [(one.params["since"], one.params.get("offset")) for one in shop.api.asked]
     assert len(asked) == len(set(asked))
@@ -84,7 +84,7 @@ def test_failed_slice_in_a_task_keeps_records_of_other_slices(shop: Shop) -> Non
     assert [row[0] for row in shop.versions("id")] == [1, 3, 4, 5, 6, 8, 9, 10, 11, 12]
     shop.days_asked()
     shop.closed_days = set()
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.days_asked()[:2] == ["02", "07"]
     assert len(shop.versions("id")) == _DAYS
 
@@ -101,14 +101,14 @@ api_budget:
     manifest = shop.folder / "shop.yaml"
     manifest.write_text(manifest.read_text() + budget)
     shop.put(1, "01", state="new")
-    times = _times_of_calls(shop)
-    assert _spread(shop)
+    times = _call_times(shop)
+    assert _slice_counts(shop)
     assert len(times) == _DAYS + 1
     # The fifth call is made at least a second after the first; it may take a while to arrive.
     assert all(later - earlier > 0.9 for earlier, later in zip(times, times[4:], strict=False))
 
 
-def _times_of_calls(shop: Shop) -> list[float]:
+def _call_times(shop: Shop) -> list[float]:
     times: list[float] = []
 
     def answer(asked: Asked) -> Reply:
@@ -161,7 +161,7 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
 
     shop.api.on("/token", token)
     shop.api.on("/orders", orders)
-    assert _spread(shop)
+    assert _slice_counts(shop)
     assert len(shop.versions("id")) == _DAYS
     assert len(given) == 2
 
@@ -178,7 +178,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
     def orders(asked: Asked) -> Reply:
         if asked.params["since"][8:10] == "06" and not calm.is_set():
             calm.set()
-            assert _waits(lambda: _slices_noted(shop) > 1)
+            assert _becomes_true(lambda: _count_finished_slices(shop) > 1)
             for worker in _clients_of(shop.api.port):
                 os.kill(worker, signal.SIGKILL)
         return shop.answer_orders(asked)
@@ -189,19 +189,19 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
     assert run.status is Status.FAILED
     assert "Spark's tasks failed before all slices were read" in str(run.error)
     first = set(shop.days_asked())
-    shop.synced()
+    shop.sync_or_fail()
     assert len(shop.versions("id")) == _DAYS
     # The slices that were noted before the task died are not requested again.
     assert len(first & set(shop.days_asked())) < _DAYS
 
 
-def _slices_noted(shop: Shop) -> int:
+def _count_finished_slices(shop: Shop) -> int:
     """Return the number of slices of orders that are noted as finished, with a record each."""
     journals = list(shop.project.lake.path.glob("raw/_spool/**/journal.json"))
     return sum(len(json.loads(journal.read_text())["parts"]) for journal in journals)
 
 
-def _waits(is_so: Callable[[], bool]) -> bool:
+def _becomes_true(is_so: Callable[[], bool]) -> bool:
     """Return whether a condition becomes true within half a minute."""
     until = time.monotonic() + 30
     while not is_so() and time.monotonic() < until:
@@ -234,7 +234,7 @@ def test_separate_executors_read_slices(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SPARK_HOME", str(Path(spec.origin).parent))
     with Api() as api:
         shop = Shop(tmp_path, api)
-        _only_orders(shop, "spark_from_mib: 0\n      concurrency: 4")
+        _read_only_orders(shop, "spark_from_mib: 0\n      concurrency: 4")
         file = shop.project.file
         file.write_text(file.read_text().replace("'local[2]'", "'local-cluster[2,1,1024]'"))
         for number in range(1, 3 * _DAYS):

@@ -22,7 +22,7 @@ def shop(shop: Shop) -> Iterator[Shop]:
         "INSERT INTO orders VALUES (0, 'a')",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("ALTER SYSTEM SET temp_file_limit = '64kB'", "SELECT pg_reload_conf()")
     yield shop
     shop.run("ALTER SYSTEM RESET temp_file_limit", "SELECT pg_reload_conf()")
@@ -38,7 +38,7 @@ def test_it_is_read_in_parts_and_again_after_a_kill(shop: Shop) -> None:
     assert killed(COMMAND, *words, failpoint="read.log-batch=kill:3")
     assert shop.table("orders").num_rows == 1
 
-    shop.synced()
+    shop.sync_or_fail()
 
     found = shop.table("orders")
     assert found.num_rows == 1 + _ROWS + 11

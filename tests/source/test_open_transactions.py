@@ -219,7 +219,7 @@ def test_tables_waiting_for_a_snapshot_do_not_delay_others(shop: Shop) -> None:
         "WITH (publish_via_partition_root = true)",
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     shop.configure(more=", snapshot_timeout: 3")
     shop.run(
         *again.values(),
@@ -249,7 +249,7 @@ def test_tables_waiting_for_a_snapshot_do_not_delay_others(shop: Shop) -> None:
         assert shop.present("moved", ("id", "note")) == shop.rows("SELECT id, note FROM moved")
         open_one.commit()
 
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("calm", ("id", "note")) == [(1, "b"), (2, "late")]
     for name in ("new", *again):
         assert shop.present(name, ("id", "note")) == sorted(

@@ -62,7 +62,7 @@ def _log_is_written(shop: Shop, upto: int = _MANY_BYTES) -> None:
     shop.run(f"SELECT pg_logical_emit_message(false, 'test', repeat('x', {upto}))", "CHECKPOINT")
 
 
-def _saved(place: Cluster) -> str:
+def _save(place: Cluster) -> str:
     place.stop()
     try:
         return place.save()
@@ -70,7 +70,7 @@ def _saved(place: Cluster) -> str:
         place.start()
 
 
-def _restored(place: Cluster, name: str, how: str = "fast") -> None:
+def _restore(place: Cluster, name: str, how: str = "fast") -> None:
     place.stop(how)
     place.restore(name)
     place.start()
@@ -91,10 +91,10 @@ def _fails_and_resync_repairs(shop: Shop) -> None:
         assert "chronolake resync shop --stream public.orders" in (stream.hint or "")
         assert shop.versions("orders", ("id", "state")) == before
 
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     assert _is_same(shop)
     shop.run("UPDATE orders SET state = state || '!'")
-    shop.synced()
+    shop.sync_or_fail()
     assert _is_same(shop)
     assert shop.agrees()
 
@@ -104,11 +104,11 @@ def test_a_database_restored_from_its_files_is_noticed(
     shop: Shop, place: Cluster, *, is_copied_after: bool
 ) -> None:
     if not is_copied_after:
-        shop.synced()
-    saved = _saved(place)
+        shop.sync_or_fail()
+    saved = _save(place)
     shop.run("UPDATE orders SET state = 'gone' WHERE id = 1", "INSERT INTO orders VALUES (4, 'x')")
-    shop.synced()
-    _restored(place, saved, "immediate")
+    shop.sync_or_fail()
+    _restore(place, saved, "immediate")
     # The second of these has the size of the row that was read, and is at or near its position.
     shop.run("UPDATE orders SET state = 'seen' WHERE id = 2", "INSERT INTO orders VALUES (5, 'x')")
     _log_is_written(shop)
@@ -117,15 +117,15 @@ def test_a_database_restored_from_its_files_is_noticed(
 
 
 def test_restored_server_with_all_read_changes_continues(shop: Shop, place: Cluster) -> None:
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE orders SET state = 'b' WHERE id = 1")
-    shop.synced()
-    saved = _saved(place)
+    shop.sync_or_fail()
+    saved = _save(place)
     # It was not read, and never will be.
     shop.run("UPDATE orders SET state = 'gone'")
-    _restored(place, saved)
+    _restore(place, saved)
     shop.run("UPDATE orders SET state = 'c' WHERE id = 1")
-    shop.synced()
+    shop.sync_or_fail()
 
     states = [row[1:] for row in shop.versions("orders", ("id", "state")) if row[0] == 1]
     assert states == [("a", False), ("b", False), ("c", True)]
@@ -135,7 +135,7 @@ def test_restored_server_with_all_read_changes_continues(shop: Shop, place: Clus
 def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
     shop: Shop, place: Cluster, version: int
 ) -> None:
-    shop.synced()
+    shop.sync_or_fail()
     with standby_cluster(place.address, version, wal_level="logical") as other:
         at = shop.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0]
         shop.dsn, primary = other.address, shop.dsn
@@ -145,7 +145,7 @@ def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
         other.stop()
         shop.dsn = primary
         shop.run("UPDATE orders SET state = 'gone'", "DELETE FROM orders WHERE id = 3")
-        shop.synced()
+        shop.sync_or_fail()
         place.stop()
         other.start()
         other.promote()
@@ -160,11 +160,11 @@ def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
 
 
 def test_log_of_other_tables_is_not_retained_forever(shop: Shop, place: Cluster) -> None:
-    shop.synced()
-    saved = _saved(place)
+    shop.sync_or_fail()
+    saved = _save(place)
     _log_is_written(shop)
-    shop.synced()
-    shop.synced()
+    shop.sync_or_fail()
+    shop.sync_or_fail()
     (behind,) = shop.rows(
         "SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots"
     )[0]
@@ -173,25 +173,25 @@ def test_log_of_other_tables_is_not_retained_forever(shop: Shop, place: Cluster)
     place.stop()
     place.start()
     before = shop.rows("SELECT pg_current_wal_lsn()")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("SELECT pg_current_wal_lsn()") == before
 
-    _restored(place, saved)
+    _restore(place, saved)
     shop.run("UPDATE orders SET state = 'seen'")
     _log_is_written(shop, 2 * _MANY_BYTES)
     _fails_and_resync_repairs(shop)
 
 
 def test_offset_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) -> None:
-    shop.synced()
+    shop.sync_or_fail()
     store = Store.open(shop.project.lake)
     ((name, position),) = store.checkpoints("shop").items()
     del position["evidence"]
     with leased(store, "shop", above=10**6) as lease:
         store.put_checkpoint("shop", name, position, token=lease.token)
-    saved = _saved(place)
-    shop.synced()
-    _restored(place, saved)
+    saved = _save(place)
+    shop.sync_or_fail()
+    _restore(place, saved)
     shop.run("UPDATE orders SET state = 'seen'")
     _log_is_written(shop)
 
@@ -245,24 +245,24 @@ def test_bytes_of_the_log_are_evidence_where_no_message_can_be_written(
 ) -> None:
     monkeypatch.setattr("chronolake.source.postgres.database._KEPT_BYTES", _MANY_BYTES // 2)
     _reads_without_messages(shop)
-    shop.synced()
+    shop.sync_or_fail()
     assert _evidence(shop).is_bytes, "of the copy"
-    saved = _saved(place)
+    saved = _save(place)
     _log_is_written(shop)
-    shop.synced()
+    shop.sync_or_fail()
     assert _evidence(shop).is_bytes
     (behind,) = shop.rows(
         "SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots"
     )[0]
     assert behind < _MANY_BYTES // 2
     shop.run("UPDATE orders SET state = 'b' WHERE id = 1")
-    shop.synced()
+    shop.sync_or_fail()
     assert not _evidence(shop).is_bytes
     _log_is_written(shop)
-    shop.synced()
+    shop.sync_or_fail()
     assert _is_same(shop)
 
-    _restored(place, saved)
+    _restore(place, saved)
     # From here on, only the log differs.
     _log_is_written(shop, 3 * _MANY_BYTES)
     shop.run("UPDATE orders SET state = 'seen' WHERE id = 2")
@@ -282,17 +282,17 @@ def test_standbys_have_the_same_log_bytes(place: Cluster, version: int) -> None:
         with connect(other.address) as behind:
             while durable_lsn(behind) < upto:
                 time.sleep(0.05)
-            assert early.is_there(other.address)
+            assert early.is_on_server(other.address)
         other.stop()
         late = bytes_before(place.address, written(place.address))
         assert late is not None
-        assert late.is_there(place.address)
+        assert late.is_on_server(place.address)
         place.stop()
         other.start()
         other.promote()
         assert written(other.address) + written(other.address) > 2 * late.lsn
-        assert early.is_there(other.address)
-        assert not late.is_there(other.address)
+        assert early.is_on_server(other.address)
+        assert not late.is_on_server(other.address)
 
 
 @pytest.mark.long
@@ -304,21 +304,21 @@ def test_a_sync_that_succeeds_has_what_the_server_has(
     chance = random.Random(seed)
     if chance.choice([True, False]):
         _reads_without_messages(shop)
-    saved = [_saved(place)]
-    shop.synced()
+    saved = [_save(place)]
+    shop.sync_or_fail()
     for number in range(6):
         for _ in range(chance.choice([0, 1, 3])):
             shop.run(_statement(chance))
         step = chance.choice(["save", "restore", "restore", "write", "sync"])
         if step == "save":
-            saved.append(_saved(place))
+            saved.append(_save(place))
         elif step == "restore":
-            _restored(place, chance.choice(saved), chance.choice(["fast", "immediate"]))
+            _restore(place, chance.choice(saved), chance.choice(["fast", "immediate"]))
         elif step == "write":
             _log_is_written(shop, chance.choice([1_000, _MANY_BYTES]))
         if shop.sync().status is not Status.SUCCEEDED:
             _log_is_written(shop, chance.choice([1, _MANY_BYTES]))
             if shop.sync().status is not Status.SUCCEEDED:
-                shop.synced(full_refresh=True)
+                shop.sync_or_fail(full_refresh=True)
         assert _is_same(shop), number
     assert shop.agrees()

@@ -85,7 +85,7 @@ def _in_order(decoded: Decoded) -> list[Change]:
     return [change for _, _, change in sorted(found, key=lambda one: one[:2])]
 
 
-def _decoded(messages: Sequence[bytes], cuts: Sequence[int]) -> list[Change]:
+def _decode(messages: Sequence[bytes], cuts: Sequence[int]) -> list[Change]:
     decoder = Decoder()
     found: list[Change] = []
     for begin, end in zip([0, *cuts], [*cuts, len(messages)], strict=True):
@@ -99,7 +99,7 @@ def _decoded(messages: Sequence[bytes], cuts: Sequence[int]) -> list[Change]:
     return found
 
 
-def _happen(database: psycopg.Connection, chance: random.Random) -> None:
+def _run_random_statements(database: psycopg.Connection, chance: random.Random) -> None:
     """Run random statements on three tables with different replica identities."""
     database.execute("DROP PUBLICATION IF EXISTS p")
     for name in ("plain", "whole", "two"):
@@ -163,7 +163,7 @@ def _change(database: psycopg.Connection, chance: random.Random, number: int) ->
 @pytest.mark.parametrize("seed", and_drawn(1, 2, test="pgoutput", number=20))
 def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed: int) -> None:
     chance = random.Random(seed)
-    _happen(database, chance)
+    _run_random_statements(database, chance)
     messages = _messages(database)
 
     wanted = list(Reader().read(messages))
@@ -171,15 +171,15 @@ def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed:
     assert {change.kind for change in wanted} >= {"I", "U", "D"}
     assert any(UNCHANGED in (change.new or {}).values() for change in wanted)
     assert any(change.old for change in wanted)
-    assert _decoded(messages, []) == wanted
+    assert _decode(messages, []) == wanted
     for number in (1, 5, 40):
         cuts = sorted(chance.sample(range(len(messages) + 1), number))
-        assert _decoded(messages, cuts) == wanted, cuts
-    assert _decoded(messages, range(1, len(messages))) == wanted, "one by one"
+        assert _decode(messages, cuts) == wanted, cuts
+    assert _decode(messages, range(1, len(messages))) == wanted, "one by one"
 
 
 def test_read_progress_is_reported(database: psycopg.Connection) -> None:
-    _happen(database, random.Random(5))
+    _run_random_statements(database, random.Random(5))
     messages = _messages(database)
     commits = [number for number, message in enumerate(messages) if message[0] == Kind.COMMIT]
 
@@ -226,7 +226,7 @@ def _log() -> list[bytes]:
 
 
 def test_the_log_of_these_tests_is_right() -> None:
-    assert _decoded(_log(), []) == list(Reader().read(_log()))
+    assert _decode(_log(), []) == list(Reader().read(_log()))
 
 
 @settings(max_examples=2_000)
@@ -298,7 +298,7 @@ def test_texts_of_many_bytes_are_copied_one_by_one() -> None:
     large = "é" * 500_000
     log[3] = b"I" + pack(">I", 16_400) + b"N" + _tuple("7", large)
 
-    assert _decoded(log, []) == list(Reader().read(log))
+    assert _decode(log, []) == list(Reader().read(log))
 
 
 def test_empty_batch_decodes_to_nothing() -> None:

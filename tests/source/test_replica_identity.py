@@ -26,7 +26,7 @@ def _findings(shop: Shop, *, create: bool = False) -> dict[str, list[CheckResult
     return found
 
 
-def _mend(shop: Shop, stream: str) -> str:
+def _fix(shop: Shop, stream: str) -> str:
     (one,) = _findings(shop)[stream]
     assert one.level is not Level.OK
     return one.fix or ""
@@ -56,11 +56,11 @@ def test_published_tables_can_still_be_updated(shop: Shop) -> None:
         is_refused = connection.info.server_version >= 180_000
     assert found["public.plain"][0].level is Level.OK
     assert found["public.mute"][0].level is not Level.OK
-    assert _mend(shop, "public.mute") == "ALTER TABLE public.mute_part REPLICA IDENTITY DEFAULT;"
+    assert _fix(shop, "public.mute") == "ALTER TABLE public.mute_part REPLICA IDENTITY DEFAULT;"
     if is_refused:
         for table, part in (("whole", "whole"), ("parted", "whole_part")):
             mend = f"ALTER TABLE public.{part} REPLICA IDENTITY DEFAULT;"
-            assert _mend(shop, f"public.{table}") == mend
+            assert _fix(shop, f"public.{table}") == mend
             shop.run(mend)
     shop.run("ALTER TABLE mute_part REPLICA IDENTITY DEFAULT")
     found = _findings(shop, create=True)
@@ -69,10 +69,10 @@ def test_published_tables_can_still_be_updated(shop: Shop) -> None:
     )
     # A column of its key is not read: the whole row identifies it.
     assert "no primary key" in found["public.keyed"][0].message
-    shop.synced()
+    shop.sync_or_fail()
     for table in tables:
         shop.run(f"UPDATE {table} SET b = 4 WHERE id = 1")
-    shop.synced()
+    shop.sync_or_fail()
     for table in tables:
         assert [row[:2] for row in shop.versions(table, ("id", "b"))] == [(1, 3), (1, 4)], table
 
@@ -85,19 +85,19 @@ def test_partition_with_another_replica_identity_is_rejected(shop: Shop) -> None
         "INSERT INTO orders SELECT n, -n FROM generate_series(1, 9) n",
     )
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("ALTER TABLE first REPLICA IDENTITY USING INDEX by_u")
     shop.run("UPDATE orders SET id = 60 WHERE id = 3", "DELETE FROM orders WHERE id = 4")
     mend = "ALTER TABLE public.first REPLICA IDENTITY DEFAULT;"
-    assert _mend(shop, "public.orders") == mend
+    assert _fix(shop, "public.orders") == mend
     (failed,) = shop.sync().streams
     assert "the replica identity of public.first is u" in str(failed.error)
     assert failed.hint == mend
     shop.run(mend)
     # Changes in between were not in the log: the table is copied again.
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE orders SET u = 0 WHERE id = 60")
-    shop.synced()
+    shop.sync_or_fail()
     there = shop.rows("SELECT id, u FROM orders")
     assert shop.present("orders", ("id", "u")) == sorted(there, key=repr)
     assert shop.agrees()
@@ -119,9 +119,9 @@ def test_rows_are_identified_by_the_whole_key(shop: Shop, method: str) -> None:
     )
     shop.configure(method=method)
     _findings(shop, create=True)
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE pairs SET b = 3 WHERE b = 2", "DELETE FROM loose WHERE id = 2")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("pairs", ("a", "b")) == [(1, 1), (1, 3), (2, 1)]
     assert shop.present("loose", ("id",)) == [(1,), (1,)]
 
@@ -160,7 +160,7 @@ def test_fix_for_an_unreadable_partition_works(shop: Shop) -> None:
     owner = shop.dsn
     shop.dsn = f"postgresql://reader:of-the-reader@{owner.partition('@')[2]}"
     shop.configure(method="snapshot_diff")
-    mend = _mend(shop, "public.orders")
+    mend = _fix(shop, "public.orders")
     assert mend == (
         'GRANT USAGE ON SCHEMA apart TO "reader"; '
         'GRANT SELECT ON public.first, apart.second TO "reader";'
@@ -168,7 +168,7 @@ def test_fix_for_an_unreadable_partition_works(shop: Shop) -> None:
     with psycopg.connect(owner, autocommit=True) as connection:
         connection.execute(mend.encode())
     assert _findings(shop)["public.orders"][0].level is Level.OK
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("orders", ("id",)) == [(1,), (100,)]
     with psycopg.connect(owner, autocommit=True) as connection:
         connection.execute("DROP OWNED BY reader")
@@ -215,7 +215,7 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)",
         "INSERT INTO orders VALUES (1, 'a'), (2, 'a'), (3, 'a')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("UPDATE orders SET state = 'b' WHERE id = 1", "DELETE FROM orders WHERE id = 3")
     with monkeypatch.context() as patched:
         patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
@@ -227,10 +227,10 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
             "chronolake.source.postgres.snapshot._clock",
             lambda _: time.time_ns() // 1_000 - hour,
         )
-        shop.synced()
+        shop.sync_or_fail()
     shop.run("DELETE FROM orders WHERE id = 2")
-    shop.synced()
-    assert shop.told("orders", ("id",), ("state",)) == {
+    shop.sync_or_fail()
+    assert shop.states("orders", ("id",), ("state",)) == {
         (1,): [("a",), ("b",), ("c",)],
         (2,): [("a",), None],
         # The record was deleted for the microsecond between the two times.
@@ -245,10 +245,10 @@ def test_names_with_backticks_are_read_and_compared(shop: Shop) -> None:
         'CREATE TABLE odd ("k`" int PRIMARY KEY, "b`q" text, "``" int)',
         "INSERT INTO odd VALUES (1, 'a', 1), (2, 'a', 2)",
     )
-    shop.synced()
+    shop.sync_or_fail()
     shop.run('UPDATE odd SET "b`q" = \'b\' WHERE "k`" = 1', 'DELETE FROM odd WHERE "k`" = 2')
-    shop.synced()
-    assert shop.told("odd", ("k`",), ("b`q", "``")) == {
+    shop.sync_or_fail()
+    assert shop.states("odd", ("k`",), ("b`q", "``")) == {
         (1,): [("a", 1), ("b", 1)],
         (2,): [("a", 2), None],
     }
@@ -256,11 +256,11 @@ def test_names_with_backticks_are_read_and_compared(shop: Shop) -> None:
 
 def test_tables_without_a_log_are_compared(shop: Shop) -> None:
     shop.run("CREATE UNLOGGED TABLE visits (id int PRIMARY KEY)", "INSERT INTO visits VALUES (1)")
-    assert shop.sees() == {}
+    assert shop.capture_methods() == {}
     shop.configure(method="snapshot_diff")
-    shop.synced()
+    shop.sync_or_fail()
     shop.run("INSERT INTO visits VALUES (2)", "ALTER TABLE visits SET LOGGED")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("visits", ("id",)) == [(1,), (2,)]
 
 
@@ -297,7 +297,7 @@ def test_run_gives_way_to_a_concurrent_statement(shop: Shop, method: str) -> Non
     for failed in (stream for stream in result.streams if stream.error):
         assert "Another statement was about to alter the table" in str(failed.error)
         assert "Run it again" in str(failed.error)
-    shop.synced()
+    shop.sync_or_fail()
     assert len(shop.present("bulk", ("id", "more"))) == 9_000
     assert shop.agrees()
 
@@ -306,7 +306,7 @@ def test_a_damaged_file_of_the_raw_lake_stops_its_own_table_only(shop: Shop) -> 
     shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE others (id int PRIMARY KEY)")
     shop.run("INSERT INTO orders VALUES (1)", "INSERT INTO others VALUES (1)")
     shop.configure(method="snapshot_diff")
-    shop.synced()
+    shop.sync_or_fail()
     (file,) = (shop.project.lake.path / "raw" / "parquet").rglob("*public.orders/**/data-*.parquet")
     whole = file.read_bytes()
     file.write_bytes(whole[:-8])
@@ -318,5 +318,5 @@ def test_a_damaged_file_of_the_raw_lake_stops_its_own_table_only(shop: Shop) -> 
     assert "Restore the file" in str(failed.hint)
     assert shop.present("others", ("id",)) == [(1,), (2,)]
     file.write_bytes(whole)
-    shop.synced(full_refresh=True)
+    shop.sync_or_fail(full_refresh=True)
     assert shop.present("orders", ("id",)) == [(1,), (2,)]

@@ -280,7 +280,7 @@ def test_two_pipelines_of_a_project_never_read_one_slot(
 
 
 def test_server_is_recognized_at_any_address(ready: Shop, tmp_path: Path) -> None:
-    ready.synced()
+    ready.sync_or_fail()
     ((folder, port),) = ready.rows(
         "SELECT current_setting('unix_socket_directories'), current_setting('port')"
     )
@@ -310,7 +310,7 @@ def test_server_is_recognized_at_any_address(ready: Shop, tmp_path: Path) -> Non
 
 
 def test_recovery_from_a_missing_publication_reads_current_rows(ready: Shop) -> None:
-    ready.synced()
+    ready.sync_or_fail()
     ready.run("DROP PUBLICATION chronolake_shop", _CHANGE, _PUBLICATION, _CHANGE)
     (failed,) = ready.sync().streams
     assert _RECOVERY in (failed.hint or "")
@@ -319,8 +319,8 @@ def test_recovery_from_a_missing_publication_reads_current_rows(ready: Shop) -> 
     assert [one.message for one in _source(ready).check(create=True) if one.what == "created"] == [
         _CREATE
     ]
-    ready.synced(full_refresh=True)
+    ready.sync_or_fail(full_refresh=True)
     ready.run(_CHANGE)
-    ready.synced()
+    ready.sync_or_fail()
     assert [row[0] for row in ready.present("items", ("id",))] == [1, 2, 3, 4]
     assert ready.agrees()

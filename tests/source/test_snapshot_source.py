@@ -63,7 +63,7 @@ def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.Mon
     return shop
 
 
-def _look(shop: Shop, seen: dict[str, Seen]) -> None:
+def _note_states(shop: Shop, seen: dict[str, Seen]) -> None:
     """Note the current state of each record of all tables if it differs from the last one."""
     for table, key in workload.TABLES.items():
         names = workload.plain_columns(shop.dsn, table)
@@ -77,7 +77,7 @@ def _look(shop: Shop, seen: dict[str, Seen]) -> None:
                 states.append(state)
 
 
-def _told(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
+def _plain_states(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
     return {record: [state.plain for state in states] for record, states in seen.items()}
 
 
@@ -96,12 +96,12 @@ def test_history_is_what_was_seen(compared: Shop, syncs: int) -> None:
     seen: dict[str, Seen] = {}
     for _ in range(syncs):
         workload.work(compared.dsn, chance, 40)
-        _look(compared, seen)
-        compared.synced()
+        _note_states(compared, seen)
+        compared.sync_or_fail()
 
     for table, key in workload.TABLES.items():
         names = workload.plain_columns(compared.dsn, table)
-        assert compared.told(table, key, names) == _told(seen[table]), table
+        assert compared.states(table, key, names) == _plain_states(seen[table]), table
     assert compared.agrees()
 
 
@@ -115,19 +115,19 @@ def test_failed_runs_land_no_invented_changes(
     seen: dict[str, Seen] = {}
     for _ in range(4):
         workload.work(compared.dsn, chance, 40)
-        _look(compared, seen)
+        _note_states(compared, seen)
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(_POINTS)}=raise")
             compared.sync()
-    compared.synced()
+    compared.sync_or_fail()
 
     for table, key in workload.TABLES.items():
         names = workload.plain_columns(compared.dsn, table)
         there = sorted(compared.rows(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
         assert compared.present(table, names) == there
-        for record, states in compared.told(table, key, names).items():
+        for record, states in compared.states(table, key, names).items():
             # A run that failed early has seen nothing.
-            assert _is_part(states, _told(seen[table])[record]), record
+            assert _is_part(states, _plain_states(seen[table])[record]), record
     assert compared.agrees()
 
 
@@ -140,7 +140,7 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
         "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
         "INSERT INTO bulk SELECT n, 0, repeat('x', 3800) FROM generate_series(1, 9000) n",
     )
-    shop.synced()
+    shop.sync_or_fail()
     chance = random.Random(5)
     words = ("sync", "shop", "--project", str(shop.folder))
     seen: dict[int, list[int | None]] = {number: [0] for number in range(1, 9_001)}
@@ -157,11 +157,11 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
             )
             seen[number].append(state)
         assert killed(COMMAND, *words, failpoint=f"{point}=kill"), point
-    shop.synced()
+    shop.sync_or_fail()
 
     there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)
     assert shop.present("bulk", ("id", "state")) == there
-    for (number,), states in shop.told("bulk", ("id",), ("state",)).items():
+    for (number,), states in shop.states("bulk", ("id",), ("state",)).items():
         reported = [state and state[0] for state in states]
         assert _is_part(reported, seen[number]), number
         assert all(one != other for one, other in itertools.pairwise(reported)), number
@@ -178,7 +178,7 @@ def test_columns_and_tables_are_added_and_dropped(compared: Shop) -> None:
         "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
         "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
     )
-    compared.synced()
+    compared.sync_or_fail()
     compared.run(
         "ALTER TABLE orders RENAME state TO status",
         "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
@@ -187,7 +187,7 @@ def test_columns_and_tables_are_added_and_dropped(compared: Shop) -> None:
         "CREATE TABLE customers (id int PRIMARY KEY)",
         "INSERT INTO customers VALUES (7)",
     )
-    compared.synced()
+    compared.sync_or_fail()
     assert compared.versions("orders", ("id", "status", "amount", "shop")) == [
         (1, "a", 1, None, False),
         (1, "a", 1, "main", True),
@@ -195,8 +195,8 @@ def test_columns_and_tables_are_added_and_dropped(compared: Shop) -> None:
     ]
     assert compared.versions("customers", ("id",)) == [(7, True)]
     before = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
-    compared.synced()
-    compared.synced(full_refresh=True)
+    compared.sync_or_fail()
+    compared.sync_or_fail(full_refresh=True)
     after = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
     assert after.equals(before), "nothing differs"
     assert compared.agrees()
@@ -219,7 +219,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
         "CREATE UNIQUE INDEX ON log (lower(line || n)) WHERE false",
         "INSERT INTO codes VALUES ('x', 'one'), ('y', 'two')",
     )
-    compared.synced()
+    compared.sync_or_fail()
     assert _rows(compared, "log", "line") == [("a", 3), ("b", 1)]
     before = set(compared.present("log", ("_fivetran_id",)))
     compared.run(
@@ -230,7 +230,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
         "UPDATE codes SET name = 'three' WHERE code = 'x'",
         "DELETE FROM codes WHERE code = 'y'",
     )
-    compared.synced()
+    compared.sync_or_fail()
     assert _rows(compared, "log", "words") == [("a", 2), ("b", 2), ("c", 1)]
     assert len(before & set(compared.present("log", ("_fivetran_id",)))) == 3
     assert compared.versions("codes", ("code", "name")) == [
@@ -242,7 +242,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
         row[0] for row in compared.versions("codes", ("_fivetran_id", "code")) if row[1] == "x"
     }
     compared.run("INSERT INTO codes VALUES ('y', 'again')")
-    compared.synced()
+    compared.sync_or_fail()
     assert sorted(compared.present("codes", ("code", "name"))) == [("x", "three"), ("y", "again")]
     assert (key,) in compared.present("codes", ("_fivetran_id",))
     assert compared.agrees()
@@ -255,13 +255,13 @@ def test_rows_are_compared_by_stored_hashes(compared: Shop) -> None:
         "CREATE TABLE orders (id int PRIMARY KEY, state text, size int)",
         "INSERT INTO orders SELECT n, 'a', n FROM generate_series(1, 4) n",
     )
-    compared.synced()
+    compared.sync_or_fail()
     hashes = compared.table("orders")["_chronolake_hash"].to_pylist()
     assert len(set(hashes)) == 4
     assert None not in hashes
     # A new column changes nothing where it is null.
     compared.run("ALTER TABLE orders ADD note text", "UPDATE orders SET note = 'x' WHERE id = 1")
-    compared.synced()
+    compared.sync_or_fail()
     assert _states(compared) == {1: 2, 2: 1, 3: 1, 4: 1}
     # The hashes decide: a wrong hash makes its row a changed one.
     name = iceberg(compared.project, "shop", "orders").name()
@@ -269,17 +269,17 @@ def test_rows_are_compared_by_stored_hashes(compared: Shop) -> None:
         f"UPDATE chronolake.{'.'.join(name)} SET _chronolake_hash = 7 WHERE id = 2"
     )
     assert not compared.agrees()
-    compared.synced()
-    compared.synced()
+    compared.sync_or_fail()
+    compared.sync_or_fail()
     assert compared.agrees()
     assert _states(compared) == {1: 2, 2: 2, 3: 1, 4: 1}
     # The columns from which the hashes were made no longer exist, so values are compared.
     compared.run("ALTER TABLE orders DROP size", "UPDATE orders SET state = 'b' WHERE id = 3")
-    compared.synced()
+    compared.sync_or_fail()
     compared.run("ALTER TABLE orders ALTER note TYPE varchar(9)")
-    compared.synced()
+    compared.sync_or_fail()
     compared.run("UPDATE orders SET state = 'b' WHERE id = 4")
-    compared.synced()
+    compared.sync_or_fail()
     assert _states(compared) == {1: 2, 2: 2, 3: 2, 4: 2}
     assert compared.agrees()
 
@@ -296,15 +296,15 @@ def test_numbers_stored_as_texts_are_unchanged(compared: Shop) -> None:
         # It has no partition to read.
         "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
     )
-    compared.synced()
+    compared.sync_or_fail()
     compared.run("ALTER TABLE orders ALTER size TYPE double precision")
-    compared.synced()
+    compared.sync_or_fail()
     compared.run("UPDATE orders SET size = 6.0168e20 WHERE id = 1")
-    compared.synced()
-    compared.synced()
+    compared.sync_or_fail()
+    compared.sync_or_fail()
     assert _states(compared) == {1: 2, 2: 1, 3: 1, 4: 1}
     compared.run("CREATE TABLE part PARTITION OF parts DEFAULT", "INSERT INTO parts VALUES (1)")
-    compared.synced()
+    compared.sync_or_fail()
     assert compared.present("parts", ("id",)) == [(1,)]
     assert compared.agrees()
 
@@ -316,9 +316,9 @@ def test_tables_without_history(compared: Shop, mode: str) -> None:
         "CREATE TABLE orders (id int PRIMARY KEY, state text)",
         "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
     )
-    compared.synced()
+    compared.sync_or_fail()
     compared.run("DELETE FROM orders WHERE id = 1", "UPDATE orders SET state = 'c'")
-    compared.synced()
+    compared.sync_or_fail()
     rows = compared.table("orders").to_pylist()
     present = [row for row in rows if not row.get("_fivetran_deleted")]
     assert [(row["id"], row["state"]) for row in present] == [(2, "c")]
@@ -343,7 +343,7 @@ def test_check_asks_for_the_right_to_read_only(
         compared.run(statement)
     code, reported, _ = ran_words(capsys, *words)
     assert code == 0, reported
-    reading.synced()
+    reading.sync_or_fail()
     compared.run("DROP OWNED BY reader", "DROP ROLE reader")
 
 
@@ -362,12 +362,12 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
             "WITH (publish_via_partition_root = true)",
             "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
         )
-        shop.synced()
+        shop.sync_or_fail()
         shop.run("UPDATE orders SET state = 'b'")
-        shop.synced()
+        shop.sync_or_fail()
         shop.configure(method="snapshot_diff")
         shop.run("UPDATE orders SET state = 'c'", "UPDATE orders SET state = 'd'")
-        shop.synced()
+        shop.sync_or_fail()
         _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
         hints = {load["hint"] for load in json.loads(reported) if load["level"] == "warning"}
         assert hints == {
@@ -376,13 +376,13 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
         }
         shop.configure()
         shop.run("UPDATE orders SET state = 'e'", "UPDATE orders SET state = 'f'")
-        shop.synced()
+        shop.sync_or_fail()
         shop.run(
             "UPDATE orders SET state = 'g'",
             "UPDATE orders SET state = 'h'",
             "DELETE FROM log WHERE ctid = (SELECT min(ctid) FROM log)",
         )
-        shop.synced()
+        shop.sync_or_fail()
 
         states = [row[1] for row in shop.versions("orders", ("id", "state"))]
         # States that existed only between two runs were not seen.
@@ -412,12 +412,12 @@ def test_a_standby_is_read(
         with standby(primary, version=version) as address:
             shop = Shop(tmp_path / "standby", address)
             shop.configure(method="snapshot_diff")
-            shop.synced()
+            shop.sync_or_fail()
             there.run("UPDATE items SET name = 'c' WHERE id = 2", "DELETE FROM items WHERE id = 1")
             (lsn,) = there.rows("SELECT pg_current_wal_lsn()::text")[0]
             while not shop.rows(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'")[0][0]:
                 time.sleep(0.05)
-            shop.synced()
+            shop.sync_or_fail()
             assert shop.versions("items", ["id", "name"]) == [
                 (1, "a", False),
                 (2, "b", False),

@@ -47,7 +47,7 @@ class Office:
         ).streams
         return stream
 
-    def done(self, *, full_refresh: bool = False) -> None:
+    def sync_or_fail(self, *, full_refresh: bool = False) -> None:
         assert self.sync(full_refresh=full_refresh).error is None
 
     def versions(self, *columns: str) -> list[tuple[Any, ...]]:
@@ -66,17 +66,17 @@ def _micros(value: Any) -> int:
     return seconds * SECOND + int(value.microsecond)
 
 
-def _tracked(folder: Path) -> Office:
+def _tracking_office(folder: Path) -> Office:
     return Office(folder, Server(ITEMS, ["id"], at_micros=T), "change_tracking")
 
 
 def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
     server.put(id=2, name="b", price=None)
     server.put(id=3, name="c", price=None)
-    office.done()
+    office.sync_or_fail()
     server.at_micros = T + HOUR
     server.put(id=1, name="a1", price=None)
     server.put(id=1, name="a2", price=None)
@@ -86,7 +86,7 @@ def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
     server.put(id=5, name=None, price=None)
     server.delete(3)
     server.put(id=3, name="c", price=None)
-    office.done()
+    office.sync_or_fail()
     after = [
         (1, "a", 0, HOUR - 1, False),
         (1, "a2", HOUR, None, True),
@@ -98,17 +98,17 @@ def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
     asked = [query for query in server.queries if "CHANGETABLE" in query]
     assert len(asked) == 1
     assert "[items], 3) AS ct" in asked[0]
-    office.done()
+    office.sync_or_fail()
     assert len([query for query in server.queries if "CHANGETABLE" in query]) == 1
     assert office.versions("id", "name") == after
 
 
 def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
     server.put(id=2, name="b", price=None)
-    office.done()
+    office.sync_or_fail()
     server.at_micros = T + HOUR
     server.put(id=1, name="a1", price=None)
     server.put(id=2, name="b1", price=None)
@@ -117,7 +117,7 @@ def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
     server.version -= 1
     server.delete(2)
     server.version -= 1
-    office.done()
+    office.sync_or_fail()
     now = [
         (1, "a", 0, HOUR - 1, False),
         (1, "a1", HOUR, None, True),
@@ -126,17 +126,17 @@ def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
     assert office.versions("id", "name") == now
     server.version += 1
     server.at_micros = T + 2 * HOUR
-    office.done()
+    office.sync_or_fail()
     assert office.versions("id", "name") == now
 
 
 def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
-    office.done()
+    office.sync_or_fail()
     server.at_micros = T + 2 * HOUR
     server.put(id=1, name="b", price=None)
     with monkeypatch.context() as patched:
@@ -144,7 +144,7 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
         assert office.sync().error is not None
     server.at_micros = T + HOUR
     server.put(id=1, name="c", price=None)
-    office.done()
+    office.sync_or_fail()
     assert office.versions("id", "name") == [
         (1, "a", 0, 2 * HOUR - 1, False),
         (1, "b", 2 * HOUR, 2 * HOUR, False),
@@ -154,11 +154,11 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
 
 @pytest.mark.parametrize("lost", ["cleaned", pytest.param("restored", marks=pytest.mark.long)])
 def test_lost_change_tracking_compares_all_rows(tmp_path: Path, lost: str) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     server = office.server
     for number in range(4):
         server.put(id=number, name="a", price=None)
-    office.done()
+    office.sync_or_fail()
     server.delete(0)
     server.put(id=1, name="b", price=None)
     server.tracked.clear()
@@ -168,7 +168,7 @@ def test_lost_change_tracking_compares_all_rows(tmp_path: Path, lost: str) -> No
         server.version = 2
     server.at_micros = T + HOUR
     with structlog.testing.capture_logs() as logged:
-        office.done()
+        office.sync_or_fail()
     assert [line["stream"] for line in logged if line["event"] == "read_as_a_whole"] == [
         "dbo.items"
     ]
@@ -182,43 +182,43 @@ def test_lost_change_tracking_compares_all_rows(tmp_path: Path, lost: str) -> No
 
 
 def test_cleanup_during_a_read_compares_all_rows(tmp_path: Path) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
-    office.done()
+    office.sync_or_fail()
     server.put(id=1, name="b", price=None)
     server.at_micros = T + HOUR
     server.is_cleaned_while_read = True
-    office.done()
+    office.sync_or_fail()
     assert [version[1] for version in office.versions("id", "name")] == ["a", "b"]
 
 
 def test_key_that_does_not_identify_rows_is_rejected(tmp_path: Path) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     office.server.rows = [{"id": 1, "name": name, "price": None} for name in "ab"]
     assert "Two rows of dbo.items have the same id" in (office.sync().error or "")
-    captured = _captured(tmp_path / "cdc")
+    captured = _cdc_office(tmp_path / "cdc")
     captured.server.rows = office.server.rows
     assert "Two rows of dbo.items have the same id" in (captured.sync().error or "")
 
 
 @pytest.mark.long
 def test_a_pipeline_may_change_how_it_reads(tmp_path: Path) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
     server.put(id=2, name="b", price=None)
-    office.done()
+    office.sync_or_fail()
     server.delete(1)
     server.instances = [Instance("dbo_items", list(ITEMS), oldest=30)]
     # The capture job has not reached the start of the instance.
     server.commits = {10: T}
     server.at_micros = T + HOUR + MARGIN
     captured = Office(tmp_path, server, "cdc")
-    captured.done()
+    captured.sync_or_fail()
     server.commits[30] = T + 2 * HOUR
     server.instances[0].changes = [Change(30, 1, 1, _row(2, "b"))]
-    captured.done()
+    captured.sync_or_fail()
     assert captured.versions("id", "name") == [
         (1, "a", 0, HOUR, False),
         (2, "b", 0, 2 * HOUR, False),
@@ -226,7 +226,7 @@ def test_a_pipeline_may_change_how_it_reads(tmp_path: Path) -> None:
     server.at_micros = T + 3 * HOUR
     server.put(id=3, name="c", price=None)
     again = Office(tmp_path, server, "change_tracking")
-    again.done()
+    again.sync_or_fail()
     assert again.versions("id", "name")[-1] == (3, "c", 3 * HOUR, None, True)
 
 
@@ -235,11 +235,11 @@ def test_a_key_of_several_columns_is_tracked(tmp_path: Path) -> None:
     office = Office(tmp_path, server, "change_tracking")
     server.put(a=1, b="x", c=1)
     server.put(a=1, b="y", c=1)
-    office.done()
+    office.sync_or_fail()
     server.at_micros = T + HOUR
     server.delete(1, "x")
     server.put(a=1, b="y", c=2)
-    office.done()
+    office.sync_or_fail()
     assert office.versions("a", "b", "c") == [
         (1, "x", 1, 0, HOUR, False),
         (1, "y", 1, 0, HOUR - 1, False),
@@ -257,13 +257,13 @@ def test_a_key_of_several_columns_is_tracked(tmp_path: Path) -> None:
 def test_missing_change_tracking_has_a_hint(
     tmp_path: Path, version: int | None, oldest: int | None, said: str
 ) -> None:
-    office = _tracked(tmp_path)
+    office = _tracking_office(tmp_path)
     office.server.version, office.server.oldest = version, oldest
     reported = office.sync()
     assert said in f"{reported.error} {reported.hint}"
 
 
-def _captured(folder: Path, more: str = "") -> Office:
+def _cdc_office(folder: Path, more: str = "") -> Office:
     instance = Instance("dbo_items", list(ITEMS), oldest=10)
     server = Server(
         ITEMS, ["id"], at_micros=T + MARGIN, instances=[instance], commits={10: T - HOUR}
@@ -276,10 +276,10 @@ def _row(key: int, name: str) -> dict[str, Any]:
 
 
 def test_change_data_capture_reads_every_change(tmp_path: Path) -> None:
-    office = _captured(tmp_path)
+    office = _cdc_office(tmp_path)
     server = office.server
     server.rows = [_row(1, "a"), _row(2, "b"), _row(3, "c"), _row(7, "old")]
-    office.done()
+    office.sync_or_fail()
     renamed = frozenset({"name"})
     server.commits |= {11: T + SECOND, 12: T + 2 * SECOND, 13: T + 2 * SECOND, 14: T + SECOND}
     server.instances[0].changes = [
@@ -304,7 +304,7 @@ def test_change_data_capture_reads_every_change(tmp_path: Path) -> None:
         Change(14, 9, 2, _row(7, "new"), command=3),
         Change(14, 10, 1, _row(7, "old"), command=2),
     ]
-    office.done()
+    office.sync_or_fail()
     tick = 2 * SECOND
     after = [
         (1, "a", 0, SECOND - 1, False),
@@ -320,11 +320,11 @@ def test_change_data_capture_reads_every_change(tmp_path: Path) -> None:
     ]
     assert _ends(office.versions("id", "name")) == _ends(sorted(after, key=repr))
     asked = len(server.queries)
-    office.done()
+    office.sync_or_fail()
     assert not [query for query in server.queries[asked:] if "fn_cdc_get_all_changes" in query]
     server.commits[15] = T + HOUR
     server.instances[0].changes += [Change(15, 9, 2, _row(2, "b2"))]
-    office.done()
+    office.sync_or_fail()
     assert (2, "b2", HOUR, None, True) in office.versions("id", "name")
 
 
@@ -339,26 +339,26 @@ def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_a_copy_after_a_crash_is_later_than_the_one_that_landed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    office = _captured(tmp_path)
+    office = _cdc_office(tmp_path)
     office.server.rows = [_row(1, "a")]
     with monkeypatch.context() as patched:
         patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
         assert office.sync().error is not None
     office.server.at_micros -= HOUR
     office.server.rows = [_row(1, "b")]
-    office.done()
+    office.sync_or_fail()
     assert office.versions("id", "name") == [(1, "a", 0, 0, False), (1, "b", 1, None, True)]
 
 
 def test_late_captured_changes_precede_the_copy(tmp_path: Path) -> None:
-    office = _captured(tmp_path, ", time_zone: Europe/Berlin")
+    office = _cdc_office(tmp_path, ", time_zone: Europe/Berlin")
     server = office.server
     assert "from UTC is 0 minutes, which does not match Europe/Berlin" in (
         office.sync().error or ""
     )
     server.offset_minutes = 60
     server.rows = [_row(1, "a2"), _row(2, "b")]
-    office.done()
+    office.sync_or_fail()
     server.commits |= {11: T + HOUR - 2 * SECOND, 12: T + HOUR - SECOND, 13: T + HOUR + SECOND}
     renamed = frozenset({"name"})
     server.instances[0].changes = [
@@ -367,7 +367,7 @@ def test_late_captured_changes_precede_the_copy(tmp_path: Path) -> None:
         Change(12, 2, 4, _row(1, "a2"), renamed),
         Change(13, 3, 1, _row(2, "b")),
     ]
-    office.done()
+    office.sync_or_fail()
     # The server's clock is one hour ahead of UTC.
     assert _ends(office.versions("id", "name")) == [
         (1, "a", -2 * SECOND, False, False),
@@ -388,11 +388,11 @@ def test_late_captured_changes_precede_the_copy(tmp_path: Path) -> None:
     ],
 )
 def test_gap_is_reported_and_resync_bridges_it(tmp_path: Path, lost: str, said: str) -> None:
-    office = _captured(tmp_path)
+    office = _cdc_office(tmp_path)
     server = office.server
     server.commits[20] = T
     server.rows = [_row(1, "a"), _row(2, "b")]
-    office.done()
+    office.sync_or_fail()
     if lost == "cleaned":
         server.commits[40] = T + SECOND
         server.instances[0].oldest = 22
@@ -407,21 +407,21 @@ def test_gap_is_reported_and_resync_bridges_it(tmp_path: Path, lost: str, said: 
     assert said in (reported.hint or "")
     assert "chronolake resync office --stream dbo.items" in (reported.hint or "")
     assert office.versions("id", "name") == before
-    office.done(full_refresh=True)
+    office.sync_or_fail(full_refresh=True)
     assert office.versions("id", "name") == [
         (1, "a", 0, HOUR - 1, False),
         (1, "b", HOUR, None, True),
         (2, "b", 0, HOUR, False),
     ]
-    office.done()
+    office.sync_or_fail()
 
 
 @pytest.mark.long
 def test_newer_capture_instance_adds_its_columns(tmp_path: Path) -> None:
-    office = _captured(tmp_path)
+    office = _cdc_office(tmp_path)
     server = office.server
     server.rows = [_row(1, "a"), _row(2, "b")]
-    office.done()
+    office.sync_or_fail()
     server.ddl = {**ITEMS, "size": "INT"}
     server.rows = [{**_row(1, "a1"), "size": 7}, {**_row(2, "b"), "size": None}]
     server.commits |= {11: T + SECOND, 12: T + 2 * SECOND}
@@ -433,38 +433,38 @@ def test_newer_capture_instance_adds_its_columns(tmp_path: Path) -> None:
     server.instances.append(Instance("dbo_items_2", list(server.ddl), oldest=14, made_micros=9))
     server.at_micros = T + HOUR + MARGIN
     # The capture job has not reached the start of the new instance.
-    office.done()
+    office.sync_or_fail()
     assert "size" not in iceberg(office.project, "office", "items").schema().column_names
     server.commits[13] = T + 3 * SECOND
-    office.done()
+    office.sync_or_fail()
     after = [
         (1, "a", None, 0, SECOND - 1, False),
         (1, "a1", None, SECOND, HOUR - 1, False),
         (1, "a1", 7, HOUR, None, True),
         (2, "b", None, 0, None, True),
     ]
-    assert _sized(office) == after
+    assert _sized_versions(office) == after
     server.instances.pop(0)
     server.commits[14] = T + 2 * HOUR
     moved = {**_row(2, "b"), "size": 8}
     server.instances[0].changes = [Change(14, 2, 4, moved, frozenset({"size"}))]
-    office.done()
-    assert _sized(office)[-1] == (2, "b", 8, 2 * HOUR, None, True)
+    office.sync_or_fail()
+    assert _sized_versions(office)[-1] == (2, "b", 8, 2 * HOUR, None, True)
 
 
-def _sized(office: Office) -> list[tuple[Any, ...]]:
+def _sized_versions(office: Office) -> list[tuple[Any, ...]]:
     found = office.versions("id", "name", "size")
     return sorted(found, key=lambda one: (one[0], one[3]))
 
 
 def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
-    office = _captured(tmp_path)
+    office = _cdc_office(tmp_path)
     office.server.instances[0].columns = ["id", "name"]
     office.server.rows = [_row(1, "a")]
-    office.done()
+    office.sync_or_fail()
     assert "price" not in iceberg(office.project, "office", "items").schema().column_names
     office.server.instances[0].computed = frozenset({"name"})
-    office.done(full_refresh=True)
+    office.sync_or_fail(full_refresh=True)
     assert office.versions("id") == [(1, 0, None, True)]
     office.server.instances[0].columns = ["id", "name"]
     office.server.instances[0].computed = frozenset({"id"})
@@ -472,7 +472,7 @@ def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
 
 
 def test_missing_change_data_capture_has_a_hint(tmp_path: Path) -> None:
-    office = _captured(tmp_path)
+    office = _cdc_office(tmp_path)
     server = office.server
     server.instances[0].columns = []
     assert "GRANT SELECT ON SCHEMA::cdc" in (office.sync().hint or "")
@@ -487,8 +487,8 @@ def test_missing_change_data_capture_has_a_hint(tmp_path: Path) -> None:
 
 
 def test_a_change_without_its_commit_is_refused(tmp_path: Path) -> None:
-    office = _captured(tmp_path)
-    office.done()
+    office = _cdc_office(tmp_path)
+    office.sync_or_fail()
     office.server.commits[12] = T
     office.server.instances[0].changes = [Change(11, 1, 2, _row(1, "a"))]
     assert "1 versions lack" in (office.sync().error or "")

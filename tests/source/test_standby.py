@@ -34,7 +34,7 @@ def _findings(shop: Shop, *, create: bool = False) -> list[CheckResult]:
     return list(source.check(create=create, positions={}))
 
 
-def _wrong(findings: list[CheckResult]) -> dict[str, str]:
+def _problems(findings: list[CheckResult]) -> dict[str, str]:
     return {
         finding.what: f"{finding.message} {finding.fix}"
         for finding in findings
@@ -73,17 +73,17 @@ def test_the_log_of_a_standby_is_read(version: int, tmp_path: Path) -> None:
         _run(primary, _ITEMS, "SELECT pg_create_physical_replication_slot('standby')")
         with standby_cluster(primary, version, **_STANDBY) as standby:
             shop = Shop(tmp_path, standby.address)
-            missing = _wrong(_findings(shop))
+            missing = _problems(_findings(shop))
             assert missing.keys() == {"publication chronolake_shop", "slot chronolake_shop"}
             statement = missing["publication chronolake_shop"]
             assert "On the primary: CREATE PUBLICATION" in statement
             _run(primary, statement.partition("On the primary: ")[2])
             _await_replayed(primary, standby.address)
             with _logging_snapshots(primary):
-                assert _wrong(_findings(shop, create=True)) == {}
+                assert _problems(_findings(shop, create=True)) == {}
                 _run(primary, "INSERT INTO items VALUES (1, 'a'), (2, 'a')")
                 _await_replayed(primary, standby.address)
-                shop.synced()
+                shop.sync_or_fail()
             _run(
                 primary,
                 "UPDATE items SET note = 'b' WHERE id = 1",
@@ -92,7 +92,7 @@ def test_the_log_of_a_standby_is_read(version: int, tmp_path: Path) -> None:
                 "INSERT INTO items VALUES (3, 'a')",
             )
             _await_replayed(primary, standby.address)
-            shop.synced()
+            shop.sync_or_fail()
             assert shop.versions("items", ("id", "note")) == [
                 (1, "a", False),
                 (1, "b", False),
@@ -130,11 +130,11 @@ def test_check_create_enables_failover_of_a_slot(tmp_path: Path) -> None:
     with server(wal_level="logical") as primary:
         shop = Shop(tmp_path, primary)
         shop.run(_ITEMS)
-        assert _wrong(_findings(shop, create=True)) == {}
+        assert _problems(_findings(shop, create=True)) == {}
         shop.configure(more=", failover: true")
-        assert "not a failover slot" in _wrong(_findings(shop))["slot chronolake_shop"]
+        assert "not a failover slot" in _problems(_findings(shop))["slot chronolake_shop"]
         found = _findings(shop, create=True)
-        assert _wrong(found) == {}
+        assert _problems(found) == {}
         assert shop.rows("SELECT failover FROM pg_replication_slots") == [(True,)]
         assert "synchronized_standby_slots" in {one.what for one in found}
 
@@ -145,7 +145,7 @@ def test_a_server_that_has_no_failover_slots_is_reported(tmp_path: Path) -> None
         shop = Shop(tmp_path, primary)
         shop.run(_ITEMS)
         shop.configure(more=", failover: true")
-        assert "PostgreSQL 17" in _wrong(_findings(shop, create=True))["slot chronolake_shop"]
+        assert "PostgreSQL 17" in _problems(_findings(shop, create=True))["slot chronolake_shop"]
 
 
 def _await_copied(shop: Shop, standby: str) -> None:
@@ -156,7 +156,7 @@ def _await_copied(shop: Shop, standby: str) -> None:
         while connection.execute(query, ("chronolake_shop",)).fetchone() != (True,):
             assert time.monotonic() < until, "no copy of the slot"
             # A copied slot begins at the standby's position, and the slot has to reach it.
-            shop.synced()
+            shop.sync_or_fail()
             time.sleep(0.5)
 
 
@@ -166,10 +166,10 @@ def test_a_pipeline_goes_on_with_the_standby_that_took_over(tmp_path: Path) -> N
         with standby_cluster(primary, sync_replication_slots="on", **_STANDBY) as standby:
             shop = Shop(tmp_path, primary)
             shop.configure(more=", failover: true")
-            assert _wrong(_findings(shop, create=True)) == {}
+            assert _problems(_findings(shop, create=True)) == {}
             shop.run("INSERT INTO items VALUES (1, 'a'), (2, 'a')")
             with _logging_snapshots(primary):
-                shop.synced()
+                shop.sync_or_fail()
                 _await_copied(shop, standby.address)
             # Changes that the lake has not read, and that only the log has.
             shop.run(
@@ -180,12 +180,12 @@ def test_a_pipeline_goes_on_with_the_standby_that_took_over(tmp_path: Path) -> N
             _await_replayed(primary, standby.address)
             shop.dsn = standby.address
             shop.configure(more=", failover: true")
-            wrong = _wrong(_findings(shop))
+            wrong = _problems(_findings(shop))
             assert "this standby's copy" in wrong["slot chronolake_shop"]
 
             standby.promote()
             shop.run("UPDATE items SET note = 'd' WHERE id = 1")
-            shop.synced()
+            shop.sync_or_fail()
             assert shop.versions("items", ("id", "note")) == [
                 (1, "a", False),
                 (1, "b", False),

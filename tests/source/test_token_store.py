@@ -143,7 +143,7 @@ def test_every_command_goes_on_with_the_token_of_the_last(
     lake = Lake.open(desk.project.lake.path, config=desk.project.lake)
     shown = ""
 
-    def synced() -> list[Any]:
+    def sync_or_fail() -> list[Any]:
         assert sync(lake, desk.project, "desk").status is Status.SUCCEEDED
         return iceberg(desk.project, "desk", "orders").scan().to_arrow()["state"].to_pylist()
 
@@ -155,7 +155,7 @@ def test_every_command_goes_on_with_the_token_of_the_last(
         assert desk.given > before, "no token was used"
         shown += out + err
 
-    assert synced() == ["new"]
+    assert sync_or_fail() == ["new"]
     ran("check")
     ran("discover", "desk")
     ran("read", "desk", "orders", "--json")
@@ -166,7 +166,7 @@ def test_every_command_goes_on_with_the_token_of_the_last(
         ran("check")
         ran("read", "desk", "orders")
     desk.rows = [{"id": 1, "state": "paid"}]
-    assert synced() == ["paid"]
+    assert sync_or_fail() == ["paid"]
     assert desk.refused == []
     assert "access-" not in shown
     assert "refresh-" not in shown

@@ -63,7 +63,7 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
         shop.put(number, day, state="new", owner={"name": "x", "tags": [1, 2]})
     shop.orders[4] = {"id": 4, "state": "undated"}
     shop.note(7, {"id": 1, "state": "a", "updated_at": "2026-01-05T12:00:00Z"}, {"id": 2})
-    shop.synced()
+    shop.sync_or_fail()
     files, snapshots = _raw_files(shop), _snapshots(shop, *_TABLES)
     assert len(shop.rows("orders", "id")) == 4
 
@@ -110,7 +110,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     undated = {"id": 2, "state": "first", "updated_at": None}
 
     def answer(asked: Asked) -> Reply:
-        found = json.loads(shop.dated(asked, list(shop.orders.values())).content)["data"]
+        found = json.loads(shop.records_between(asked, list(shop.orders.values())).content)["data"]
         # The record is returned with every slice.
         return Reply({"data": [*found, undated]})
 
@@ -118,16 +118,16 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     # Each slice lands separately, so that no landing knows of the others.
     monkeypatch.setattr(stream_run, "_LANDING_BYTES", 1)
     for _ in range(2):
-        shop.synced()
+        shop.sync_or_fail()
         assert shop.rows("orders", "id", "state", ACTIVE) == [
             (1, "dated", True),
             (2, "first", True),
         ]
     undated["state"] = "second"
-    shop.synced()
+    shop.sync_or_fail()
     undated["state"] = "first"
-    shop.synced()
-    shop.synced()
+    shop.sync_or_fail()
+    shop.sync_or_fail()
     assert shop.rows("orders", "id", "state", ACTIVE) == [
         (1, "dated", True),
         (2, "first", False),
@@ -136,7 +136,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     ]
     # A change now sets its time: from then on it has one.
     undated |= {"state": "third", "updated_at": "2099-01-01T00:00:00Z"}
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.rows("orders", "id", "state", ACTIVE)[-1] == (2, "third", True)
     assert len(shop.rows("orders", "id")) == 5
     assert shop.agrees()
@@ -149,11 +149,11 @@ def test_a_future_record_hides_no_change_and_lands_once(shop: ApiShop) -> None:
     future = {"id": 2, "state": "odd", "updated_at": "2031-05-05T00:00:00Z"}
 
     def answer(asked: Asked) -> Reply:
-        found = json.loads(shop.dated(asked, list(shop.orders.values())).content)["data"]
+        found = json.loads(shop.records_between(asked, list(shop.orders.values())).content)["data"]
         return Reply({"data": [*found, future]})
 
     shop.api.on("/orders", answer)
-    shop.synced()
+    shop.sync_or_fail()
     shop.configure("orders: {}", end="2026-03-01T00:00:00Z")
     assert shop.sync()["orders"].landed_rows == 0
     shop.put(1, "03-05", state="paid")
@@ -171,7 +171,7 @@ def test_resync_lands_no_unchanged_rows(shop: ApiShop) -> None:
     shop.configure("orders: {}")
     for number in (1, 2, 3):
         shop.put(number, f"0{number}-01", state="new")
-    shop.synced()
+    shop.sync_or_fail()
     files = _raw_files(shop)
     shop.put(2, "02-01", state="paid")
     shop.orders.pop(3)
@@ -205,7 +205,7 @@ def test_versions_are_the_contents_that_a_record_had_one_after_the_other(shop: A
             known = model.setdefault(number, [])
             if not known or known[-1] != text:
                 known.append(text)
-        shop.synced()
+        shop.sync_or_fail()
     found: dict[int, list[Any]] = {}
     for number, state in shop.rows("orders", "id", "state"):
         found.setdefault(number, []).append(state)

@@ -95,7 +95,7 @@ def published(shop: Shop) -> Shop:
         "WITH (publish_via_partition_root = true)",
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
     )
-    shop.synced()
+    shop.sync_or_fail()
     return shop
 
 
@@ -114,13 +114,13 @@ def test_changes_that_were_hidden_are_read_from_the_table(published: Shop) -> No
         _, hide, hidden, show = _HIDING[words]
         published.run(hide, *hidden, show)
     with structlog.testing.capture_logs() as logged:
-        published.synced()
+        published.sync_or_fail()
     assert _read_again(logged) == sorted(f"public.{table}" for table in _TABLES)
     _expect_equal(published, "tables")
 
     published.run(*_HARMLESS)
     with structlog.testing.capture_logs() as logged:
-        published.synced()
+        published.sync_or_fail()
     assert _read_again(logged) == []
 
 
@@ -135,6 +135,6 @@ def test_a_publication_that_was_altered_for_a_while_hides_nothing(
     # In one transaction, nobody sees that the publication was different.
     published.run("; ".join(["BEGIN", hide, *hidden, show, "COMMIT"]))
     with structlog.testing.capture_logs() as logged:
-        published.synced()
+        published.sync_or_fail()
     assert _read_again(logged) == sorted(f"public.{table}" for table in tables)
     _expect_equal(published, words)

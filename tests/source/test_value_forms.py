@@ -72,10 +72,10 @@ def test_json_of_arrays_and_composites_is_the_server_s(address: str) -> None:
             assert len(rows) == len(values)
             found = values_of(column.form, pa.array([row[0] for row in rows])).to_pylist()
             for (text, expected), reported in zip(rows, found, strict=True):
-                assert _loaded(reported) == _loaded(expected), (kind, text)
+                assert _load_json(reported) == _load_json(expected), (kind, text)
 
 
-def _loaded(text: str | None) -> Any:
+def _load_json(text: str | None) -> Any:
     # Like the server, compare numbers with their digits.
     return json.loads(text or "null", parse_float=Decimal, parse_int=Decimal)
 
@@ -115,7 +115,7 @@ def test_values_have_the_configured_form(
     )
     shop.configure(method=method)
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("items", ("id", "tags", "p", "price", "key")) == [
         (1, "{a,NULL}", "(1,x)", "$1.50", "{1}")
     ]
@@ -135,7 +135,7 @@ def test_values_have_the_configured_form(
         "INSERT INTO items VALUES (2, '{}', NULL, -2, DEFAULT, '{2}')",
         "UPDATE items SET price = 3 WHERE id = 1",
     )
-    shop.synced()
+    shop.sync_or_fail()
     names = ("id", "tags", "p", "price", "key", *(["total"] if has_generated else []))
     rows = [
         (1, '["a",null]', '{"a":1,"b \\"c":"x"}', "3.00", "{1}", Decimal("6.00")),
@@ -143,6 +143,6 @@ def test_values_have_the_configured_form(
     ]
     assert shop.present("items", names) == [row[: len(names)] for row in rows]
     shop.run("ALTER TYPE pair RENAME ATTRIBUTE a TO z")
-    shop.synced()
+    shop.sync_or_fail()
     assert shop.present("items", ("id", "p"))[0] == (1, '{"z":1,"b \\"c":"x"}')
     assert shop.agrees()

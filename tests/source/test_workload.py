@@ -39,7 +39,7 @@ def test_history_is_what_triggers_saw(
     chance = random.Random(seed)
     alterations = workload.Alterations()
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     for _ in range(syncs):
         for _ in range(3):
             workload.work(shop.dsn, chance, 20)
@@ -47,12 +47,12 @@ def test_history_is_what_triggers_saw(
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(_POINTS)}=raise")
             if shop.sync().status is Status.SUCCEEDED:
-                alterations.looked()
-    shop.synced()
+                alterations.note_read()
+    shop.sync_or_fail()
 
     for table in workload.TABLES:
         names = workload.plain_columns(shop.dsn, table)
-        assert shop.told(table, workload.TABLES[table], names) == _expected(shop, table, names), (
+        assert shop.states(table, workload.TABLES[table], names) == _expected(shop, table, names), (
             table
         )
         there = sorted(shop.rows(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
@@ -75,7 +75,7 @@ def _expected(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...],
 def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -> None:
     workload.work(shop.dsn, random.Random(seed), 40)
     shop.prepare()
-    shop.synced()
+    shop.sync_or_fail()
     moments = []
     with ThreadPoolExecutor(4) as workers:
         for turn in range(2):
@@ -89,13 +89,13 @@ def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -
                 )
                 for number in range(3)
             ]
-            looking = workers.submit(_looked_while, shop.dsn, working)
+            looking = workers.submit(_read_while_working, shop.dsn, working)
             # The log is read while others write.
-            shop.synced()
+            shop.sync_or_fail()
             for one in working:
                 one.result()
             moments += looking.result()
-    shop.synced()
+    shop.sync_or_fail()
 
     assert len(moments) >= 4
     for at, seen in random.Random(seed).sample(moments, min(9, len(moments))):
@@ -107,14 +107,14 @@ def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -
             ), (table, at)
 
 
-def _looked_while(
+def _read_while_working(
     dsn: str, working: list[Future[None]]
 ) -> list[tuple[datetime, dict[str, list[dict[str, Any]]]]]:
     found = []
     while not all(one.done() for one in working):
-        found.append(workload.looked(dsn))
+        found.append(workload.read_all(dsn))
         time.sleep(0.05)
-    return [*found, workload.looked(dsn)]
+    return [*found, workload.read_all(dsn)]
 
 
 _POINTS_OF_A_SYNC = [
@@ -153,7 +153,7 @@ def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
     assert died == len(_POINTS_OF_A_SYNC)
     for table in workload.TABLES:
         names = workload.plain_columns(shop.dsn, table)
-        assert shop.told(table, workload.TABLES[table], names) == _expected(shop, table, names), (
+        assert shop.states(table, workload.TABLES[table], names) == _expected(shop, table, names), (
             table
         )
     assert shop.agrees()

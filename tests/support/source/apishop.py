@@ -134,7 +134,7 @@ class ApiShop:
         self.orders: dict[int, dict[str, Any]] = {}
         self.notes: dict[int, list[dict[str, Any]]] = {}
         self.is_closed: Callable[[Asked], bool] = lambda _: False
-        api.on("/orders", lambda asked: self.dated(asked, list(self.orders.values())))
+        api.on("/orders", lambda asked: self.records_between(asked, list(self.orders.values())))
         api.on("/all", lambda _: Reply({"data": list(self.orders.values())}))
         api.on("/teams", lambda _: Reply({"data": [{"id": team} for team in self.notes]}))
         self.configure("orders: {detect_deletes: PT0.001S}")
@@ -166,7 +166,7 @@ class ApiShop:
         """Store an order that was last updated on a day."""
         self.orders[number] = {"id": number, "updated_at": f"2026-{at}T12:00:00Z", **values}
 
-    def dated(self, asked: Asked, records: list[dict[str, Any]]) -> Reply:
+    def records_between(self, asked: Asked, records: list[dict[str, Any]]) -> Reply:
         """Return the records within the requested time range."""
         if self.is_closed(asked):
             return Reply({"error": "closed"}, status=403)
@@ -182,13 +182,15 @@ class ApiShop:
     def note(self, team: int, *notes: dict[str, Any]) -> None:
         """Store the notes of a team."""
         self.notes[team] = list(notes)
-        self.api.on(f"/teams/{team}/notes", lambda asked: self.dated(asked, self.notes[team]))
+        self.api.on(
+            f"/teams/{team}/notes", lambda asked: self.records_between(asked, self.notes[team])
+        )
 
     def sync(self, *, full_refresh: bool = False) -> dict[str, StreamRun]:
         result = sync(self.lake, self.project, "shop", full_refresh=full_refresh)
         return {stream.stream: stream for stream in result.streams}
 
-    def synced(self, *, full_refresh: bool = False) -> None:
+    def sync_or_fail(self, *, full_refresh: bool = False) -> None:
         runs = self.sync(full_refresh=full_refresh).values()
         assert {run.status for run in runs} == {Status.SUCCEEDED}, [run.error for run in runs]
 
@@ -205,7 +207,7 @@ class ApiShop:
             ]
         return all(one.count == 0 for one in found)
 
-    def compared(self, stream: str = "orders") -> dict[str, int]:
+    def reconciliation(self, stream: str = "orders") -> dict[str, int]:
         """Return the result of the last comparison."""
         reported = Store.open(self.project.lake).checkpoints("shop")[stream]["compared"]
         return {name: reported[name] for name in ("missed", "deleted", "returned")}

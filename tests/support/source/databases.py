@@ -87,11 +87,11 @@ class Shop:
     def sync(self, *, full_refresh: bool = False) -> RunResult:
         return sync(self.lake, self.project, "shop", full_refresh=full_refresh)
 
-    def synced(self, *, full_refresh: bool = False) -> None:
+    def sync_or_fail(self, *, full_refresh: bool = False) -> None:
         result = self.sync(full_refresh=full_refresh)
         assert result.status is Status.SUCCEEDED, result.streams
 
-    def sees(self) -> dict[str, CaptureMethod]:
+    def capture_methods(self) -> dict[str, CaptureMethod]:
         """Return the capture method of each stream."""
         source = source_of(self.project, "shop")
         return {one.capabilities.name: one.capture_method for one in source.discover()}
@@ -111,7 +111,7 @@ class Shop:
         rows = sorted(found.to_pylist(), key=lambda row: (repr(row[columns[0]]), row[START]))
         return [tuple(row[name] for name in names) for row in rows]
 
-    def told(
+    def states(
         self, name: str, key: Sequence[str], columns: Sequence[str]
     ) -> dict[tuple[Any, ...], list[Any]]:
         """Return the states of each record in a history table by key; None while it was deleted."""

@@ -79,7 +79,7 @@ def work(dsn: str, chance: random.Random, transactions: int, *, pause_seconds: f
     that causes a deadlock with another one is rolled back.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
-        extras = _extras(connection)
+        extras = _added_columns(connection)
         for _ in range(transactions):
             connection.execute(b"BEGIN")
             connection.execute(f"SELECT pg_advisory_xact_lock_shared({_WORKING})".encode())
@@ -105,7 +105,7 @@ def _transact(
             connection.execute(b"ROLLBACK TO SAVEPOINT s")
 
 
-def looked(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
+def read_all(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
     """Return what a reader sees of all tables at one time, and that time, by the server's clock."""
     with psycopg.connect(dsn, row_factory=dict_row, autocommit=True) as connection:
         # The lock is granted when all work has ended, and no work begins until it is released: all
@@ -136,7 +136,7 @@ class Alterations:
         self._dropped: set[str] = set()
         self._passing: set[str] = set()
 
-    def looked(self) -> None:
+    def note_read(self) -> None:
         """Note that a run has read all tables, and that they have not been altered since."""
         for each in (self._new, self._dropped, self._passing):
             each.clear()
@@ -168,15 +168,15 @@ class Alterations:
         self._new.add(name)
         connection.execute(f"ALTER TABLE {table} RENAME {old} TO {name}".encode())
         moved = f"row - '{old}' || jsonb_build_object('{name}', row -> '{old}')"
-        _tell(connection, table, old, moved)
+        _rewrite_audit(connection, table, old, moved)
 
     def _drop(self, connection: psycopg.Connection, table: str, old: str) -> None:
         self._dropped.add(table)
         connection.execute(f"ALTER TABLE {table} DROP COLUMN {old}".encode())
-        _tell(connection, table, old, f"row - '{old}'")
+        _rewrite_audit(connection, table, old, f"row - '{old}'")
 
 
-def _tell(connection: psycopg.Connection, table: str, column: str, row: str) -> None:
+def _rewrite_audit(connection: psycopg.Connection, table: str, column: str, row: str) -> None:
     """Rewrite the audited rows that have a column."""
     connection.execute(
         f"UPDATE oracle.audit SET row = {row} WHERE tab = '{table}' AND row ? '{column}'".encode()
@@ -192,7 +192,7 @@ def _types(connection: psycopg.Connection, table: str) -> list[tuple[str, str]]:
     ).fetchall()
 
 
-def _extras(connection: psycopg.Connection) -> dict[str, list[str]]:
+def _added_columns(connection: psycopg.Connection) -> dict[str, list[str]]:
     return {table: [name for name, _ in _types(connection, table)] for table in TABLES}
 
 
