@@ -224,7 +224,7 @@ def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
     hour = 3_600_000_000
     with monkeypatch.context() as patched:
         patched.setattr(
-            "chronolake.source.postgres.snapshot._clock",
+            "chronolake.source.postgres.snapshot._server_micros",
             lambda _: time.time_ns() // 1_000 - hour,
         )
         shop.sync_or_fail()

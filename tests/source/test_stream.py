@@ -202,9 +202,9 @@ _KILLED = """
 import sys
 from pathlib import Path
 from chronolake.source.postgres.slot import Slot
-from chronolake.source.postgres.replication_stream import streaming
+from chronolake.source.postgres.replication_stream import open_stream
 dsn, upto, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-with streaming(dsn, Slot("s", "p"), upto=upto, folder=folder) as stream:
+with open_stream(dsn, Slot("s", "p"), upto=upto, folder=folder) as stream:
     next(stream.batches(1_000))
     print("reading", flush=True)
     sys.stdin.read()
