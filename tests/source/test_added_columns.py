@@ -29,7 +29,7 @@ _ALTERED = [
 
 
 def _read_again(logged: list[Any]) -> set[str]:
-    found = {one["stream"] for one in logged if one["event"] == "table_read_again"}
+    found = {event["stream"] for event in logged if event["event"] == "table_read_again"}
     logged.clear()
     return found
 

@@ -163,7 +163,7 @@ def feelings(shop: Shop) -> Iterator[tuple[Shop, list[Any]]]:
 
 
 def _read_again(logged: list[Any]) -> list[str]:
-    found = [one["reason"] for one in logged if one["event"] == "table_read_again"]
+    found = [event["reason"] for event in logged if event["event"] == "table_read_again"]
     logged.clear()
     return found
 

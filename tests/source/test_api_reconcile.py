@@ -127,7 +127,7 @@ def test_incomplete_reconciliation_deletes_nothing(
     del shop.orders[3]
     shop.api.asked.clear()
     shop.sync_or_fail()
-    assert {one.params["since"] for one in shop.api.asked} == {"2026-08-01T12:00:00Z"}
+    assert {request.params["since"] for request in shop.api.asked} == {"2026-08-01T12:00:00Z"}
     assert (3, True) in shop.rows("orders", "id", ACTIVE)
     # A full refresh need not wait.
     shop.sync_or_fail(full_refresh=True)
@@ -275,7 +275,7 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     shop.sync_or_fail()
     # The two streams read in turns; one reads all records, the other only new ones. They do so
     # twice, because records have been deleted.
-    asked = [one.path for one in shop.api.asked if one.path in {"/all", "/orders"}]
+    asked = [request.path for request in shop.api.asked if request.path in {"/all", "/orders"}]
     assert [path for path, _ in groupby(asked)] == ["/orders", *("/all", "/orders") * 2]
     assert shop.rows("turns", "id") == [(2,)]
     assert shop.rows("notes", "id") == [(1,)]
@@ -350,10 +350,12 @@ class Model:
 
     def read(self, world: dict[int, dict[str, Any]]) -> None:
         """Model an incremental run: read changes since the latest record that such a run saw."""
-        found = [one for one in world.values() if one["updated_at"] >= self.since]
-        self.since = max([self.since, *(one["updated_at"] for one in found)])
+        found = [record for record in world.values() if record["updated_at"] >= self.since]
+        self.since = max([self.since, *(record["updated_at"] for record in found)])
         # A record that changed before it was deleted does not show that it is back.
-        self.known |= {one["id"]: dict(one) for one in found if one["id"] not in self.deleted}
+        self.known |= {
+            record["id"]: dict(record) for record in found if record["id"] not in self.deleted
+        }
 
     def compare(self, world: dict[int, dict[str, Any]]) -> None:
         """Model a run that compares all records."""
@@ -394,7 +396,9 @@ def test_reconciliation_corrects_the_table_after_any_changes(
                     continue
                 # The cursor of a record does not decrease while the record exists.
                 times = [
-                    one[record]["updated_at"] for one in (shop.orders, model.known) if record in one
+                    records[record]["updated_at"]
+                    for records in (shop.orders, model.known)
+                    if record in records
                 ]
                 shop.put(record, max([f"03-{day:02d}", *(at[5:10] for at in times)]), state=state)
             often = "PT0.001S" if is_compared else "weekly"
@@ -404,7 +408,7 @@ def test_reconciliation_corrects_the_table_after_any_changes(
             if is_compared and number:
                 model.compare(shop.orders)
 
-            known = sorted((one["id"], one["state"]) for one in model.known.values())
+            known = sorted((record["id"], record["state"]) for record in model.known.values())
             assert _present_records(shop, mode) == known
 
 

@@ -38,8 +38,8 @@ def _run_check(
 ) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
     found: dict[str, list[dict[str, Any]]] = {}
-    for one in json.loads(reported):
-        found.setdefault(one["what"].removeprefix("pipelines.shop: "), []).append(one)
+    for result in json.loads(reported):
+        found.setdefault(result["what"].removeprefix("pipelines.shop: "), []).append(result)
     return code, found
 
 
@@ -77,7 +77,7 @@ def test_check_create_creates_publication_and_slot(
     assert found["publication chronolake_shop"][0]["message"] == "does not contain public.log"
     code, found = _run_check(tmp_path, capsys, "--create")
     assert code == 0
-    assert [one["message"] for one in found["created"]] == [
+    assert [result["message"] for result in found["created"]] == [
         'ALTER PUBLICATION "chronolake_shop" ADD TABLE "public"."log"'
     ]
     code, found = _run_check(tmp_path, capsys, "--create")
@@ -86,18 +86,18 @@ def test_check_create_creates_publication_and_slot(
 
     where = ("--json", "--project", str(tmp_path))
     _, reported, _ = ran_words(capsys, "discover", "shop", *where)
-    streams = [(one["stream"], one["table"], one["key"]) for one in json.loads(reported)]
+    streams = [(row["stream"], row["table"], row["key"]) for row in json.loads(reported)]
     assert streams == [
         ("public.log", "shop.log", ["line"]),
         ("public.orders", "shop.orders", ["id"]),
     ]
     _run(address, "INSERT INTO orders SELECT generate_series(1, 1000)")
     _, reported, _ = ran_words(capsys, "status", *where)
-    for one in json.loads(reported):
-        assert one["sees"] == "every-change"
-        assert one["lag"]["behind_bytes"] > 50_000
-        assert one["lag"]["kept_bytes"] >= one["lag"]["behind_bytes"]
-        assert one["lag"]["warning"] is None
+    for row in json.loads(reported):
+        assert row["sees"] == "every-change"
+        assert row["lag"]["behind_bytes"] > 50_000
+        assert row["lag"]["kept_bytes"] >= row["lag"]["behind_bytes"]
+        assert row["lag"]["warning"] is None
 
 
 def test_check_reports_problems_with_fixes(
@@ -125,12 +125,12 @@ def test_check_reports_problems_with_fixes(
 
     assert code == 1
     assert found["role"][0]["hint"] == 'ALTER ROLE "plain" REPLICATION;'
-    by_message = {one["message"]: one["hint"] for one in found["publication part"]}
+    by_message = {result["message"]: result["hint"] for result in found["publication part"]}
     assert any("all operations" in message for message in by_message)
     assert 'ALTER PUBLICATION "part" ADD TABLE "odd"."hidden";' in by_message.values()
     assert "prepared transactions" in found["slot old"][0]["message"]
     assert 'ALTER TABLE odd."no one" REPLICA IDENTITY DEFAULT;' in [
-        one["hint"] for one in found["odd.no one"]
+        result["hint"] for result in found["odd.no one"]
     ]
     assert found["odd.hidden"][0]["hint"] == 'ALTER ROLE "plain" BYPASSRLS;'
     assert "no primary key" in found["odd.late"][0]["message"]
@@ -175,11 +175,15 @@ def test_refusing_server_is_not_reported_as_unreachable(
 
     code, found = _run_check(tmp_path, capsys)
 
-    reported = [one["message"] for every in found.values() for one in every]
+    reported = [result["message"] for every in found.values() for result in every]
     assert code == 1
-    assert any(one.startswith("The server refuses the connection: ") for one in reported), reported
-    assert any(reason in one for one in reported), reported
-    assert not any("cannot be reached" in one or "not-the-one" in one for one in reported)
+    assert any(message.startswith("The server refuses the connection: ") for message in reported), (
+        reported
+    )
+    assert any(reason in message for message in reported), reported
+    assert not any(
+        "cannot be reached" in message or "not-the-one" in message for message in reported
+    )
 
 
 def test_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,9 +191,11 @@ def test_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
     code, found = _run_check(tmp_path, capsys)
 
-    reported = [one["message"] for every in found.values() for one in every]
+    reported = [result["message"] for every in found.values() for result in every]
     assert code == 1
-    assert any(one.startswith("The server cannot be reached: ") for one in reported), reported
+    assert any(message.startswith("The server cannot be reached: ") for message in reported), (
+        reported
+    )
 
 
 def test_refusing_catalog_is_reported(address: str, tmp_path: Path) -> None:

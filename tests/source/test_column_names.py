@@ -22,7 +22,9 @@ def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple
     """Return the errors that `check` reports, with their hints."""
     _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder))
     found: list[dict[str, Any]] = json.loads(reported)
-    return {one["what"]: (one["message"], one["hint"]) for one in found if not one["ok"]}
+    return {
+        result["what"]: (result["message"], result["hint"]) for result in found if not result["ok"]
+    }
 
 
 @pytest.mark.parametrize(

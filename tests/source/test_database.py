@@ -135,7 +135,7 @@ def test_a_record_that_gets_another_key_keeps_large_values(
                 patched.setenv("CHRONOLAKE_FAILPOINT", f"{failpoint}=raise")
                 assert shop.sync().status is Status.FAILED
         shop.sync_or_fail()
-    assert not [one for one in logged if one["event"] == "table_read_again"]
+    assert not [event for event in logged if event["event"] == "table_read_again"]
     found = shop.table("notes").to_pylist()
     reported = [tuple(row[name] for name in names.split(", ")) for row in found]
     is_there = [row.get(ACTIVE, not row.get(DELETED)) for row in found]
@@ -336,7 +336,9 @@ def test_unpublished_changes_are_read_from_the_table(shop: Shop) -> None:
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
     )
     shop.sync_or_fail()
-    out, in_ = (f"ALTER PUBLICATION chronolake_shop {one} TABLE orders" for one in ("DROP", "ADD"))
+    out, in_ = (
+        f"ALTER PUBLICATION chronolake_shop {action} TABLE orders" for action in ("DROP", "ADD")
+    )
     shop.run(out, "UPDATE orders SET state = 'b'", in_)
     shop.sync_or_fail()
     assert [row[1] for row in shop.versions("orders", ("id", "state"))] == ["a", "b"]

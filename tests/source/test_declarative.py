@@ -172,7 +172,7 @@ class Shop:
         return {stream.stream: stream for stream in sync(self.lake, self.project, "shop").streams}
 
     def sync_or_fail(self) -> None:
-        assert {one.status for one in self.sync().values()} == {Status.SUCCEEDED}
+        assert {run.status for run in self.sync().values()} == {Status.SUCCEEDED}
 
     def table(self, name: str) -> pa.Table:
         return iceberg(self.project, "shop", name).scan().to_arrow()
@@ -185,7 +185,11 @@ class Shop:
     def days_asked(self) -> list[str]:
         """Return the days that were requested for orders since the last call."""
         found = sorted(
-            {one.params["since"][8:10] for one in self.api.asked if one.path == "/orders"}
+            {
+                request.params["since"][8:10]
+                for request in self.api.asked
+                if request.path == "/orders"
+            }
         )
         self.api.asked.clear()
         return found
@@ -444,7 +448,7 @@ def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
     for number, failpoint in enumerate(_STEPS, 1):
         shop.put(number, f"{number:02d}", state="new")
         shop.put(1, f"{number:02d}", state=f"state {number}")
-        shop.customers = [{"id": one, "name": f"{number}"} for one in range(number)]
+        shop.customers = [{"id": id_, "name": f"{number}"} for id_ in range(number)]
         assert killed(COMMAND, *words, failpoint=failpoint), failpoint
     assert not killed(COMMAND, *words, failpoint="")
 
@@ -469,7 +473,7 @@ def test_discover_lists_keys_cursors_and_columns(
         ("customers", ["id"], None),
         ("notes", ["_fivetran_id"], None),
     ]
-    columns = {one["name"]: one["type"] for one in streams["orders"]["columns"]}
+    columns = {column["name"]: column["type"] for column in streams["orders"]["columns"]}
     assert columns == {
         "id": "LONG",
         "state": "STRING",

@@ -185,7 +185,11 @@ def test_names_that_are_not_valid_stop_their_own_tables(shop: Shop) -> None:
         b"INSERT INTO later VALUES (1, 'a')",
     )
     source = source_of(shop.project, "shop")
-    found = {one.what: one.fix for one in source.check(create=True) if one.level is Level.FAILED}
+    found = {
+        result.what: result.fix
+        for result in source.check(create=True)
+        if result.level is Level.FAILED
+    }
     unnamed = {r"public.caf\xe9", "public.named"}
     assert found.keys() == unnamed
     failures = _failures(shop)
@@ -284,11 +288,11 @@ def test_characters_are_converted_together_even_if_some_are_missing(address: str
         connection.execute("DROP DATABASE IF EXISTS stored")
         connection.execute("CREATE DATABASE stored ENCODING 'EUC_KR' TEMPLATE template0 LOCALE 'C'")
     known, missing = "가나다", [b"\xc9\xa1", b"\xc9\xa2"]
-    characters = [one.encode("euc_kr") for one in known]
+    characters = [character.encode("euc_kr") for character in known]
     with connect(address.replace("/lake", "/stored")) as connection:
         found = convert_characters(connection, [*characters[:2], *missing, characters[2]])
     assert found == {
-        **dict(zip(characters, (one.encode() for one in known), strict=True)),
+        **dict(zip(characters, (character.encode() for character in known), strict=True)),
         **dict.fromkeys(missing),
     }
 

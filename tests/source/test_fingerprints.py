@@ -255,7 +255,7 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     assert (run.landed_rows, run.rows_read, run.written) == (9 + 1 + 1, 9_000, 9 + 9 + 1 + 1)
     states = bulk.states("bulk", ("shop", "n"), ("state",))
     changed = {
-        key: [one and one[0] for one in reported]
+        key: [state and state[0] for state in reported]
         for key, reported in states.items()
         if reported != [("new",)]
     }
@@ -357,7 +357,7 @@ def test_partition_attached_during_a_read_is_detected(shop: Shop) -> None:
     )
     with connect(shop.dsn) as connection:
         plain, bulk = (
-            next(one for one in catalog.tables_in(connection, ["public"]) if one.name == name)
+            next(table for table in catalog.tables_in(connection, ["public"]) if table.name == name)
             for name in ("plain", "bulk")
         )
     with export_snapshot(shop.dsn) as snapshot:

@@ -45,7 +45,7 @@ def _slice_counts(shop: Shop) -> list[int]:
     """Return the number of slices that each job of a sync read."""
     with capture_logs() as reported:
         shop.sync()
-    return [one["slices"] for one in reported if one["event"] == "slices_spread"]
+    return [event["slices"] for event in reported if event["event"] == "slices_spread"]
 
 
 def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
@@ -56,7 +56,7 @@ def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     shop.put(51, "09", extra="one")
     assert _slice_counts(shop) == [_DAYS + 1]
     days = [f"{day:02d}" for day in range(1, _DAYS + 2)]
-    asked = [(one.params["since"], one.params.get("offset")) for one in shop.api.asked]
+    asked = [(request.params["since"], request.params.get("offset")) for request in shop.api.asked]
     assert len(asked) == len(set(asked))
     assert shop.days_asked() == days
     assert [row[:2] for row in shop.versions("id", "state")] == [

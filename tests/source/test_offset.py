@@ -31,12 +31,12 @@ def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], 
     for number, (_, _, is_cut) in enumerate(commits):
         batch.append(number)
         if is_cut or number == len(commits) - 1:
-            transactions = [Transaction(1_000 + one, commits[one][0], one) for one in batch]
-            touched = np.array([commits[one][1] for one in batch], np.bool_)
+            transactions = [Transaction(1_000 + xid, commits[xid][0], xid) for xid in batch]
+            touched = np.array([commits[xid][1] for xid in batch], np.bool_)
             times = clock.times(transactions, touched)
-            for one, at in zip(batch, times.tolist(), strict=True):
-                if commits[one][1]:
-                    assert found.setdefault(one, at) == at, "a transaction has one time"
+            for xid, at in zip(batch, times.tolist(), strict=True):
+                if commits[xid][1]:
+                    assert found.setdefault(xid, at) == at, "a transaction has one time"
             # The transaction continues in the next batch.
             batch = [number] if is_cut else []
 
@@ -97,14 +97,14 @@ def test_columns_are_never_confused(
     last = 1
     for place, (change, number) in enumerate(changes):
         live = sorted(table)
-        one = live[number % len(live)]
+        column = live[number % len(live)]
         if change == "a":
             last += 1
             table[last] = f"c{place}"
         elif change == "r":
-            table[one] = f"c{place}"
-        elif one != 1:
-            del table[one]
+            table[column] = f"c{place}"
+        elif column != 1:
+            del table[column]
         states.append(dict(table))
     before, reported = sorted((min(first, len(changes)), min(second, len(changes))))
 
@@ -127,12 +127,16 @@ def test_columns_are_never_confused(
 
 def test_dropped_column_number_is_never_reused() -> None:
     described, before, now = _columns("id a y"), _columns("id:1 a:2"), _columns("id:1 a:2 x:4")
-    assert [one.number for one in assign_numbers(described, before, now)] == [1, 2, None]
-    assert [one.number for one in assign_numbers(described, before, now, greatest=3)] == [1, 2, 4]
+    assert [column.number for column in assign_numbers(described, before, now)] == [1, 2, None]
+    assert [column.number for column in assign_numbers(described, before, now, greatest=3)] == [
+        1,
+        2,
+        4,
+    ]
 
 
 def _columns(text: str) -> list[SourceColumn]:
-    parts = (one.partition(":") for one in text.split())
+    parts = (word.partition(":") for word in text.split())
     return [
         SourceColumn(int(number) if number else None, name, 25, -1) for name, _, number in parts
     ]

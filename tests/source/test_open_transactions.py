@@ -54,7 +54,7 @@ def test_catalog_queries_do_not_wait_for_locked_tables(
         tables = catalog.tables_in(connection, ["public"])
         assert [table.name for table in tables] == ["parted", "plain"]
         checkup = Checkup(address, connection, _SLOT, tables)
-        assert not [one for one in checkup.check() if one.level == "failed"]
+        assert not [result for result in checkup.check() if result.level == "failed"]
         assert catalog.published_tables(connection, "chronolake_shop").keys() == {
             table.oid for table in tables
         }
@@ -91,9 +91,9 @@ def test_slot_creation_reports_the_blocking_transaction(
         assert f"process {other.info.backend_pid}" in failed.value.message
         other.commit()
         assert len(checkup.create()) == 1, "the publication was there already"
-        assert [one.level for one in checkup.check() if one.what == "slot chronolake_shop"] == [
-            "ok"
-        ]
+        assert [
+            result.level for result in checkup.check() if result.what == "slot chronolake_shop"
+        ] == ["ok"]
 
 
 def test_prepared_transaction_is_reported_with_a_fix(shop: Shop, address: str) -> None:

@@ -56,7 +56,7 @@ def _rows_of(changes: Changes, cells: str, place: int) -> dict[str, Any]:
 def _in_order(decoded: Decoded) -> list[Change]:
     """Return the changes of a batch, in the order of the log."""
     found: list[tuple[int, int, Change]] = []
-    names = {one.relation.oid: one.relation.name for one in decoded.changes}
+    names = {change.relation.oid: change.relation.name for change in decoded.changes}
     for changes in decoded.changes:
         for place in range(changes.number):
             number = int(changes.transactions[place])
@@ -82,7 +82,7 @@ def _in_order(decoded: Decoded) -> list[Change]:
             )
             for oid in truncate.relations
         ]  # fmt: skip
-    return [change for _, _, change in sorted(found, key=lambda one: one[:2])]
+    return [change for _, _, change in sorted(found, key=lambda item: item[:2])]
 
 
 def _decode(messages: Sequence[bytes], cuts: Sequence[int]) -> list[Change]:

@@ -21,15 +21,15 @@ from support.source.databases import Shop
 
 def _findings(shop: Shop, *, create: bool = False) -> dict[str, list[CheckResult]]:
     found: dict[str, list[CheckResult]] = {}
-    for one in source_of(shop.project, "shop").check(create=create):
-        found.setdefault(one.what, []).append(one)
+    for result in source_of(shop.project, "shop").check(create=create):
+        found.setdefault(result.what, []).append(result)
     return found
 
 
 def _fix(shop: Shop, stream: str) -> str:
-    (one,) = _findings(shop)[stream]
-    assert one.level is not Level.OK
-    return one.fix or ""
+    (result,) = _findings(shop)[stream]
+    assert result.level is not Level.OK
+    return result.fix or ""
 
 
 def test_published_tables_can_still_be_updated(shop: Shop) -> None:

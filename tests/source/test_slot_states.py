@@ -150,7 +150,11 @@ def _run(shop: Shop, position: LogOffset) -> str | None:
 def _check(shop: Shop, position: LogOffset) -> list[CheckResult]:
     positions = {"public.items": position.as_json()}
     found = _source(shop).check(create=False, positions=positions)
-    return [one for one in found if one.level is not Level.OK and "keep_size" not in one.what]
+    return [
+        result
+        for result in found
+        if result.level is not Level.OK and "keep_size" not in result.what
+    ]
 
 
 @pytest.mark.parametrize("name", _STATES)
@@ -185,7 +189,9 @@ def test_a_slot_of_another_database_is_left_alone(ready: Shop, address: str) -> 
     with psycopg.connect(address.replace("/lake", "/other"), autocommit=True) as other:
         other.execute(_CREATE)
     reported = _run(ready, position)
-    (finding,) = (one for one in _check(ready, position) if one.what == "slot chronolake_shop")
+    (finding,) = (
+        result for result in _check(ready, position) if result.what == "slot chronolake_shop"
+    )
     for words in (reported or "", f"{finding.message} {finding.fix}"):
         assert "another database" in words
         assert "drop" not in words
@@ -268,8 +274,8 @@ def test_two_pipelines_of_a_project_never_read_one_slot(
     tmp_path: Path, first: str, second: str, *, is_refused: bool
 ) -> None:
     reported = ""
-    for one in (first, second):
-        name, _, rest = one.partition(": ")
+    for pipeline in (first, second):
+        name, _, rest = pipeline.partition(": ")
         reported += f"  {name}:\n    source: {{type: postgres, {rest[1:]}\n"
     if not is_refused:
         project(tmp_path, reported)
@@ -295,7 +301,9 @@ def test_server_is_recognized_at_any_address(ready: Shop, tmp_path: Path) -> Non
         )
         source = source_of(load_project(ready.project.file), "shop")
         assert isinstance(source, PostgresDatabase)
-        failed = [one.message for one in source.check(create=True) if one.level == "failed"]
+        failed = [
+            result.message for result in source.check(create=True) if result.level == "failed"
+        ]
         if failed:
             with pytest.raises(SourceError, match="lead to the same server"):
                 next(iter(source.read(ready.lake, {"public.items": None}, full_refresh=False)))
@@ -316,9 +324,9 @@ def test_recovery_from_a_missing_publication_reads_current_rows(ready: Shop) -> 
     assert _RECOVERY in (failed.hint or "")
 
     ready.run(_DROP)
-    assert [one.message for one in _source(ready).check(create=True) if one.what == "created"] == [
-        _CREATE
-    ]
+    assert [
+        result.message for result in _source(ready).check(create=True) if result.what == "created"
+    ] == [_CREATE]
     ready.sync_or_fail(full_refresh=True)
     ready.run(_CHANGE)
     ready.sync_or_fail()

@@ -164,13 +164,13 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
     for (number,), states in shop.states("bulk", ("id",), ("state",)).items():
         reported = [state and state[0] for state in states]
         assert _is_part(reported, seen[number]), number
-        assert all(one != other for one, other in itertools.pairwise(reported)), number
+        assert all(version != other for version, other in itertools.pairwise(reported)), number
     assert shop.agrees()
 
 
 def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
     left = iter(every)
-    return all(one in left for one in some)
+    return all(item in left for item in some)
 
 
 def test_columns_and_tables_are_added_and_dropped(compared: Shop) -> None:

@@ -454,7 +454,7 @@ def test_newer_capture_instance_adds_its_columns(tmp_path: Path) -> None:
 
 def _sized_versions(office: Office) -> list[tuple[Any, ...]]:
     found = office.versions("id", "name", "size")
-    return sorted(found, key=lambda one: (one[0], one[3]))
+    return sorted(found, key=lambda version: (version[0], version[3]))
 
 
 def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:

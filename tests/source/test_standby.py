@@ -136,7 +136,7 @@ def test_check_create_enables_failover_of_a_slot(tmp_path: Path) -> None:
         found = _findings(shop, create=True)
         assert _problems(found) == {}
         assert shop.rows("SELECT failover FROM pg_replication_slots") == [(True,)]
-        assert "synchronized_standby_slots" in {one.what for one in found}
+        assert "synchronized_standby_slots" in {result.what for result in found}
 
 
 @pytest.mark.long

@@ -106,7 +106,7 @@ def test_messages_are_those_of_whole_transactions(
             writer.rollback()
     upto = durable_lsn(database)
     wanted = [row[0] for row in database.execute(_PEEK.format(upto="NULL"), binary=True)]
-    wanted = [one for one in wanted if one[0] not in _PASSED_OVER]
+    wanted = [message for message in wanted if message[0] not in _PASSED_OVER]
 
     assert _read(address, tmp_path, upto) == wanted
     (parts,) = database.execute("SELECT stream_txns FROM pg_stat_replication_slots").fetchone() or (
@@ -119,7 +119,7 @@ def test_messages_are_those_of_whole_transactions(
     # Only transactions that were not yet committed follow; the others can be left out.
     rest = _read(address, tmp_path, durable_lsn(database), begins=upto)
     wanted = [row[0] for row in database.execute(_PEEK.format(upto="NULL"), binary=True)]
-    assert rest == [one for one in wanted if one[0] not in _PASSED_OVER][-len(rest) :]
+    assert rest == [message for message in wanted if message[0] not in _PASSED_OVER][-len(rest) :]
     assert rest[:1] == [] or rest[0][0] == Kind.BEGIN
 
 
@@ -240,4 +240,4 @@ def test_a_slot_that_is_read_by_another_is_waited_for(
         assert found == []
         assert len(list(other.batches())) == 1
     waiting.join()
-    assert [one[0] for one in found[0]] == [Kind.BEGIN, Kind.INSERT, Kind.COMMIT]
+    assert [message[0] for message in found[0]] == [Kind.BEGIN, Kind.INSERT, Kind.COMMIT]

@@ -204,9 +204,9 @@ def test_processes_use_a_token_one_after_the_other(desk: Desk) -> None:
         )
         for _ in range(3)
     ]
-    reported = [one.communicate(timeout=120)[0] for one in running]
+    reported = [process.communicate(timeout=120)[0] for process in running]
 
-    assert [one.returncode for one in running] == [0, 0, 0], reported
+    assert [process.returncode for process in running] == [0, 0, 0], reported
     assert desk.refused == []
 
 

@@ -35,7 +35,7 @@ def _changed_manifest(shop: ApiShop, **cursor: Any) -> None:
 
 def _raw_files(shop: ApiShop) -> set[str]:
     raw = Path(shop.project.lake.path) / "raw"
-    return {str(one.relative_to(raw)) for one in raw.rglob("*.parquet")}
+    return {str(file.relative_to(raw)) for file in raw.rglob("*.parquet")}
 
 
 def _snapshots(shop: ApiShop, *tables: str) -> list[Any]:

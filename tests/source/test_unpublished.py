@@ -100,7 +100,7 @@ def published(shop: Shop) -> Shop:
 
 
 def _read_again(logged: list[Any]) -> list[str]:
-    return sorted(one["stream"] for one in logged if one["event"] == "table_read_again")
+    return sorted(event["stream"] for event in logged if event["event"] == "table_read_again")
 
 
 def _expect_equal(shop: Shop, words: str) -> None:

@@ -97,7 +97,7 @@ def test_money_is_a_decimal_in_every_locale(
     texts: list[str | None], scale: int, expected: list[str]
 ) -> None:
     found = values_of(MoneyForm(scale), pa.array(texts, pa.string())).to_pylist()
-    assert [str(one) for one in found if one is not None] == expected
+    assert [str(value) for value in found if value is not None] == expected
 
 
 @pytest.mark.parametrize(

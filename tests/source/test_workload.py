@@ -92,8 +92,8 @@ def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -
             looking = workers.submit(_read_while_working, shop.dsn, working)
             # The log is read while others write.
             shop.sync_or_fail()
-            for one in working:
-                one.result()
+            for worker in working:
+                worker.result()
             moments += looking.result()
     shop.sync_or_fail()
 
@@ -111,7 +111,7 @@ def _read_while_working(
     dsn: str, working: list[Future[None]]
 ) -> list[tuple[datetime, dict[str, list[dict[str, Any]]]]]:
     found = []
-    while not all(one.done() for one in working):
+    while not all(worker.done() for worker in working):
         found.append(workload.read_all(dsn))
         time.sleep(0.05)
     return [*found, workload.read_all(dsn)]

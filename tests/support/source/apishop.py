@@ -205,7 +205,7 @@ class ApiShop:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
             ]
-        return all(one.count == 0 for one in found)
+        return all(report.count == 0 for report in found)
 
     def reconciliation(self, stream: str = "orders") -> dict[str, int]:
         """Return the result of the last comparison."""

@@ -94,7 +94,7 @@ class Shop:
     def capture_methods(self) -> dict[str, CaptureMethod]:
         """Return the capture method of each stream."""
         source = source_of(self.project, "shop")
-        return {one.capabilities.name: one.capture_method for one in source.discover()}
+        return {stream.capabilities.name: stream.capture_method for stream in source.discover()}
 
     def table(self, name: str) -> pa.Table:
         found = iceberg(self.project, "shop", name).scan().to_arrow()
@@ -144,4 +144,4 @@ class Shop:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
             ]
-        return all(one.count == 0 for one in found)
+        return all(report.count == 0 for report in found)

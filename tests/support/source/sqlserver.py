@@ -107,7 +107,7 @@ class Server:
 
     def put(self, **row: Any) -> None:
         """Insert or update a row, under change tracking."""
-        self.rows = [one for one in self.rows if self._key(one) != self._key(row)] + [row]
+        self.rows = [other for other in self.rows if self._key(other) != self._key(row)] + [row]
         self._note(self._key(row))
 
     def delete(self, *key: Any) -> None:
@@ -263,7 +263,7 @@ class Server:
         return rows, {"name": "STRING", "oldest": "STRING", "made_micros": "BIGINT"}
 
     def _columns(self, instance: str) -> tuple[list[Row], Any]:
-        (found,) = (one for one in self.instances if one.name == instance)
+        (found,) = (candidate for candidate in self.instances if candidate.name == instance)
         rows = [
             {"name": name, "ordinal": n}
             for n, name in enumerate(found.columns, start=1)
@@ -290,7 +290,7 @@ class Server:
 
     def _changes(self, instance: str, after: str, upto: str, **same: str) -> tuple[list[Row], Any]:
         assert set(same.values()) == {instance}
-        (found,) = (one for one in self.instances if one.name == instance)
+        (found,) = (candidate for candidate in self.instances if candidate.name == instance)
         # An error of the server: "An insufficient number of arguments were supplied …".
         assert lsn(found.oldest) <= lsn(int(after, 16) + 1) <= upto
         rows = [
