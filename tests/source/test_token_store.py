@@ -264,7 +264,9 @@ def test_paused_process_keeps_its_token_unless_a_later_one_exists(
     assert stored.load_token("b") == {"number": 7}
 
 
-def test_waiting_too_long_for_a_token_is_an_error(stored: StoredTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_for_a_token_is_an_error(
+    stored: StoredTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(token_store, "_PATIENCE", 0.3)
     with (
         leased(Store.open(stored.config), "desk#remembered"),
