@@ -76,8 +76,8 @@ def test_cursor_in_the_key_distinguishes_changes(
     shop.configure("orders: {}", "live: {mode: live, cursor_in_key: true}")
     shop.put(3, "02-04")
     runs = shop.sync()
-    assert "by id now, and the table by id, updated_at" in str(runs["orders"].error)
-    assert "by id, updated_at now, and the table by id" in str(runs["live"].error)
+    assert "key is id, but the table's key is id, updated_at" in str(runs["orders"].error)
+    assert "key is id, updated_at, but the table's key is id" in str(runs["live"].error)
     shop.configure("orders: {cursor_in_key: true}")
     shop.api.on("/orders", lambda _: Reply({"data": [{"id": 4, "updated_at": None}]}))
     run = shop.sync()["orders"]
