@@ -12,7 +12,7 @@ import pytest
 
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from chronolake.server.maintenance import Upkeep
+from chronolake.server.maintenance import BackgroundMaintenance
 from chronolake.types import TableName
 from support.lakes import lake_config
 from support.server.caller import SYNCED, Caller
@@ -91,11 +91,11 @@ def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
     lake: Lake, tmp_path: Path, pause: float
 ) -> None:
     send(lake, tmp_path, range(6), automatic=False)
-    upkeep = Upkeep(lake)
+    background = BackgroundMaintenance(lake)
     try:
-        upkeep.changed(NAME)
+        background.notify_changed(NAME)
         time.sleep(pause)
-        with upkeep.writing(NAME):
+        with background.writing(NAME):
             # A commit that has begun is not stopped any more.
             time.sleep(0.3)
             files = data_files(lake)
@@ -103,23 +103,23 @@ def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
             assert data_files(lake) == files
         until(lambda: data_files(lake) == 1)
     finally:
-        upkeep.close()
+        background.close()
 
 
 def test_a_table_that_is_written_waits_unless_it_is_far_beyond(lake: Lake, tmp_path: Path) -> None:
     caller = send(lake, tmp_path, range(6), automatic=False)
-    upkeep = Upkeep(lake)
+    background = BackgroundMaintenance(lake)
     try:
         with lake.writing(NAME):
-            upkeep.changed(NAME)
+            background.notify_changed(NAME)
             time.sleep(2)
             assert data_files(lake) == 6
-        upkeep.changed(NAME)
+        background.notify_changed(NAME)
         until(lambda: data_files(lake) == 1)
         send(lake, tmp_path, range(6, 6 + 4 * SMALL_FILES + 1), automatic=False)
         with lake.writing(NAME):
-            upkeep.changed(NAME)
+            background.notify_changed(NAME)
             until(lambda: data_files(lake) == 1)
     finally:
-        upkeep.close()
+        background.close()
     assert len(caller.rows("t", "id")) == 6 + 4 * SMALL_FILES + 1

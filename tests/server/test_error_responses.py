@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from chronolake import errors
 from chronolake.server.calls import (
     STATUS_BYTES,
+    describe_failure,
     is_actionable,
     status_of,
     status_text,
     text_of,
-    unexpected,
 )
 
 
@@ -79,6 +79,6 @@ def test_an_unforeseen_failure_is_told_by_type_and_place_only() -> None:
         except AttributeError as inner:
             raise ValueError("cell value 4711") from inner
     except ValueError as failure:
-        said = unexpected(failure)
+        said = describe_failure(failure)
     assert said == {"error": "ValueError", "cause": "AttributeError"}
     assert "4711" not in str(said)

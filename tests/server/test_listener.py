@@ -166,7 +166,7 @@ def test_every_call_is_answered_when_the_server_stops_also_those_that_wait_for_a
         assert running.result().success
         for each in waiting:
             assert each.code() is grpc.StatusCode.UNAVAILABLE
-            assert each.details().startswith("The server is stopping and gave the call up;")
+            assert each.details().startswith("The server is stopping and cancelled the call;")
         assert stopped.result()
     assert caller.rows("t", "id") == [(1,)]
 

@@ -18,16 +18,16 @@ PEM = Path("some.pem")
     [
         ({"hosts": ("0.0.0.0",)}, "--allow-plaintext"),
         ({"hosts": ("127.0.0.1", "::")}, "--allow-plaintext"),
-        ({"tls_cert": PEM}, "belong together"),
-        ({"tls_key": PEM}, "belong together"),
-        ({"tls_client_ca": PEM}, "over TLS"),
+        ({"tls_cert": PEM}, "both a certificate"),
+        ({"tls_key": PEM}, "both a certificate"),
+        ({"tls_client_ca": PEM}, "require TLS"),
         ({"port": 65_536}, "--port"),
         ({"port": -1}, "--port"),
         ({"max_workers": 0}, "--max-workers"),
         ({"grace": -1.0}, "--grace"),
         ({"metrics_port": 70_000}, "--metrics-port"),
         ({"hosts": ()}, "--host"),
-        ({"hosts": ("no such host!",)}, "not an address"),
+        ({"hosts": ("no such host!",)}, "not a valid address"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(given: dict, words: str) -> None:

@@ -304,8 +304,8 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     (line,) = (line for line in served.lines() if line["event"] == "batch_cancelled")
     assert line["table"] == "tester.t"
     assert failure.details() == (
-        "The server is stopping and gave the call up; the table is as it was. "
-        f"(table 'tester.t', batch '{line['batch']}') Send it again."
+        "The server is stopping and cancelled the call; the table is unchanged. "
+        f"(table 'tester.t', batch '{line['batch']}') Send the request again."
     )
     assert caller.snapshot("t")[0] == before[0]
     assert caller.rows("t", "v") == [("before",)]
@@ -331,7 +331,7 @@ def test_a_server_ends_with_its_java_and_says_so(
         failure = running.exception()
     assert isinstance(failure, grpc.RpcError)
     assert failure.code() is grpc.StatusCode.UNAVAILABLE
-    assert "Java has ended" in failure.details()
+    assert "Java process has ended" in failure.details()
     assert served.ended() == 1
     caller.channel.close()
     assert caller.rows("t", "id") == []
@@ -377,7 +377,7 @@ def test_an_unknown_host_is_told_before_the_lake_is_opened(
     assert served.ended() == 1
     (line,) = served.lines()
     assert line["error"] == "ConfigurationError"
-    assert "'nowhere.invalid' is no address" in line["reason"]
+    assert "'nowhere.invalid' is not a valid address" in line["reason"]
     assert not served.lake.exists()
 
 
@@ -388,5 +388,5 @@ def test_a_port_in_use_is_told_before_the_lake_is_opened(serving: Callable[..., 
         assert served.ended() == 1
     (line,) = served.lines()
     assert line["error"] == "ConfigurationError"
-    assert f"127.0.0.1:{port} cannot be listened on" in line["reason"]
+    assert f"cannot listen on 127.0.0.1:{port}" in line["reason"]
     assert not served.lake.exists()

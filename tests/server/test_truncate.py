@@ -42,7 +42,7 @@ def test_a_time_that_is_none_is_a_task_and_removes_no_row(table: Caller) -> None
     # Milliseconds in place of seconds, among others.
     for wrong in (-(2**62) * 1000, 2**62 * 1000, CUTOFF * 1000):
         answer = table.truncate("t", wrong)
-        assert "no time of the years 1 to 9999" in answer.task.message
+        assert "not a valid time in the years 1 to 9999" in answer.task.message
     assert table.snapshot("t") == before
 
 

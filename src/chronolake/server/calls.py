@@ -97,19 +97,19 @@ def status_text(text: str, limit: int = STATUS_BYTES) -> str:
     text = text.encode(errors="replace").decode()
     used = 0
     for index, character in enumerate(text):
-        used += len(_on_the_wire(character))
-        if used >= limit - len(_on_the_wire("…")):
+        used += len(_percent_encode(character))
+        if used >= limit - len(_percent_encode("…")):
             return text[:index] + "…"
     return text
 
 
-def _on_the_wire(character: str) -> str:
+def _percent_encode(character: str) -> str:
     if " " <= character <= "~" and character != "%":
         return character
     return quote(character, safe="")
 
 
-def unexpected(failure: BaseException) -> dict[str, str]:
+def describe_failure(failure: BaseException) -> dict[str, str]:
     """Return the loggable facts of an unexpected failure: types and code locations, never its text.
 
     The text of a Spark or Arrow failure may quote a cell value.
@@ -124,8 +124,8 @@ def unexpected(failure: BaseException) -> dict[str, str]:
         for frame in traceback.extract_tb(failure.__traceback__)
         if frame.filename.startswith(_PACKAGE)
     ]
-    said = {"error": types[0], "cause": " < ".join(types[1:]), "at": " > ".join(frames[-6:])}
-    return {name: text for name, text in said.items() if text}
+    facts = {"error": types[0], "cause": " < ".join(types[1:]), "at": " > ".join(frames[-6:])}
+    return {name: text for name, text in facts.items() if text}
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:
@@ -141,10 +141,10 @@ def _type_name(failure: BaseException) -> str:
     name = type(failure).__name__
     condition = getattr(failure, "getCondition", None)
     try:
-        said = condition() if callable(condition) else None
+        reported = condition() if callable(condition) else None
     except Exception:  # noqa: BLE001 - querying the JVM about a failure may fail, too
-        said = None
-    return f"{name}[{said}]" if said else name
+        reported = None
+    return f"{name}[{reported}]" if reported else name
 
 
 #: Seconds between attempts to cancel the jobs of a cancelled call, until it has ended.
@@ -155,13 +155,13 @@ _JAVA_SECONDS: Final = 0.5
 _log = structlog.get_logger(__name__)
 
 
-class _Answer(Protocol):
+class _Response(Protocol):
     """A response message, of which exactly one member of `response` is set."""
 
     def WhichOneof(self, oneof_group: Any, /) -> Any: ...  # noqa: N802 - protobuf's name
 
 
-_A = TypeVar("_A", bound=_Answer)
+_R = TypeVar("_R", bound=_Response)
 
 
 @dataclass(eq=False)
@@ -186,9 +186,9 @@ class Call:
         return {**named, "batch": self.batch}
 
 
-def answered(
-    as_task: Callable[[common_pb2.Task], _A],
-) -> Callable[[Callable[[Any, Any, Call], _A]], Callable[[Any, Any, grpc.ServicerContext], _A]]:
+def rpc_method(
+    as_task: Callable[[common_pb2.Task], _R],
+) -> Callable[[Callable[[Any, Any, Call], _R]], Callable[[Any, Any, grpc.ServicerContext], _R]]:
     """Decorate a method of `Calls` that implements the RPC with the method's name.
 
     Args:
@@ -200,15 +200,15 @@ def answered(
     """
 
     def decorate(
-        work: Callable[[Any, Any, Call], _A],
-    ) -> Callable[[Any, Any, grpc.ServicerContext], _A]:
+        work: Callable[[Any, Any, Call], _R],
+    ) -> Callable[[Any, Any, grpc.ServicerContext], _R]:
         @wraps(work)
-        def answer(calls: Calls, request: Any, context: grpc.ServicerContext) -> _A:
-            return calls._answer(  # noqa: SLF001 - the decorator is a part of the class
+        def execute(calls: Calls, request: Any, context: grpc.ServicerContext) -> _R:
+            return calls._execute(  # noqa: SLF001 - the decorator is a part of the class
                 work.__name__, context, lambda call: work(calls, request, call), as_task
             )
 
-        return answer
+        return execute
 
     return decorate
 
@@ -250,7 +250,7 @@ class Calls:
         return running
 
     @contextmanager
-    def _running(self, rpc: str, context: grpc.ServicerContext) -> Iterator[Call]:
+    def _track(self, rpc: str, context: grpc.ServicerContext) -> Iterator[Call]:
         """Register a call as running, with an identity that its log lines contain."""
         # Random, and not derived from the request: a repeated identity would be treated as the same
         # attempt, and callers use file names more than once.
@@ -259,7 +259,7 @@ class Calls:
             self._calls.add(call)
             # A response is sent after its handler has returned; stopping gRPC then would discard
             # it.
-            if context.add_callback(lambda: self._terminated(call)):
+            if context.add_callback(lambda: self._on_terminated(call)):
                 self._unanswered.add(call)
         try:
             with (
@@ -268,14 +268,14 @@ class Calls:
             ):
                 yield call
         finally:
-            self._ended(self._calls, call)
+            self._remove(self._calls, call)
 
-    def _terminated(self, call: Call) -> None:
+    def _on_terminated(self, call: Call) -> None:
         """Record that gRPC has finished a call; cancel its jobs if its handler still runs."""
-        self._ended(self._unanswered, call)
+        self._remove(self._unanswered, call)
         with self._state:
-            works = call in self._calls
-        if works:
+            is_running = call in self._calls
+        if is_running:
             # Not in this thread, which also serves every other call.
             name = f"cancel-{call.batch}"
             threading.Thread(target=self._cancel_jobs, args=(call,), name=name, daemon=True).start()
@@ -290,105 +290,109 @@ class Calls:
                 if self._state.wait_for(lambda: call not in self._calls, _CANCEL_SECONDS):
                     return
 
-    def _ended(self, calls: set[Call], call: Call) -> None:
+    def _remove(self, calls: set[Call], call: Call) -> None:
         with self._state:
             calls.discard(call)
             self._state.notify_all()
 
-    def _answer(
+    def _execute(
         self,
         rpc: str,
         context: grpc.ServicerContext,
-        work: Callable[[Call], _A],
-        as_task: Callable[[common_pb2.Task], _A],
-    ) -> _A:
+        work: Callable[[Call], _R],
+        as_task: Callable[[common_pb2.Task], _R],
+    ) -> _R:
         """Run a call, and convert its errors to a response or a gRPC status."""
-        with self._running(rpc, context) as call:
+        with self._track(rpc, context) as call:
             if self._closed:
-                return self._refused(rpc, context, call, _given_up(call), as_task)
+                return self._respond_with_error(rpc, context, call, _stopping_error(call), as_task)
             try:
                 with cancellable(self._lake, call.batch), cancelled_when(call.is_cancelled):
                     raise_if_cancelled()
                     response = work(call)
             except CallCancelledError as error:
-                self._cancelled(rpc, context, call, error)
+                self._abort_cancelled(rpc, context, call, error)
             except ChronolakeError as error:
                 # A task stays a task, and the outcome of a lost commit response stays unknown.
                 error = storage_error(error) or error
                 is_final = is_actionable(error) or isinstance(error, CommitUnknownError)
                 if (self._closed or not is_java_running()) and not is_final:
-                    error = _given_up(call)
-                return self._refused(rpc, context, call, error, as_task)
+                    error = _stopping_error(call)
+                return self._respond_with_error(rpc, context, call, error, as_task)
             except Exception as failure:  # noqa: BLE001 - must not end the connection
                 if call.is_cancelled():
                     # Spark raises an error of its own for a cancelled job.
-                    self._cancelled(rpc, context, call, failure)
-                if self._closed or _ends_without_java():
-                    return self._refused(rpc, context, call, _given_up(call), as_task)
+                    self._abort_cancelled(rpc, context, call, failure)
+                if self._closed or _is_java_ending():
+                    return self._respond_with_error(
+                        rpc, context, call, _stopping_error(call), as_task
+                    )
                 if stored := storage_error(failure):
-                    return self._refused(rpc, context, call, stored, as_task)
-                self._failed(rpc, context, call, failure)
-            self._metrics.answered(rpc, str(response.WhichOneof("response")))
+                    return self._respond_with_error(rpc, context, call, stored, as_task)
+                self._abort_unexpected(rpc, context, call, failure)
+            self._metrics.count_response(rpc, str(response.WhichOneof("response")))
             return response
 
-    def _refused(
+    def _respond_with_error(
         self,
         rpc: str,
         context: grpc.ServicerContext,
         call: Call,
         error: ChronolakeError,
-        as_task: Callable[[common_pb2.Task], _A],
-    ) -> _A:
+        as_task: Callable[[common_pb2.Task], _R],
+    ) -> _R:
         if error.table is None and call.table is not None:
             error.table = str(call.table)
         kind, text = type(error).__name__, text_of(error)
         place = {**call.place, **error.place}
         # Names of tables that do not exist must not become time series.
-        self._metrics.failed(self._known(error), kind)
+        self._metrics.count_failure(self._metrics_table(error), kind)
         if is_actionable(error):
-            self._metrics.answered(rpc, "task")
+            self._metrics.count_response(rpc, "task")
             _log.warning("task", error=kind, **place, reason=text)
             return as_task(common_pb2.Task(message=text))
-        self._metrics.answered(rpc, "error")
+        self._metrics.count_response(rpc, "error")
         _log.error("call_failed", error=kind, **place, reason=text)
         context.abort(status_of(error), status_text(text))
         raise AssertionError  # never reached: abort raises
 
-    def _cancelled(
+    def _abort_cancelled(
         self, rpc: str, context: grpc.ServicerContext, call: Call, failure: Exception
     ) -> NoReturn:
         """End a call whose caller has disconnected."""
-        self._metrics.answered(rpc, "cancelled")
-        _log.info("call_cancelled", **call.place, at=unexpected(failure).get("at", ""))
-        context.abort(grpc.StatusCode.CANCELLED, "The caller has gone; the table is as it was.")
+        self._metrics.count_response(rpc, "cancelled")
+        _log.info("call_cancelled", **call.place, at=describe_failure(failure).get("at", ""))
+        context.abort(
+            grpc.StatusCode.CANCELLED, "The caller has disconnected; the table is unchanged."
+        )
         raise AssertionError  # never reached: abort raises
 
-    def _known(self, error: ChronolakeError) -> str:
+    def _metrics_table(self, error: ChronolakeError) -> str:
         if error.table is None or isinstance(error, TableNotFoundError):
             return ""
         if isinstance(error, SchemaError):
             # The table may not exist, if the error prevented its creation.
-            return self._existing(TableName.parse(error.table))
+            return self._name_if_existing(TableName.parse(error.table))
         return error.table
 
-    def _failed(
+    def _abort_unexpected(
         self, rpc: str, context: grpc.ServicerContext, call: Call, failure: Exception
     ) -> NoReturn:
         incident = uuid4().hex[:12]
-        said = unexpected(failure)
-        self._metrics.answered(rpc, "error")
-        self._metrics.failed(self._existing(call.table), said["error"])
-        _log.error("call_failed", incident=incident, **call.place, **said)
+        facts = describe_failure(failure)
+        self._metrics.count_response(rpc, "error")
+        self._metrics.count_failure(self._name_if_existing(call.table), facts["error"])
+        _log.error("call_failed", incident=incident, **call.place, **facts)
         where = ", ".join(f"{name} {value!r}" for name, value in call.place.items())
         context.abort(
             grpc.StatusCode.INTERNAL,
             status_text(
-                f"Internal error {incident} ({said['error']}; {where}). The server's log says "
-                "where; the table is as it was, or as the whole call leaves it."
+                f"Internal error {incident} ({facts['error']}; {where}). The server's log "
+                "contains details. The call was applied completely or not at all."
             ),
         )
 
-    def _existing(self, table: TableName | None) -> str:
+    def _name_if_existing(self, table: TableName | None) -> str:
         """Return the table's name for metrics; empty if the table does not exist."""
         try:
             found = None if table is None else self._lake.describe(table)
@@ -397,7 +401,7 @@ class Calls:
         return "" if found is None else str(table)
 
 
-def _ends_without_java() -> bool:
+def _is_java_ending() -> bool:
     """Return whether the JVM ends: its connections close a moment before its process ends."""
     until = time.monotonic() + _JAVA_SECONDS
     while is_java_running() and time.monotonic() < until:
@@ -405,16 +409,16 @@ def _ends_without_java() -> bool:
     return not is_java_running()
 
 
-def _given_up(call: Call) -> StoppingError:
-    message = "The server is stopping and gave the call up; the table is as it was."
+def _stopping_error(call: Call) -> StoppingError:
+    message = "The server is stopping and cancelled the call; the table is unchanged."
     if not is_java_running():
         message = (
-            "Java has ended, and the server ends with it; the table is as it was, or as the whole "
-            "call leaves it."
+            "The Java process has ended, so the server is stopping. The call was applied "
+            "completely or not at all."
         )
     return StoppingError(
         message,
-        hint="Send it again.",
+        hint="Send the request again.",
         table=None if call.table is None else str(call.table),
         batch=call.batch,
     )

@@ -68,29 +68,29 @@ class ServeOptions:
                 no host, or an address is open to other machines without TLS and without
                 `allow_plaintext`.
         """
-        _in_range("--port", self.port, 0, 65_535)
-        _in_range("--metrics-port", self.metrics_port or 0, 0, 65_535)
-        _in_range("--max-workers", self.max_workers, 1, 1_000)
-        _in_range("--grace", self.grace, 0, 86_400)
+        _check_range("--port", self.port, 0, 65_535)
+        _check_range("--metrics-port", self.metrics_port or 0, 0, 65_535)
+        _check_range("--max-workers", self.max_workers, 1, 1_000)
+        _check_range("--grace", self.grace, 0, 86_400)
         if not self.hosts:
-            raise ConfigurationError("There is no address to listen on.", hint="Give a --host.")
+            raise ConfigurationError("No address to listen on is configured.", hint="Set --host.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigurationError(
-                "A certificate and its key belong together.",
-                hint="Give both --tls-cert and --tls-key.",
+                "TLS requires both a certificate and its private key.",
+                hint="Set both --tls-cert and --tls-key.",
             )
         if self.tls_client_ca is not None and not self.tls:
             raise ConfigurationError(
-                "Client certificates can only be asked for over TLS.",
-                hint="Give --tls-cert and --tls-key too.",
+                "Client certificates require TLS.",
+                hint="Set --tls-cert and --tls-key, too.",
             )
         if not self.tls and not self.allow_plaintext:
             for host in self.hosts:
                 if not is_loopback(host):
                     raise ConfigurationError(
-                        f"{host} can be reached from other machines, and there is no TLS: "
-                        "encryption keys and configuration would travel in the clear.",
-                        hint="Give --tls-cert and --tls-key, or --allow-plaintext if the network "
+                        f"{host} can be reached from other machines, and TLS is off: encryption "
+                        "keys and configuration would be sent unencrypted.",
+                        hint="Set --tls-cert and --tls-key, or --allow-plaintext if the network "
                         "between caller and server is private.",
                     )
 
@@ -100,7 +100,7 @@ class ServeOptions:
         return self.tls_cert is not None
 
     @property
-    def open_to_others(self) -> bool:
+    def is_open_to_others(self) -> bool:
         """Return whether other machines can reach the server."""
         return not all(is_loopback(host) for host in self.hosts)
 
@@ -112,11 +112,11 @@ def is_loopback(host: str) -> bool:
         ConfigurationError: the host does not have an address.
     """
     # A scope such as %eth0 is not part of an address.
-    hosts = (str(place[0]).partition("%")[0] for _, place in places_of(host, None))
-    return all(ipaddress.ip_address(one).is_loopback for one in hosts)
+    hosts = (str(address[0]).partition("%")[0] for _, address in resolve(host, None))
+    return all(ipaddress.ip_address(text).is_loopback for text in hosts)
 
 
-def places_of(host: str, port: int | None) -> list[tuple[int, Any]]:
+def resolve(host: str, port: int | None) -> list[tuple[int, Any]]:
     """Return the addresses of a host: their families, and the addresses in the form for `bind`.
 
     Raises:
@@ -126,15 +126,15 @@ def places_of(host: str, port: int | None) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(
-            f"{host!r} is no address, and not an address's name that is known here.",
-            hint="Give --host an address of this machine, such as 127.0.0.1.",
+            f"{host!r} is not a valid address, or its name cannot be resolved.",
+            hint="Set --host to an address of this machine, such as 127.0.0.1.",
         ) from error
-    return [(family, place) for family, *_, place in found]
+    return [(family, address) for family, *_, address in found]
 
 
-def _in_range(flag: str, value: float, low: float, high: float) -> None:
+def _check_range(flag: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ConfigurationError(f"{flag} is {value}, and must be {low} to {high}.")
+        raise ConfigurationError(f"{flag} is {value}, but must be from {low} to {high}.")
 
 
 _log = structlog.get_logger(__name__)
@@ -146,7 +146,7 @@ _OPTIONS: Final = (
     # Without this, a second server on the same port would silently receive half of the calls.
     ("grpc.so_reuseport", 0),
 )
-_ANY_PORT_TRIES: Final = 20
+_MAX_PORT_ATTEMPTS: Final = 20
 #: All addresses of the machine.
 _WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - users who choose them must allow it, too
 
@@ -177,7 +177,7 @@ class Health(health.HealthServicer):
         self._threads.shutdown(wait=False)
 
 
-def build(destination: Destination, health_service: Health, *, workers: int) -> grpc.Server:
+def create_server(destination: Destination, health_service: Health, *, workers: int) -> grpc.Server:
     """Return a server with the destination, health and reflection; it does not listen yet."""
     server = grpc.server(
         ThreadPoolExecutor(workers, thread_name_prefix="call"), options=list(_OPTIONS)
@@ -217,13 +217,13 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
                 else server.add_insecure_port(address)
             )
         except RuntimeError as error:
-            raise _not_bound(address) from error
+            raise _bind_error(address) from error
         if bound == 0:
-            raise _not_bound(address)
+            raise _bind_error(address)
     return port
 
 
-def expect_usable(options: ServeOptions) -> None:
+def check_options(options: ServeOptions) -> None:
     """Check whether `listen` can succeed, without listening.
 
     Raises:
@@ -233,11 +233,11 @@ def expect_usable(options: ServeOptions) -> None:
     for host in options.hosts:
         if options.hosts != LOOPBACK or host != LOOPBACK[1]:
             # Port 0 is any free port, and shows whether the address belongs to this machine.
-            _expect_free(host, options.port)
+            _raise_if_unavailable(host, options.port)
 
 
-def _expect_free(host: str, port: int) -> None:
-    family, to = places_of(host, port)[0]
+def _raise_if_unavailable(host: str, port: int) -> None:
+    family, to = resolve(host, port)[0]
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             # As in gRPC: sockets of a server that has ended do not count.
@@ -246,18 +246,18 @@ def _expect_free(host: str, port: int) -> None:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(to)
     except OSError as error:
-        raise _not_bound(_address(host, port)) from error
+        raise _bind_error(_address(host, port)) from error
 
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _not_bound(address: str) -> ConfigurationError:
+def _bind_error(address: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{address} cannot be listened on.",
-        hint="The port may be in use, or the address not of this machine; choose others with "
-        "--port and --host. With TLS, check the certificate and its key.",
+        f"The server cannot listen on {address}.",
+        hint="The port may be in use, or the address may not belong to this machine: choose others "
+        "with --port and --host. With TLS, check the certificate and its key.",
     )
 
 
@@ -272,14 +272,14 @@ def _has_ipv6_loopback() -> bool:
 
 def _free_port(hosts: tuple[str, ...]) -> int:
     """Return a port that is free on every host; gRPC would choose a different one for each."""
-    for _ in range(_ANY_PORT_TRIES):
+    for _ in range(_MAX_PORT_ATTEMPTS):
         port = 0
-        held: list[socket.socket] = []
+        probes: list[socket.socket] = []
         try:
             for host in hosts:
-                family, to = places_of(host, port)[0]
+                family, to = resolve(host, port)[0]
                 probe = socket.socket(family, socket.SOCK_STREAM)
-                held.append(probe)
+                probes.append(probe)
                 if family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind(to)
@@ -287,7 +287,7 @@ def _free_port(hosts: tuple[str, ...]) -> int:
         except OSError:
             continue
         finally:
-            for probe in held:
+            for probe in probes:
                 probe.close()
         return port
     raise ConfigurationError(f"No port is free on {' and '.join(hosts)}.")
@@ -296,16 +296,16 @@ def _free_port(hosts: tuple[str, ...]) -> int:
 def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
     if options.tls_cert is None or options.tls_key is None:
         return None
-    authorities = _pem(options.tls_client_ca) if options.tls_client_ca else None
-    _expect_pair(options.tls_cert, options.tls_key)
+    authorities = _read_pem(options.tls_client_ca) if options.tls_client_ca else None
+    _raise_if_mismatched(options.tls_cert, options.tls_key)
     return grpc.ssl_server_credentials(
-        [(_pem(options.tls_key), _pem(options.tls_cert))],
+        [(_read_pem(options.tls_key), _read_pem(options.tls_cert))],
         root_certificates=authorities,
         require_client_auth=authorities is not None,
     )
 
 
-def _expect_pair(certificate: Path, key: Path) -> None:
+def _raise_if_mismatched(certificate: Path, key: Path) -> None:
     try:
         # Without a password, an encrypted key would cause a prompt on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
@@ -313,15 +313,15 @@ def _expect_pair(certificate: Path, key: Path) -> None:
         raise ConfigurationError(
             f"The certificate {str(certificate)!r} and the key {str(key)!r} cannot be used "
             f"together: {error.strerror or type(error).__name__}.",
-            hint="Give a certificate chain and its own private key, both PEM, without a password.",
+            hint="Use a certificate chain and its private key, both PEM, without a password.",
         ) from error
 
 
-def _pem(path: Path) -> bytes:
+def _read_pem(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"{str(path)!r} cannot be read: {error.strerror}.",
-            hint="--tls-cert, --tls-key and --tls-client-ca name PEM files.",
+            hint="Set --tls-cert, --tls-key and --tls-client-ca to PEM files.",
         ) from error

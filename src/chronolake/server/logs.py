@@ -34,13 +34,15 @@ _LEVELS: Final = {
 _MESSAGE_KEYS: Final = ("level", "message", "message-origin")
 
 
-def line(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+def format_line(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
     """Format a structlog event as a line for the SDK (the last of structlog's processors)."""
     name = str(event.pop("event", ""))
     time = event.pop("timestamp", None)
-    fields = {key: _plain(value) for key, value in event.items() if key not in _MESSAGE_KEYS}
-    message = " ".join([name, *(f"{key}={_word(value)}" for key, value in fields.items())])
-    return _json(
+    fields = {key: _to_json_type(value) for key, value in event.items() if key not in _MESSAGE_KEYS}
+    message = " ".join(
+        [name, *(f"{key}={_quote_if_needed(value)}" for key, value in fields.items())]
+    )
+    return _serialize(
         {
             "level": _LEVELS.get(str(event.get("level", method)), "INFO"),
             "message": message,
@@ -52,7 +54,7 @@ def line(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
     )
 
 
-def _json(record: dict[str, Any]) -> str:
+def _serialize(record: dict[str, Any]) -> str:
     try:
         return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:
@@ -64,17 +66,17 @@ def _json(record: dict[str, Any]) -> str:
         return orjson.dumps(escaped, option=orjson.OPT_NON_STR_KEYS, default=str).decode()
 
 
-def _plain(value: Any) -> Any:
+def _to_json_type(value: Any) -> Any:
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_json_type(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_to_json_type(inner) for inner in value]
     return str(value)
 
 
-def _word(value: Any) -> str:
+def _quote_if_needed(value: Any) -> str:
     text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     return repr(text) if isinstance(value, str) and (not text or " " in text) else text
 
@@ -91,7 +93,7 @@ def configure(stream: TextIO) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[*shared, line],
+        processors=[*shared, format_line],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
@@ -99,8 +101,8 @@ def configure(stream: TextIO) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, _without_traceback],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, line],
+            foreign_pre_chain=[*shared, _remove_traceback],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, format_line],
         )
     )
     root = logging.getLogger()
@@ -108,7 +110,7 @@ def configure(stream: TextIO) -> None:
     root.setLevel(logging.WARNING)
 
 
-def _without_traceback(
+def _remove_traceback(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
     # The text of an exception may contain cell values; its type is enough here.
@@ -121,7 +123,7 @@ def _without_traceback(
     return event
 
 
-def own_standard_output() -> TextIO:
+def reserve_standard_output() -> TextIO:
     """Reserve standard output for the log.
 
     From then on, anything else that is written to file descriptor 1, by this process, the JVM or

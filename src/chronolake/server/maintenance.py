@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError
 
 from chronolake import core
 from chronolake.errors import TableNotFoundError
-from chronolake.server.calls import unexpected
+from chronolake.server.calls import describe_failure
 from chronolake.server.write_batch import cancellable
 from chronolake.session import is_java_running
 
@@ -27,11 +27,11 @@ _log = structlog.get_logger(__name__)
 
 _TAG: Final = "upkeep"
 _STOP_SECONDS: Final = 10.0
-_CANCEL_STEP: Final = 0.5
-_YIELD_STEP: Final = 0.05
+_CANCEL_SECONDS: Final = 0.5
+_PAUSE_SECONDS: Final = 0.05
 
 
-class Upkeep:
+class BackgroundMaintenance:
     """A thread that maintains tables that batches have changed, if they need it.
 
     The need is read from a table's metadata, with the thresholds of the lake's configuration.
@@ -56,9 +56,9 @@ class Upkeep:
         self._was_overtaken = False
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._yield, name="upkeep-yield", daemon=True).start()
+        threading.Thread(target=self._cancel_overtaken, name="upkeep-yield", daemon=True).start()
 
-    def changed(self, name: TableName) -> None:
+    def notify_changed(self, name: TableName) -> None:
         """Register a table that has changed."""
         with self._state:
             self._waiting[name] = None
@@ -77,20 +77,20 @@ class Upkeep:
                 self._writes[name] -= 1
                 if not self._writes[name]:
                     del self._writes[name]
-                self.changed(name)
+                self.notify_changed(name)
 
     def close(self) -> None:
         """Stop; unfinished maintenance is cancelled, and the data of tables does not change."""
         with self._state:
             self._closed = True
             self._state.notify_all()
-        for _ in range(int(_STOP_SECONDS / _CANCEL_STEP)):
+        for _ in range(int(_STOP_SECONDS / _CANCEL_SECONDS)):
             self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
-            self._thread.join(_CANCEL_STEP)
+            self._thread.join(_CANCEL_SECONDS)
             if not self._thread.is_alive():
                 return
 
-    def _next(self) -> TableName | None:
+    def _take_next(self) -> TableName | None:
         with self._state:
             self._state.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
@@ -101,14 +101,14 @@ class Upkeep:
             return name
 
     def _run(self) -> None:
-        while name := self._next():
+        while name := self._take_next():
             try:
                 self._maintain(name)
             except TableNotFoundError:
                 continue
             except Exception as failure:  # noqa: BLE001 - must not affect the next table
                 if not self._closed and not self._was_overtaken:
-                    _log.warning("not_maintained", table=str(name), **unexpected(failure))
+                    _log.warning("not_maintained", table=str(name), **describe_failure(failure))
 
     def _maintain(self, name: TableName) -> None:
         plan = core.planned(self._lake, name)
@@ -129,7 +129,7 @@ class Upkeep:
     def _is_overtaken(self) -> bool:
         return self._yielding is not None and self._writes[self._yielding] > 0
 
-    def _yield(self) -> None:
+    def _cancel_overtaken(self) -> None:
         while True:
             with self._state:
                 self._state.wait_for(lambda: self._closed or self._is_overtaken())
@@ -139,4 +139,4 @@ class Upkeep:
             # The JVM may end at this time, and then there is nothing to cancel.
             with suppress(Py4JError):
                 self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
-            time.sleep(_YIELD_STEP)
+            time.sleep(_PAUSE_SECONDS)

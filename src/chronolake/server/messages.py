@@ -103,9 +103,9 @@ def table_name(schema: str, table: str, *, prefix: str = "") -> TableName:
         SchemaError: one of the names is empty, or the schema is reserved.
     """
     if not schema:
-        raise SchemaError("The schema name is empty.", hint="Name a schema.")
+        raise SchemaError("The schema name is empty.", hint="Send the name of a schema.")
     if not table:
-        raise SchemaError("The table name is empty.", hint="Name a table.")
+        raise SchemaError("The table name is empty.", hint="Send the name of a table.")
     name = TableName(prefix + schema, table)
     expect_unreserved(name)
     return name
@@ -142,8 +142,8 @@ def _kind_of(data_type: int, column: str) -> Kind:
     kind = _KINDS.get(data_type)
     if kind is None:
         raise UnsupportedTypeError(
-            f"The column has no type that is known here (number {data_type}).",
-            hint="Declare one of " + ", ".join(Kind) + ".",
+            f"The column's type (number {data_type}) is not supported.",
+            hint="Use one of " + ", ".join(Kind) + ".",
             column=column,
         )
     return kind
@@ -152,11 +152,11 @@ def _kind_of(data_type: int, column: str) -> Kind:
 def _column_of(message: common_pb2.Column) -> Column:
     kind = _kind_of(message.type, message.name)
     # Other types may have a decimal's parameters by mistake, and strings a length as a hint.
-    sized = kind is Kind.DECIMAL and message.params.WhichOneof("params") == "decimal"
+    has_parameters = kind is Kind.DECIMAL and message.params.WhichOneof("params") == "decimal"
     try:
         type_ = (
             ColumnType(kind, message.params.decimal.precision, message.params.decimal.scale)
-            if sized
+            if has_parameters
             else ColumnType(kind)
         )
     except UnsupportedTypeError as error:
@@ -191,8 +191,8 @@ def micros_of(time: Timestamp, name: TableName) -> int:
     if not (TMIN_MICROS <= micros <= LAST_MICROS and 0 <= time.nanos < _NANOS):
         raise BatchError(
             f"The request's time has {time.seconds} seconds and {time.nanos} nanoseconds, which is "
-            "no time of the years 1 to 9999.",
-            hint="Send seconds since 1970, and less than a second of nanoseconds.",
+            "not a valid time in the years 1 to 9999.",
+            hint="Send seconds since 1970, and fewer than 1,000,000,000 nanoseconds.",
             table=str(name),
         )
     return micros
@@ -208,16 +208,16 @@ def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "
     name = table_name(request.schema_name, request.table_name, prefix=prefix)
     if not request.synced_column:
         raise SchemaError(
-            "The request names no synced column.",
-            hint="Name the column that holds the time of the sync.",
+            "The request does not name a synced column.",
+            hint="Set synced_column to the column that contains the time of the sync.",
             table=str(name),
         )
     soft = request.HasField("soft")
     if soft and not request.soft.deleted_column:
         # As a hard truncate, this would remove rows that should only be marked.
         raise SchemaError(
-            "The request is a soft truncate and names no column to set.",
-            hint="Name the column that marks deleted rows.",
+            "The soft truncate does not name a column to set.",
+            hint="Set deleted_column to the column that marks deleted rows.",
             table=str(name),
         )
     return Truncate(
@@ -281,14 +281,14 @@ def _form_of(
     compression = _COMPRESSIONS.get(params.compression)
     if compression is None:
         raise BatchError(
-            f"The files' compression (number {params.compression}) is not known here.",
-            hint="Send files that are compressed with zstd or gzip, or not at all.",
+            f"The files' compression (number {params.compression}) is not supported.",
+            hint="Compress the files with zstd or gzip, or not at all.",
             table=str(name),
         )
     if params.encryption not in (destination_sdk_pb2.NONE, destination_sdk_pb2.AES):
         raise BatchError(
-            f"The files' encryption (number {params.encryption}) is not known here.",
-            hint="Send files that are encrypted with AES, or not at all.",
+            f"The files' encryption (number {params.encryption}) is not supported.",
+            hint="Encrypt the files with AES, or not at all.",
             table=str(name),
         )
     return FileForm(

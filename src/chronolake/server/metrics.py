@@ -39,11 +39,11 @@ class Metrics:
         # The process's memory, threads and open files.
         ProcessCollector(registry=self.registry)
         self._requests = Counter(
-            "chronolake_requests", "Answered calls.", ["rpc", "outcome"], registry=self.registry
+            "chronolake_requests", "Completed calls.", ["rpc", "outcome"], registry=self.registry
         )
         self._in_progress = Gauge(
             "chronolake_requests_in_progress",
-            "Calls that run now.",
+            "Running calls.",
             ["rpc"],
             registry=self.registry,
         )
@@ -82,15 +82,15 @@ class Metrics:
         with self._in_progress.labels(rpc).track_inprogress():
             yield
 
-    def answered(self, rpc: str, outcome: str) -> None:
+    def count_response(self, rpc: str, outcome: str) -> None:
         """Count a response; `outcome` is the member of the response, `error` or `cancelled`."""
         self._requests.labels(rpc, outcome).inc()
 
-    def failed(self, table: str, error: str) -> None:
+    def count_failure(self, table: str, error: str) -> None:
         """Count a call that ended in a task or an error of this type; `table` may be empty."""
         self._failures.labels(table, error).inc()
 
-    def published(
+    def count_batch(
         self, table: str, result: BatchResult, *, history: bool, size: int, seconds: float
     ) -> None:
         """Count a published batch.

@@ -99,17 +99,17 @@ def _drop_table(name: TableName, _: sdk.MigrationDetails) -> Run:
 
 
 def _rename_table(name: TableName, entity: sdk.RenameTable) -> Run:
-    new_name = _beside(name, entity.to_table)
+    new_name = _in_same_schema(name, entity.to_table)
     return lambda lake: migration.rename_table(lake, name, new_name)
 
 
 def _copy_table(name: TableName, entity: sdk.CopyTable) -> Run:
-    new_name = _beside(name, entity.to_table)
+    new_name = _in_same_schema(name, entity.to_table)
     return lambda lake: migration.copy_table(lake, name, new_name)
 
 
 def _copy_table_to_history_mode(name: TableName, entity: sdk.CopyTableToHistoryMode) -> Run:
-    new_name = _beside(name, entity.to_table)
+    new_name = _in_same_schema(name, entity.to_table)
     sent = stored_name(entity.soft_deleted_column)
     return lambda lake: migration.copy_table_to_history(
         lake, name, new_name, marker=_marker(lake, name, sent)
@@ -130,7 +130,7 @@ def _instant(text: str) -> int:
     micros = micros_of(text)
     if not TMIN_MICROS <= micros <= LAST_MICROS:
         raise ValueRefusedError(
-            "The time is outside the years 1 to 9999.", hint="Write it like 2024-05-02T00:00:00Z."
+            "The time is outside the years 1 to 9999.", hint="Use the format 2024-05-02T00:00:00Z."
         )
     return micros
 
@@ -200,16 +200,16 @@ def _marker(lake: Lake, name: TableName, sent: str) -> str | None:
     return sent if description is not None and sent in description.by_name else None
 
 
-def _beside(name: TableName, table: str) -> TableName:
+def _in_same_schema(name: TableName, table: str) -> TableName:
     """Return a table of the same schema."""
     if not table:
-        raise SchemaError("The name of the new table is empty.", hint="Name a table.")
+        raise SchemaError("The name of the new table is empty.", hint="Send the name of a table.")
     return TableName(name.schema, table)
 
 
 def _column(sent: str) -> str:
     if not sent:
-        raise SchemaError("A column's name is empty.", hint="Name a column.")
+        raise SchemaError("A column's name is empty.", hint="Send the name of a column.")
     return stored_name(sent)
 
 

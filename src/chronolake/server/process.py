@@ -14,8 +14,8 @@ import structlog
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.lake import Lake
 from chronolake.server import listener, logs
-from chronolake.server.calls import text_of, unexpected
-from chronolake.server.maintenance import Upkeep
+from chronolake.server.calls import describe_failure, text_of
+from chronolake.server.maintenance import BackgroundMaintenance
 from chronolake.server.metrics import Metrics, MetricsPort
 from chronolake.server.service import Destination
 from chronolake.session import is_java_running, settle
@@ -41,7 +41,7 @@ _CANCEL_STEP: Final = 0.5
 # A call that waits for a worker when the last one ends is not counted for a moment.
 _SETTLE_SECONDS: Final = 0.2
 #: Seconds between the main thread's checks for a signal that another thread received.
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 _NOT_STARTED: Final = 1
 _WITHOUT_JAVA: Final = 1
 
@@ -66,9 +66,9 @@ class Server:
         """
         self._options = options
         self._lake = lake
-        root = _real_folder(options.files_root)
+        root = _resolve_folder(options.files_root)
         metrics = Metrics()
-        self._upkeep: Upkeep | None = None
+        self._maintenance: BackgroundMaintenance | None = None
         self._destination = Destination(
             lake,
             metrics=metrics,
@@ -77,19 +77,21 @@ class Server:
             files_root=root,
         )
         self._health = listener.Health()
-        self._grpc = listener.build(self._destination, self._health, workers=options.max_workers)
+        self._grpc = listener.create_server(
+            self._destination, self._health, workers=options.max_workers
+        )
         self._metrics: MetricsPort | None = None
         try:
             self.port = listener.listen(self._grpc, options)
             if options.metrics_port is not None:
-                self._metrics = _metrics_port(metrics, options.hosts[0], options.metrics_port)
+                self._metrics = _start_metrics(metrics, options.hosts[0], options.metrics_port)
         except BaseException:
             self._grpc.stop(None)
             self._health.close()
             raise
         self.metrics_port = self._metrics.port if self._metrics else None
         if lake.config.maintenance.automatic:
-            self._upkeep = Upkeep(lake)
+            self._maintenance = BackgroundMaintenance(lake)
         self._grpc.start()
 
     def __enter__(self) -> Self:
@@ -118,11 +120,11 @@ class Server:
         deadline = time.monotonic() + grace
         # This rejects new calls and returns immediately; it ends running calls after that time.
         ended = self._grpc.stop(grace + 2 * _CANCEL_SECONDS)
-        if self._upkeep:
-            self._upkeep.close()
-        idle = self._is_idle_by(deadline, ended)
+        if self._maintenance:
+            self._maintenance.close()
+        is_idle = self._wait_until_idle(deadline, ended)
         self._destination.refuse()
-        if not idle:
+        if not is_idle:
             self._cancel(ended)
         # Streams, such as a client's Watch of the health service, would run forever.
         self._grpc.stop(0).wait()
@@ -131,7 +133,7 @@ class Server:
             self._metrics.close()
         return self._destination.wait_until_idle(0)
 
-    def _is_idle_by(self, deadline: float, ended: threading.Event) -> bool:
+    def _wait_until_idle(self, deadline: float, ended: threading.Event) -> bool:
         """Wait until every call has its response; False if some are running at the deadline.
 
         Args:
@@ -144,22 +146,22 @@ class Server:
         return self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
 
     def _writing(self, name: TableName) -> AbstractContextManager[None]:
-        return self._upkeep.writing(name) if self._upkeep else nullcontext()
+        return self._maintenance.writing(name) if self._maintenance else nullcontext()
 
     def _cancel(self, ended: threading.Event) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS
-        named: set[Call] = set()
+        logged: set[Call] = set()
         while time.monotonic() < deadline:
             # Repeated, because the batch's next job may start just after the cancellation.
             for call in self._destination.cancel():
-                if call not in named:
-                    named.add(call)
+                if call not in logged:
+                    logged.add(call)
                     _log.warning("batch_cancelled", **call.place, reason="the server is stopping")
-            if self._is_idle_by(time.monotonic() + _CANCEL_STEP, ended):
+            if self._wait_until_idle(time.monotonic() + _CANCEL_STEP, ended):
                 return
 
 
-def _real_folder(folder: Path | None) -> str | None:
+def _resolve_folder(folder: Path | None) -> str | None:
     if folder is None:
         return None
     try:
@@ -167,22 +169,23 @@ def _real_folder(folder: Path | None) -> str | None:
     except OSError as error:
         raise ConfigurationError(
             f"The files root {str(folder)!r} cannot be used: {error.strerror}.",
-            hint="Create the folder, or name another with --files-root.",
+            hint="Create the folder, or choose another one with --files-root.",
         ) from error
     if not real.is_dir():
         raise ConfigurationError(
-            f"The files root {str(folder)!r} is not a folder.", hint="Name a folder."
+            f"The files root {str(folder)!r} is not a folder.",
+            hint="Set --files-root to a folder.",
         )
     return str(real)
 
 
-def _metrics_port(metrics: Metrics, host: str, port: int) -> MetricsPort:
+def _start_metrics(metrics: Metrics, host: str, port: int) -> MetricsPort:
     try:
         return metrics.listen(host, port)
     except OSError as error:
         raise ConfigurationError(
-            f"The metrics cannot be served on {host}, port {port}: {error.strerror}.",
-            hint="Choose another with --metrics-port.",
+            f"The server cannot listen on port {port} of {host} for metrics: {error.strerror}.",
+            hint="Choose another port with --metrics-port.",
         ) from error
 
 
@@ -198,52 +201,52 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     Returns:
         The exit code of the process: 0, or 1 if the server cannot start or the JVM has ended.
     """
-    logs.configure(logs.own_standard_output())
-    is_provided = False
+    logs.configure(logs.reserve_standard_output())
+    is_stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_provided
-        is_provided = True
+        nonlocal is_stopping
+        is_stopping = True
 
     # Before the lake, which takes seconds to open, and after it, because Spark sets its own
     # handlers.
-    _on_signals(stop)
+    _set_signal_handlers(stop)
     try:
         # Invalid options are reported immediately, and not after Spark has started.
-        _real_folder(options.files_root)
-        listener.expect_usable(options)
+        _resolve_folder(options.files_root)
+        listener.check_options(options)
         lake = Lake.open(config.path, config=config)
         lake.containment.expect_writable()
-        _on_signals(stop)
+        _set_signal_handlers(stop)
         server = Server(lake, options)
         settle()
     except Exception as failure:  # noqa: BLE001 - its text may contain a secret
         known = failure if isinstance(failure, ChronolakeError) else None
         error = storage_error(failure) or known
         if error is None:
-            _log.error("not_started", **unexpected(failure))
+            _log.error("not_started", **describe_failure(failure))
         else:
             _log.error("not_started", error=type(error).__name__, reason=text_of(error))
         return _NOT_STARTED
-    _say_hello(config, options, server)
-    while not is_provided and is_java_running():
+    _log_start(config, options, server)
+    while not is_stopping and is_java_running():
         # A signal may arrive in any thread, but its handler runs in this one, even while this
         # thread holds a lock that the handler would wait for. So no lock is used.
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     code = 0
-    if not is_provided:
+    if not is_stopping:
         code = _WITHOUT_JAVA
         _log.error(
             "java_ended",
-            reason="All work is done by Java, whose process has ended. It may have said why on "
-            "standard error; else the system's log tells whether memory was short. Start the "
-            "server again: no table is half written.",
+            reason="The Java process, which does all work, has ended. Check standard error for the "
+            "cause, and the system's log for a lack of memory. Start the server again: no batch "
+            "was applied partially.",
         )
     _log.info("stopping", grace=options.grace)
-    done = server.stop()
+    is_clean = server.stop()
     lake.close()
     _log.info("stopped")
-    if not done:
+    if not is_clean:
         # A thread hangs in a call to the JVM that does not return. Its changes are not published,
         # and the interpreter would wait for it forever.
         sys.stdout.flush()
@@ -251,15 +254,15 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     return code
 
 
-def _on_signals(stop: signal.Handlers | object) -> None:
+def _set_signal_handlers(stop: signal.Handlers | object) -> None:
     for number in _STOP_SIGNALS:
         signal.signal(number, stop)  # type: ignore[arg-type]
 
 
-def _say_hello(config: LakeConfig, options: ServeOptions, server: Server) -> None:
-    if options.open_to_others and not options.tls:
+def _log_start(config: LakeConfig, options: ServeOptions, server: Server) -> None:
+    if options.is_open_to_others and not options.tls:
         _log.warning("plaintext_listening", hosts=list(options.hosts))
-    if options.open_to_others and options.files_root is None:
+    if options.is_open_to_others and options.files_root is None:
         _log.warning("no_files_root", reason="requests may name any file this process can read")
     _log.info(
         "listening",

@@ -12,7 +12,7 @@ from chronolake import core
 from chronolake.errors import ChronolakeError
 from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
 from chronolake.server import messages, migrate, write_batch
-from chronolake.server.calls import Call, Calls, answered, text_of, unexpected
+from chronolake.server.calls import Call, Calls, describe_failure, rpc_method, text_of
 from chronolake.types import SYNCED, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Configuration:
         return cls(schema_prefix=prefix)
 
 
-def form() -> common_pb2.ConfigurationFormResponse:
+def configuration_form() -> common_pb2.ConfigurationFormResponse:
     """Return the setup form. It does not contain the lake, which the server's operator chooses."""
     return common_pb2.ConfigurationFormResponse(
         schema_selection_supported=True,
@@ -65,8 +65,8 @@ def form() -> common_pb2.ConfigurationFormResponse:
                 name=SCHEMA_PREFIX,
                 label="Schema prefix",
                 required=False,
-                description="Text that is put before the name of every schema, to keep several "
-                "connections apart in one lake.",
+                description="Prefix of every schema name, to separate several connections in one "
+                "lake.",
                 text_field=common_pb2.PlainText,
                 placeholder="team_a_",
             )
@@ -78,11 +78,11 @@ def form() -> common_pb2.ConfigurationFormResponse:
     )
 
 
-def _reads(lake: Lake) -> None:
+def _test_connection(lake: Lake) -> None:
     lake.tables()
 
 
-def _writes(lake: Lake) -> None:
+def _test_write(lake: Lake) -> None:
     probe = TableName(PROBE_SCHEMA, f"probe_{secrets.token_hex(8)}")
     core.create(lake, probe, _PROBE_COLUMNS)
     lake.catalog.drop(probe, purge=True)
@@ -90,8 +90,8 @@ def _writes(lake: Lake) -> None:
 
 #: The tests by name: the label in the form, and a function that raises if the test fails.
 TESTS: Final[dict[str, tuple[str, Callable[[Lake], None]]]] = {
-    "connection": ("The lake's catalog can be read", _reads),
-    "write": ("Tables can be created and removed", _writes),
+    "connection": ("The lake's catalog can be read", _test_connection),
+    "write": ("Tables can be created and removed", _test_write),
 }
 
 
@@ -131,8 +131,8 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> common_pb2.ConfigurationFormResponse:
         """Return the fields of the configuration form, and the available tests."""
-        self._metrics.answered("ConfigurationForm", "success")
-        return form()
+        self._metrics.count_response("ConfigurationForm", "success")
+        return configuration_form()
 
     def Capabilities(  # noqa: N802
         self,
@@ -140,10 +140,10 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> destination_sdk_pb2.CapabilitiesResponse:
         """Return the supported format of batch files."""
-        self._metrics.answered("Capabilities", "success")
+        self._metrics.count_response("Capabilities", "success")
         return destination_sdk_pb2.CapabilitiesResponse(batch_file_format=_FORMATS[self._format])
 
-    @answered(lambda task: common_pb2.TestResponse(failure=task.message))
+    @rpc_method(lambda task: common_pb2.TestResponse(failure=task.message))
     def Test(  # noqa: N802
         self,
         request: common_pb2.TestRequest,
@@ -151,21 +151,19 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     ) -> common_pb2.TestResponse:
         """Run a test of the form; a failure is a text in the response, not a gRPC status."""
         if request.name not in TESTS:
-            return common_pb2.TestResponse(failure="There is no such test.")
+            return common_pb2.TestResponse(failure="This test does not exist.")
         try:
             TESTS[request.name][1](self._lake)
         except ChronolakeError as error:
             _log.warning("test_failed", test=request.name, reason=text_of(error))
             return common_pb2.TestResponse(failure=text_of(error))
         except Exception as failure:  # noqa: BLE001 - a test must report every failure
-            _log.warning("test_failed", test=request.name, **unexpected(failure))
-            return common_pb2.TestResponse(
-                failure="The lake cannot be used; the server's log says more."
-            )
+            _log.warning("test_failed", test=request.name, **describe_failure(failure))
+            return common_pb2.TestResponse(failure="The lake cannot be used; see the server's log.")
         _log.info("test_passed", test=request.name)
         return common_pb2.TestResponse(success=True)
 
-    @answered(lambda task: destination_sdk_pb2.DescribeTableResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.DescribeTableResponse(task=task))
     def DescribeTable(  # noqa: N802
         self, request: destination_sdk_pb2.DescribeTableRequest, call: Call
     ) -> destination_sdk_pb2.DescribeTableResponse:
@@ -180,7 +178,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
             table=messages.table_message(request.table_name, found.columns, found.primary_key)
         )
 
-    @answered(lambda task: destination_sdk_pb2.CreateTableResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.CreateTableResponse(task=task))
     def CreateTable(  # noqa: N802
         self, request: destination_sdk_pb2.CreateTableRequest, call: Call
     ) -> destination_sdk_pb2.CreateTableResponse:
@@ -193,7 +191,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         _log.info("table_created", table=str(name), columns=len(columns))
         return destination_sdk_pb2.CreateTableResponse(success=True)
 
-    @answered(lambda task: destination_sdk_pb2.AlterTableResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.AlterTableResponse(task=task))
     def AlterTable(  # noqa: N802
         self, request: destination_sdk_pb2.AlterTableRequest, call: Call
     ) -> destination_sdk_pb2.AlterTableResponse:
@@ -207,7 +205,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         _log.info("table_altered", table=str(name), changed=changed)
         return destination_sdk_pb2.AlterTableResponse(success=True)
 
-    @answered(lambda task: destination_sdk_pb2.TruncateResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.TruncateResponse(task=task))
     def Truncate(  # noqa: N802
         self, request: destination_sdk_pb2.TruncateRequest, call: Call
     ) -> destination_sdk_pb2.TruncateResponse:
@@ -233,21 +231,21 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         )
         return destination_sdk_pb2.TruncateResponse(success=True)
 
-    @answered(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
     def WriteBatch(  # noqa: N802
         self, request: destination_sdk_pb2.WriteBatchRequest, call: Call
     ) -> destination_sdk_pb2.WriteBatchResponse:
         """Write the files of a batch to a table that keeps the newest state."""
         return self._write(request, call, history=False)
 
-    @answered(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
     def WriteHistoryBatch(  # noqa: N802
         self, request: destination_sdk_pb2.WriteHistoryBatchRequest, call: Call
     ) -> destination_sdk_pb2.WriteBatchResponse:
         """Write the files of a batch to a table that keeps every version."""
         return self._write(request, call, history=True)
 
-    @answered(lambda task: destination_sdk_pb2.MigrateResponse(task=task))
+    @rpc_method(lambda task: destination_sdk_pb2.MigrateResponse(task=task))
     def Migrate(  # noqa: N802
         self, request: destination_sdk_pb2.MigrateRequest, call: Call
     ) -> destination_sdk_pb2.MigrateResponse:
@@ -289,7 +287,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
             ignored=result.ignored,
             seconds=round(written.seconds, 3),
         )
-        self._metrics.published(
+        self._metrics.count_batch(
             str(write.name), result, history=history, size=written.size, seconds=written.seconds
         )
         return destination_sdk_pb2.WriteBatchResponse(success=True)

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_IGNORED: Final = "no stored row to take unmodified columns from"
-_CONTRADICTING: Final = "active versions end at Tmax, and only they do; none ends before it starts"
-_EARLY_DELETES: Final = "the deletes are earlier than the active versions, which end at their start"
+_IGNORED: Final = "no stored row contains the unmodified columns"
+_CONTRADICTING: Final = (
+    "active versions must end at Tmax, others before it, and no version before it starts"
+)
+_EARLY_DELETES: Final = (
+    "the deletes are earlier than the active versions, which now end at their start"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def plan_batch(write: Write, description: TableDescription) -> WritePlan:
         UnknownColumnError: a column does not exist in the table.
         BatchError: a column is listed twice, or the request's key is not the table's.
     """
-    columns = _stored(write, description)
+    columns = _table_columns(write, description)
     claimed = frozenset(column.name for column in write.columns if column.primary_key)
     _check_key(write, claimed, frozenset(description.primary_key))
     everything = frozenset(column.name for column in columns)
@@ -85,11 +89,11 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
     """
     if description.mode is not Mode.HISTORY:
         raise BatchError(
-            f"The table is in {description.mode} mode and takes no history batches.",
+            f"The table is in {description.mode} mode and does not accept history batches.",
             hint="Re-sync the table in history mode.",
             table=str(write.name),
         )
-    columns = _stored(write, description)
+    columns = _table_columns(write, description)
     names = frozenset(column.name for column in columns)
     for name in HISTORY_COLUMNS:
         if name not in names:
@@ -120,7 +124,7 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
     )
 
 
-def _stored(write: Write, description: TableDescription) -> tuple[Column, ...]:
+def _table_columns(write: Write, description: TableDescription) -> tuple[Column, ...]:
     seen: set[str] = set()
     for column in write.columns:
         if column.name in seen:
@@ -141,24 +145,25 @@ def _stored(write: Write, description: TableDescription) -> tuple[Column, ...]:
 def _check_key(write: Write, claimed: frozenset[str], key: frozenset[str]) -> None:
     if not claimed:
         raise BatchError(
-            "The request lists no primary key column, so its rows name no record.",
+            "The request lists no primary key column, so its rows do not identify records.",
             hint="Send the key columns, or _fivetran_id for a table without a key.",
             table=str(write.name),
         )
     if claimed != key:
         raise BatchError(
-            f"The request's primary key ({_list(claimed)}) is not the table's ({_list(key)}).",
+            f"The request's primary key ({_join_names(claimed)}) is not the table's "
+            f"({_join_names(key)}).",
             hint="Change the key with AlterTable first.",
             table=str(write.name),
         )
 
 
-def _list(names: frozenset[str]) -> str:
+def _join_names(names: frozenset[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """A published write.
 
     Attributes:
@@ -172,7 +177,7 @@ class Written:
     seconds: float
 
 
-def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
+def run(lake: Lake, write: Write, *, history: bool, batch: str) -> WriteResult:
     """Write a request's files to its table, atomically.
 
     Args:
@@ -195,7 +200,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
             )
         plan = (plan_history_batch if history else plan_batch)(write, description)
         if not write.files:
-            return Written(None, 0, time.monotonic() - started)
+            return WriteResult(None, 0, time.monotonic() - started)
         # Measured before the write, because callers may delete their files after the response.
         size = sum(batch_files.size_of(file, str(write.name), batch) for file in write.files)
         changes = _read(lake.session_for(write.name, size), write, plan, batch)
@@ -208,7 +213,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         if rows:
             # No sample key, because a key may be personal data.
             _log.warning(event, table=str(write.name), batch=batch, rows=rows, reason=reason)
-    return Written(result, size, time.monotonic() - started)
+    return WriteResult(result, size, time.monotonic() - started)
 
 
 def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> DataFrame:
