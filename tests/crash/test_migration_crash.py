@@ -13,7 +13,7 @@ import pytest
 
 from support.crash.served import configure, serve
 from support.oracle import ACTIVE, END, MILLISECOND, START, TMAX, Row
-from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, said
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, column_texts
 from support.server.sent_rows import Batch, SentTable
 
 _T: Final = 1_704_067_200_000_000
@@ -139,7 +139,7 @@ def _rounds(cases: Sequence[tuple[Migration, str]], tmp_path: Path) -> None:
             described = caller.describe("t")
             if "t" in after[migration.operation]:
                 columns, _ = after[migration.operation]["t"]
-                names = [text.partition(":")[0] for text in said(described.table.columns)]
+                names = [text.partition(":")[0] for text in column_texts(described.table.columns)]
                 assert [name.removesuffix("*") for name in names] == columns
             else:
                 assert described.not_found

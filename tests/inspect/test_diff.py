@@ -9,7 +9,7 @@ from chronolake.formatting import instant
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TableName
 from support.inspect.layout import HISTORY, Make
-from support.inspect.versions import ACTIVE, BEGIN, END, START, TMAX, Row, Told
+from support.inspect.versions import ACTIVE, BEGIN, END, START, TMAX, ModelTable, Row
 
 NAME = TableName("shop", "orders")
 EPSILON = 1_000
@@ -23,15 +23,15 @@ def _lives(chance: random.Random) -> list[Row]:
         for number in range(count := chance.randrange(2, 5)):
             is_last = number == count - 1
             end = TMAX if is_last else start + chance.choice([0, 1, 300, 1_500])
-            said = chance.choice(["same", "other"])
-            rows.append({"id": key, "v": said, START: start, END: end, ACTIVE: is_last})
+            value = chance.choice(["same", "other"])
+            rows.append({"id": key, "v": value, START: start, END: end, ACTIVE: is_last})
             start = max(start + 1, end + chance.choice([1, 400, 999, 1_000]))
     return rows
 
 
 def test_two_times_differ_in_what_is_true_at_both(config: LakeConfig, make: Make) -> None:
     chance = random.Random("revivals")
-    model = Told(("id",), EPSILON, _lives(chance))
+    model = ModelTable(("id",), EPSILON, _lives(chance))
     make(
         NAME,
         ["id*:LONG", "v:STRING", *HISTORY],

@@ -83,7 +83,7 @@ def test_the_smallest_rows_are_kept_however_they_come(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "content",
     [
         [],
         [None],
@@ -102,9 +102,9 @@ def test_the_smallest_rows_are_kept_however_they_come(
         None,
     ],
 )
-def test_a_cursor_that_is_none_is_refused(told: Any) -> None:
+def test_a_cursor_that_is_none_is_refused(content: Any) -> None:
     order = Order(ORDERS, (column("k*:INT"),))
-    value = [order.fingerprint, *told] if isinstance(told, list) else told
+    value = [order.fingerprint, *content] if isinstance(content, list) else content
     text = base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
     with pytest.raises(ValueRefusedError, match="cursor") as refused:

@@ -31,7 +31,18 @@ from chronolake.lake import Lake
 from chronolake.query import Answer
 from chronolake.types import Column, Mode, TableName, quoted
 from support.inspect.layout import HISTORY, column
-from support.inspect.versions import ACTIVE, BEGIN, END, HOUR, START, SYNCED, TMAX, TMIN, Told, told
+from support.inspect.versions import (
+    ACTIVE,
+    BEGIN,
+    END,
+    HOUR,
+    START,
+    SYNCED,
+    TMAX,
+    TMIN,
+    ModelTable,
+    draw_table,
+)
 
 _HIDDEN = {START, END, ACTIVE, SYNCED}
 
@@ -42,7 +53,7 @@ class Made:
 
     name: TableName
     columns: tuple[Column, ...]
-    told: Told
+    model: ModelTable
     lake: Lake
 
     def cells(self, rows: list[dict[str, Any]]) -> list[dict[str, Cell]]:
@@ -70,7 +81,7 @@ _TIMES = ["t*:UTC_DATETIME", "day*:NAIVE_DATE", "flag*:BOOLEAN", "f*:FLOAT", "v:
 _NAN = struct.unpack("d", struct.pack("Q", 0xFFF8_0000_0000_0123))[0]
 
 
-def _odd(chance: random.Random) -> Told:
+def _odd(chance: random.Random) -> ModelTable:
     first, second, *_ = (column(text).name for text in _ODD)
     texts = ["", "x", "x'", '"; --', "é", "zz\n", "🦆", "%", None]
     keys = [{first: number, second: text} for number in (1, -5, 2**62, None) for text in texts]
@@ -82,10 +93,10 @@ def _odd(chance: random.Random) -> Told:
             "b": chance.choice([b"\x00\xff", b"", None]),
         }
 
-    return told(chance, keys, value, epsilon=1_000, deletes_are_near=True)
+    return draw_table(chance, keys, value, epsilon=1_000, deletes_are_near=True)
 
 
-def _floats(chance: random.Random) -> Told:
+def _floats(chance: random.Random) -> ModelTable:
     numbers = [0.0, -1.5, 1e300, -1e-300, float("inf"), float("-inf"), float("nan"), 0.1, None]
 
     def value(chance: random.Random) -> dict[str, Any]:
@@ -94,18 +105,18 @@ def _floats(chance: random.Random) -> Told:
             "w": chance.choice([0.0, -0.0, float("nan"), _NAN, float("inf")]),
         }
 
-    return told(chance, [{"d": number} for number in numbers], value, epsilon=1)
+    return draw_table(chance, [{"d": number} for number in numbers], value, epsilon=1)
 
 
-def _bytes(chance: random.Random) -> Told:
+def _bytes(chance: random.Random) -> ModelTable:
     numbers = [Decimal("0E-10"), Decimal(-1), Decimal("9" * 28 + ".9999999999"), None]
     several = [b"", b"\x00", b"\x7f", b"\x80", b"\xff\xfe", None]
     keys = [{"n": number, "b": some} for number in numbers for some in several]
     texts = ['{"a": 1}', "{}"]
-    return told(chance, keys, lambda chance: {"v": chance.choice(texts)}, epsilon=1_000)
+    return draw_table(chance, keys, lambda chance: {"v": chance.choice(texts)}, epsilon=1_000)
 
 
-def _times(chance: random.Random) -> Told:
+def _times(chance: random.Random) -> ModelTable:
     keys = [
         {"t": at, "day": day, "flag": flag, "f": number}
         for at in (TMIN, BEGIN + 1, TMAX)
@@ -113,12 +124,12 @@ def _times(chance: random.Random) -> Told:
         for flag in (False, True, None)
         for number in (-0.5, None)
     ]
-    return told(
+    return draw_table(
         chance, keys, lambda chance: {"v": chance.choice([TMIN, BEGIN, None])}, epsilon=1_000
     )
 
 
-_TABLES: dict[str, tuple[list[str], Callable[[random.Random], Told]]] = {
+_TABLES: dict[str, tuple[list[str], Callable[[random.Random], ModelTable]]] = {
     "odd": (_ODD, _odd),
     "floats": (_FLOATS, _floats),
     "bytes": (_BYTES, _bytes),
@@ -136,7 +147,7 @@ def pasts(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mad
     }
 
 
-def _made(lake: Lake, folder: Path, table: str, texts: list[str], model: Told) -> Made:
+def _made(lake: Lake, folder: Path, table: str, texts: list[str], model: ModelTable) -> Made:
     name = TableName("past.of", table)
     columns = [column(text) for text in (*texts, f"{SYNCED}:UTC_DATETIME", *HISTORY)]
     create(lake, name, columns)
@@ -197,8 +208,8 @@ def test_rows_at_any_time_are_those_of_the_model_in_the_order_of_their_keys(
 ) -> None:
     made, chance = pasts[table], random.Random(f"times {table}")
 
-    for at in [TMIN, TMAX, *made.told.times(chance, 25)]:
-        expected = made.cells(made.told.as_of(at))
+    for at in [TMIN, TMAX, *made.model.times(chance, 25)]:
+        expected = made.cells(made.model.as_of(at))
         assert _all(made, at, limit=chance.choice([5, 11, 50])) == expected, instant(at)
 
 
@@ -206,7 +217,7 @@ def test_rows_at_any_time_are_those_of_the_model_in_the_order_of_their_keys(
 def test_rows_at_a_time_are_those_that_spark_reads(pasts: dict[str, Made], table: str) -> None:
     made, chance = pasts[table], random.Random(f"spark {table}")
 
-    for at in [TMIN, *made.told.times(chance, 4)]:
+    for at in [TMIN, *made.model.times(chance, 4)]:
         frame = made.lake.table(made.name).as_of(instant(at))
         answer = Answer(tuple(frame.columns), frame)
         read = [dict(zip(frame.columns, row, strict=True)) for row in answer.rows()]
@@ -228,9 +239,9 @@ def test_differences_are_those_of_the_model(
     made, chance = pasts[table], random.Random(f"differences {table} {most}")
 
     compared = 0
-    for before, after in pairwise(made.told.times(chance, 12)):
+    for before, after in pairwise(made.model.times(chance, 12)):
         first, second = sorted((before, after))
-        expected = made.told.diff(first, second)
+        expected = made.model.diff(first, second)
         pages = _all_differences(made, first, second, chance.choice([9, 50]))
         records = [record for page in pages for record in page.records]
         assert [record.change for record in records] == [change for change, _, _ in expected]
@@ -238,7 +249,7 @@ def test_differences_are_those_of_the_model(
             assert record.old == _shown(made, old)
             assert record.new == _shown(made, new)
             some = record.new or record.old or {}
-            assert repr(record.key) == repr({name: some[name] for name in made.told.key})
+            assert repr(record.key) == repr({name: some[name] for name in made.model.key})
         for page in pages:
             counts = [page.inserted, page.changed, page.deleted]
             changes = [change for change, _, _ in expected]
@@ -259,12 +270,12 @@ def test_differences_are_those_that_spark_finds(pasts: dict[str, Made], table: s
     made, chance = pasts[table], random.Random(f"spark differences {table}")
 
     # First the times at which a record that came back has two versions.
-    times = sorted(made.told.times(chance, 20), key=made.told.is_clear)
+    times = sorted(made.model.times(chance, 20), key=made.model.is_clear)
     for before, after in [sorted(pair) for pair in pairwise(times[:4])]:
         frame = made.lake.table(made.name).diff(instant(before), instant(after))
         shown = [one.name for one in made.columns if one.name not in _HIDDEN]
         flat = frame.select(
-            *(F.col("key").getField(name) for name in made.told.key),
+            *(F.col("key").getField(name) for name in made.model.key),
             "change",
             F.col("old").isNull(),
             *(F.col("old").getField(name) for name in shown),
@@ -308,8 +319,10 @@ def test_a_life_counts_what_began_and_ended_in_each_bucket(
     pasts: dict[str, Made], table: str
 ) -> None:
     made = pasts[table]
-    began = [row[START] for row in made.told.rows if row[START] != TMIN]
-    ended = [row[END] + made.told.epsilon for row in made.told.rows if row[END] not in {TMIN, TMAX}]
+    began = [row[START] for row in made.model.rows if row[START] != TMIN]
+    ended = [
+        row[END] + made.model.epsilon for row in made.model.rows if row[END] not in {TMIN, TMAX}
+    ]
 
     for most in (1, 7, 120):
         found = read_activity(made.lake.config, made.name, buckets=most)
@@ -367,7 +380,7 @@ def test_without_history_a_time_is_the_newest_snapshot_that_is_not_later(
     lake: Lake, soft: tuple[TableName, list[tuple[int, list[dict[str, Cell]]]]]
 ) -> None:
     name, states = soft
-    made = Made(name, (), Told(("id",), 1), lake)
+    made = Made(name, (), ModelTable(("id",), 1), lake)
 
     for (at, rows), following in zip(states, [*states[1:], None], strict=True):
         times = [at] if following is None else [at, max(at, following[0] - 1)]
@@ -386,7 +399,7 @@ def test_without_history_two_snapshots_are_compared(
     lake: Lake, soft: tuple[TableName, list[tuple[int, list[dict[str, Cell]]]]]
 ) -> None:
     name, states = soft
-    made = Made(name, (), Told(("id",), 1), lake)
+    made = Made(name, (), ModelTable(("id",), 1), lake)
 
     for number, (before, old_rows) in enumerate(states):
         for after, new_rows in states[number:]:
@@ -455,7 +468,7 @@ def test_rows_without_a_key_are_paged_as_they_stand(lake: Lake) -> None:
             f"INSERT INTO chronolake.{name.sql} SELECT cast(id % 3 AS int), 'same' FROM range(10) "
             f"WHERE id <> {number}"
         )
-    made = Made(name, (), Told((), 1), lake)
+    made = Made(name, (), ModelTable((), 1), lake)
 
     rows = [row for page in _pages(made, None, 4) for row in page.rows]
 
@@ -502,7 +515,7 @@ def test_a_table_that_another_engine_made_is_read_with_its_delete_files(lake: La
     )
     lake.spark.sql(f"DELETE FROM {full} WHERE id IN (3, 4, 5)")
     lake.spark.sql(f"ALTER TABLE {full} RENAME COLUMN id TO `the.id`")
-    made = Made(name, (), Told((), 1), lake)
+    made = Made(name, (), ModelTable((), 1), lake)
 
     rows = [row for page in _pages(made, None, 6) for row in page.rows]
 

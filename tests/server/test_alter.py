@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from support.server.caller import HISTORY, SYNCED, Caller, said
+from support.server.caller import HISTORY, SYNCED, Caller, column_texts
 
 T1 = "2024-01-01T00:00:00Z"
 
@@ -17,7 +17,7 @@ def row(**cells: str | None) -> dict[str, str | None]:
 
 
 def columns_of(caller: Caller, name: str = "t") -> list[str]:
-    return said(caller.describe(name).table.columns)
+    return column_texts(caller.describe(name).table.columns)
 
 
 def test_columns_are_added_dropped_or_kept_as_the_flag_says(caller: Caller) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from chronolake.protos import destination_sdk_pb2
-from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, said, table
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, column_texts, table
 from support.server.sent_files import UNMODIFIED
 
 ALL_TYPES = [
@@ -58,7 +58,7 @@ def test_a_table_of_every_type_is_described_as_it_was_created(caller: Caller) ->
     described = caller.describe("every")
     assert described.WhichOneof("response") == "table"
     assert described.table.name == "every"
-    assert said(described.table.columns) == ALL_TYPES
+    assert column_texts(described.table.columns) == ALL_TYPES
     assert len(caller.iceberg("every").schema().fields) == len(ALL_TYPES)
 
 
@@ -71,7 +71,7 @@ def test_creating_a_table_that_exists_fails_and_changes_nothing(caller: Caller) 
     assert answer.WhichOneof("response") == "task"
     assert "exists" in answer.task.message
     assert caller.snapshot("t") == before
-    assert said(caller.describe("t").table.columns) == columns
+    assert column_texts(caller.describe("t").table.columns) == columns
 
 
 def row(**cells: str | None) -> dict[str, str | None]:
@@ -104,7 +104,10 @@ def test_tables_created_at_once_in_different_new_schemas_are_all_there(caller: C
 
 def test_a_decimal_without_parameters_has_38_digits_10_after_the_point(caller: Caller) -> None:
     assert caller.create("t", ["id*:LONG", "d:DECIMAL", "e:DECIMAL(38,37)", SYNCED]).success
-    assert said(caller.describe("t").table.columns)[1:3] == ["d:DECIMAL(38,10)", "e:DECIMAL(38,37)"]
+    assert column_texts(caller.describe("t").table.columns)[1:3] == [
+        "d:DECIMAL(38,10)",
+        "e:DECIMAL(38,37)",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["DECIMAL(39,5)", "DECIMAL(10,15)", "DECIMAL(0,0)"])
@@ -118,13 +121,13 @@ def test_an_impossible_decimal_is_a_task_that_names_its_place(caller: Caller, ki
 def test_a_composite_key_is_described_in_full_whatever_its_order(caller: Caller) -> None:
     columns = ["b*:STRING", "v:STRING", "a*:LONG", SYNCED]
     assert caller.create("t", columns).success
-    assert said(caller.describe("t").table.columns) == columns
+    assert column_texts(caller.describe("t").table.columns) == columns
 
 
 def test_a_history_table_s_start_is_part_of_its_key(caller: Caller) -> None:
     columns = ["id*:LONG", "v:STRING", *HISTORY]
     assert caller.create("t", columns).success
-    assert said(caller.describe("t").table.columns) == columns
+    assert column_texts(caller.describe("t").table.columns) == columns
 
 
 def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Caller) -> None:
@@ -135,7 +138,7 @@ def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Cal
         assert odd.create(name, columns[:2] if name != "a.b" else columns).success, name
     for name in names:
         assert odd.describe(name).table.name == name
-    assert said(odd.describe("a.b").table.columns) == columns
+    assert column_texts(odd.describe("a.b").table.columns) == columns
     cells = {name: f"in {name}" for name in ODD_NAMES}
     assert odd.write("a.b", columns, replace=[row(id="1", **cells)]).success
     assert odd.rows("a.b", *ODD_NAMES) == [tuple(cells.values())]
@@ -155,7 +158,7 @@ def test_columns_that_iceberg_has_itself_keep_their_names_for_the_sender(caller:
     names = ["_file", "_file_", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"]
     columns = ["_file*:STRING", *(f"{name}:STRING" for name in names[1:]), SYNCED]
     assert caller.create("t", columns).success
-    assert said(caller.describe("t").table.columns) == columns
+    assert column_texts(caller.describe("t").table.columns) == columns
     cells = {name: f"in {name}" for name in names}
     assert caller.write("t", columns, replace=[row(**cells)]).success
     update = cells | {"_pos": "changed", "_file_": UNMODIFIED}
@@ -165,7 +168,7 @@ def test_columns_that_iceberg_has_itself_keep_their_names_for_the_sender(caller:
     assert caller.rows("t", *stored) == [tuple(expected[name] for name in names)]
     retyped = [*columns, "_last_updated_sequence_number:LONG"]
     assert caller.alter("t", retyped).success
-    assert said(caller.describe("t").table.columns) == retyped
+    assert column_texts(caller.describe("t").table.columns) == retyped
     assert caller.write("t", columns, delete=[row(**cells)]).success
     assert caller.rows("t", *stored) == []
 

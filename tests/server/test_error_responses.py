@@ -79,6 +79,6 @@ def test_an_unforeseen_failure_is_told_by_type_and_place_only() -> None:
         except AttributeError as inner:
             raise ValueError("cell value 4711") from inner
     except ValueError as failure:
-        said = describe_failure(failure)
-    assert said == {"error": "ValueError", "cause": "AttributeError"}
-    assert "4711" not in str(said)
+        facts = describe_failure(failure)
+    assert facts == {"error": "ValueError", "cause": "AttributeError"}
+    assert "4711" not in str(facts)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chronolake.protos import destination_sdk_pb2 as sdk
-from support.server.caller import DELETED, HISTORY, START, SYNCED, Caller, said
+from support.server.caller import DELETED, HISTORY, START, SYNCED, Caller, column_texts
 
 T1, T2, T3 = (f"2024-01-0{day}T00:00:00Z" for day in (1, 2, 3))
 T2_ENDS, T3_ENDS = "2024-01-01T23:59:59.999Z", "2024-01-02T23:59:59.999Z"
@@ -62,7 +62,7 @@ def fill(caller: Caller, columns: list[str], rows: list[Cells], name: str = "t")
 
 
 def columns_of(caller: Caller, name: str = "t") -> list[str]:
-    return said(caller.describe(name).table.columns)
+    return column_texts(caller.describe(name).table.columns)
 
 
 def versions(caller: Caller, *columns: str, name: str = "t") -> list[tuple[Any, ...]]:

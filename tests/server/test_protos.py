@@ -62,20 +62,20 @@ def shown() -> dict[str, object]:
 
 def field_shown(message: Descriptor, field: FieldDescriptor) -> dict[str, object]:
     target = field.message_type or field.enum_type
-    said: dict[str, object] = {"name": field.name, "number": field.number}
+    description: dict[str, object] = {"name": field.name, "number": field.number}
     if field.message_type and field.message_type.GetOptions().map_entry:
         key, value = (field.message_type.fields_by_name[each] for each in ("key", "value"))
-        said["type"] = f"map<{_TYPES[key.type]},{_TYPES[value.type]}>"
-        return said
-    said["type"] = target.full_name if target else _TYPES[field.type]
+        description["type"] = f"map<{_TYPES[key.type]},{_TYPES[value.type]}>"
+        return description
+    description["type"] = target.full_name if target else _TYPES[field.type]
     if field.is_repeated:
-        said["repeated"] = True
+        description["repeated"] = True
     group = field.containing_oneof
     if group is not None and group.name == f"_{field.name}":
-        said["optional"] = True
+        description["optional"] = True
     elif group is not None:
-        said["oneof"] = group.name
-    return said
+        description["oneof"] = group.name
+    return description
 
 
 def normal(wire: dict) -> dict:

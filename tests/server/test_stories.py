@@ -116,10 +116,10 @@ def _tell(how: settings, stories: Any, play: Callable[[list[Sent]], None]) -> No
 
     @how
     @given(stories)
-    def told(story: list[Sent]) -> None:
+    def tell_story(story: list[Sent]) -> None:
         play(story)
 
-    told()
+    tell_story()
 
 
 def test_a_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) -> None:

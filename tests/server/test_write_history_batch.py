@@ -8,7 +8,7 @@ import grpc
 import pytest
 import structlog
 
-from support.server.caller import DELETED, HISTORY, SYNCED, Caller, said
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, column_texts
 from support.server.sent_files import UNMODIFIED
 
 COLUMNS = ["k*:LONG", "a:STRING", "b:STRING", *HISTORY]
@@ -59,14 +59,14 @@ def table(caller: Caller) -> Caller:
 def test_a_caller_need_not_say_that_the_start_is_in_the_key(caller: Caller) -> None:
     columns = [column.replace("_start*", "_start") for column in COLUMNS]
     assert caller.create("t", columns).success
-    assert said(caller.describe("t").table.columns) == COLUMNS
+    assert column_texts(caller.describe("t").table.columns) == COLUMNS
     twice = [version(1, "x0", "y0", "2024-01-01"), version(1, "x1", "y1", "2024-02-01")]
     assert caller.write("t", columns, replace=twice).success
     changes = [version(1, "x2", UNMODIFIED, "2024-02-01")]
     assert caller.write("t", columns, update=changes).success
     assert caller.rows("t", "k", "a", "b") == [(1, "x0", "y0"), (1, "x2", "y1")]
     assert caller.alter("t", [*columns, "c:STRING"]).success
-    assert said(caller.describe("t").table.columns) == [*COLUMNS, "c:STRING"]
+    assert column_texts(caller.describe("t").table.columns) == [*COLUMNS, "c:STRING"]
     assert caller.write("t", columns, delete=twice[:1]).success
     assert caller.rows("t", "k", "a", "b") == [(1, "x2", "y1")]
 

@@ -51,7 +51,7 @@ def test_every_record_s_url_gives_its_key_again(key: dict[str, str | int | bool 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("2026-05-02", "2026-05-02T00:00:00Z"),
         ("2026-05-02 12:30", "2026-05-02T12:30:00Z"),
@@ -68,8 +68,8 @@ def test_every_record_s_url_gives_its_key_again(key: dict[str, str | int | bool 
         (instant(LAST_MICROS), instant(LAST_MICROS)),
     ],
 )
-def test_a_time_may_be_written_as_people_do(text: str, told: str) -> None:
-    assert instant(links.micros_of(text)) == told
+def test_a_time_may_be_written_as_people_do(text: str, expected: str) -> None:
+    assert instant(links.micros_of(text)) == expected
 
 
 @given(st.integers(TMIN_MICROS, LAST_MICROS))

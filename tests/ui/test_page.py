@@ -71,14 +71,14 @@ def visit(browser: Browser, usual: BrowserContext, served: Served) -> Iterator[O
         opened_here.append(context if how else page)
         page.set_default_timeout(20_000)
 
-        def told(text: str) -> None:
+        def report(text: str) -> None:
             # The browser itself logs the status of a page that failed.
             if not (fails and text.startswith("Failed to load resource")):
                 wrong.append(text)
 
-        page.on("console", lambda message: told(message.text))
-        page.on("pageerror", lambda failure: told(str(failure)))
-        page.on("dialog", lambda dialog: (told(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("console", lambda message: report(message.text))
+        page.on("pageerror", lambda failure: report(str(failure)))
+        page.on("dialog", lambda dialog: (report(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.goto(served.url + path)
         page.wait_for_function(SETTLED)
         return page
@@ -189,28 +189,28 @@ def test_the_list_tells_what_chronolake_tables_tells(visit: Open, shop: Shop) ->
 # --------------------------------------------------------------------------- the timeline
 
 
-Told = Callable[..., list[dict[str, Any]]]
+ReadHistory = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def told_by_the_program(shop: Shop, capsys: pytest.CaptureFixture[str]) -> Told:
+def read_history(shop: Shop, capsys: pytest.CaptureFixture[str]) -> ReadHistory:
     """Return the versions that `chronolake history --json` prints of a record."""
 
-    def told(table: str, key: str) -> list[dict[str, Any]]:
+    def read(table: str, key: str) -> list[dict[str, Any]]:
         code, out, _ = ran(shop.folder, capsys, "history", table, "--key", key, "--json")
         assert code == 0
         versions: list[dict[str, Any]] = json.loads(out)["versions"]
         return versions
 
-    return told
+    return read
 
 
 def listed(page: Page) -> list[dict[str, Any]]:
     """Return the versions that the list shows."""
     return page.locator("tr[data-version]").evaluate_all(
         """rows => rows.map(row => {
-          const parts = (of, within, told) => Object.fromEntries(
-            [...within.querySelectorAll(of)].map(one => [one.dataset.column, told(one)]));
+          const parts = (of, within, read) => Object.fromEntries(
+            [...within.querySelectorAll(of)].map(one => [one.dataset.column, read(one)]));
           const [start, end] = [...row.querySelectorAll('.from time, .until time')];
           const wide = row.querySelector('td.wide');
           const text = (one, of) => one.querySelector(of).innerText;
@@ -252,9 +252,9 @@ def as_listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("order", [104, 99, 101])
 def test_a_timeline_is_what_chronolake_history_prints(
-    visit: Open, told_by_the_program: Told, order: int
+    visit: Open, read_history: ReadHistory, order: int
 ) -> None:
-    reported = told_by_the_program("shop.orders", f"id={order}")
+    reported = read_history("shop.orders", f"id={order}")
     page = visit(links.record(ORDERS, {"id": order}))
 
     assert listed(page) == as_listed(reported)
@@ -280,9 +280,9 @@ def test_a_record_of_a_table_without_history_is_its_current_row(visit: Open) -> 
     expect(page.locator("main table")).to_contain_text("Kyoto")
 
 
-def test_ten_thousand_versions_stay_few_on_the_page(visit: Open, told_by_the_program: Told) -> None:
+def test_ten_thousand_versions_stay_few_on_the_page(visit: Open, read_history: ReadHistory) -> None:
     page = visit(links.record(SENSOR, {"id": 1}))
-    reported = told_by_the_program("plant.sensor", "id=1")
+    reported = read_history("plant.sensor", "id=1")
     assert len(reported) == READINGS
 
     assert page.evaluate("document.querySelectorAll('*').length") < 4_000
@@ -527,9 +527,9 @@ def test_times_are_in_utc_with_the_local_time_on_hover(visit: Open) -> None:
 def test_charts_have_the_times_of_utc_wherever_the_browser_is(visit: Open, zone: str) -> None:
     drawn = """async selector => {
       const chart = document.querySelector(selector);
-      const told = await (await fetch(chart.dataset.chart ?? chart.dataset.life)).json();
+      const data = await (await fetch(chart.dataset.chart ?? chart.dataset.life)).json();
       const ticks = [...chart.querySelectorAll('.xtick text')].map(one => one.textContent);
-      return [told, chart.calcdata.flat().map(point => point.x), ticks];
+      return [data, chart.calcdata.flat().map(point => point.x), ticks];
     }"""
     page = visit(links.record(ORDERS, {"id": 104}), timezone_id=zone)
     reported, places, ticks = page.evaluate(drawn, "[data-chart]")

@@ -86,7 +86,7 @@ def processor_seconds(process: int) -> float:
     """Return the CPU seconds of a process, with all of its threads."""
     reported = Path(f"/proc/{process}/stat")
     if not reported.exists():
-        pytest.skip("this system does not tell how long another process has used the processor")
+        pytest.skip("this system does not report how long another process has used the processor")
     fields = reported.read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -265,7 +265,7 @@ def test_a_port_in_use_is_a_clear_error(empty: Path, served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "told"),
+    ("arguments", "environment", "expected"),
     [
         (("--host", "no.such.host.invalid"), {}, "is not a valid address"),
         (("--port", "70000"), {}, "70000 is not a valid TCP port"),
@@ -273,12 +273,12 @@ def test_a_port_in_use_is_a_clear_error(empty: Path, served: Served) -> None:
     ],
 )
 def test_what_cannot_be_served_is_explained(
-    empty: Path, arguments: tuple[str, ...], environment: dict[str, str], told: str
+    empty: Path, arguments: tuple[str, ...], environment: dict[str, str], expected: str
 ) -> None:
     done = words("--lake", str(empty), *arguments, folder=empty, **environment)
 
     assert done.returncode == 1
-    assert told in done.stderr
+    assert expected in done.stderr
     assert "What to do" in done.stderr
 
 
@@ -321,17 +321,17 @@ def test_in_a_project_s_folder_its_lake_is_shown_without_its_pipelines_secrets(
 def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
     served = start(empty)
     try:
-        for path, said in {"/": "no tables yet", "/record": "no tables yet"}.items():
+        for path, text in {"/": "no tables yet", "/record": "no tables yet"}.items():
             answer = httpx.get(served.url + path)
             assert answer.status_code == 200
-            assert said in answer.text
+            assert text in answer.text
             assert "chronolake sync" in answer.text
     finally:
         stop(served)
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "expected"),
     [
         ("/table?name=shop.broken", 503, "metadata cannot be read"),
         ("/table?name=shop.nothing", 404, "no such table"),
@@ -347,12 +347,12 @@ def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
     ],
 )
 def test_what_cannot_be_shown_is_explained(
-    served: Served, path: str, status: int, told: str
+    served: Served, path: str, status: int, expected: str
 ) -> None:
     answer = httpx.get(served.url + path)
 
     assert answer.status_code == status
-    assert told in answer.text
+    assert expected in answer.text
     assert "What to do" in answer.text
 
 
@@ -361,17 +361,17 @@ def test_a_name_is_loopback_only_if_its_address_is(
 ) -> None:
     monkeypatch.delenv("CHRONOLAKE_UI_TOKEN", raising=False)
 
-    class Told(Exception):  # noqa: N818 - it is not an error
+    class Listening(Exception):  # noqa: N818 - it is not an error
         pass
 
-    def tell(address: Address) -> None:
-        raise Told(address)
+    def on_listening(address: Address) -> None:
+        raise Listening(address)
 
     def at(address: str) -> Address:
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        with pytest.raises(Told) as reported:
-            serve(load(tmp_path), UiOptions("page.localhost", 0), tell)
+        with pytest.raises(Listening) as reported:
+            serve(load(tmp_path), UiOptions("page.localhost", 0), on_listening)
         return reported.value.args[0]
 
     assert at("127.0.0.1").token is None

@@ -152,7 +152,6 @@ class DifferencePage:
     """A page of the records that differ between two times.
 
     Attributes:
-        name: the table.
         before: the earlier time, as an ISO instant.
         after: the later time, as an ISO instant.
         records: the records of the page, ordered by key.

@@ -234,7 +234,6 @@ class Timeline:
     """All versions of one record, ordered by start.
 
     Attributes:
-        table: the table.
         mode: its mode.
         key: the record's key, as it was requested.
         versions: the versions, whose values are converted on access; the only row in a table

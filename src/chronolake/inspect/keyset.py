@@ -51,7 +51,6 @@ class Order:
     """An order of a table's rows.
 
     Attributes:
-        table: the table.
         columns: the columns to order by.
         by_place: whether rows with equal values are ordered by their places.
     """

@@ -114,7 +114,6 @@ class TableMetadata:
     """A table's metadata.
 
     Attributes:
-        name: the table.
         mode: its mode.
         columns: the columns in table order, including system columns.
         key: the columns that identify records.

@@ -29,7 +29,6 @@ class MonthlyUsage:
     """The active rows of one table in one month.
 
     Attributes:
-        table: the table.
         mode: its mode; a history table's rows are versions.
         month: a UTC month, as `2026-11`.
         rows: distinct rows that were written.

@@ -49,7 +49,6 @@ class RowsAt:
     """A page of the rows that a table had at a time.
 
     Attributes:
-        name: the table.
         mode: its mode.
         at: the time, as an ISO instant.
         columns: the table's present columns, in table order.

@@ -61,7 +61,6 @@ class Write:
     """The request of WriteBatch and WriteHistoryBatch.
 
     Attributes:
-        name: the table.
         columns: the columns of the files, with the types and keys in the request.
         files: the batch files, in the order earliest, replace, update, delete.
         form: the format, compression and encryption of all files.
@@ -78,7 +77,6 @@ class Truncate:
     """The request of Truncate.
 
     Attributes:
-        name: the table.
         synced_column: the column whose time is compared.
         before_micros: rows with an earlier time are removed, microseconds since 1970 UTC; None to
             remove no rows.

@@ -63,7 +63,6 @@ class Changes:
     """The rows of one write request for one table.
 
     Attributes:
-        table: the table's name.
         definition: the columns of the request.
         records: the rows by the kind of file, in the order of the files; kinds without rows are
             absent.

@@ -51,7 +51,6 @@ class TableOverview:
     """The summary of a table.
 
     Attributes:
-        name: the table.
         place: the location of the metadata that was read.
         summary: the summary of `chronolake tables`, or None if the table was not read yet or cannot
             be read.

@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Told:
+class ModelTable:
     """A table's versions."""
 
     key: tuple[str, ...]
@@ -82,16 +82,16 @@ def to_comparable(value: Any) -> tuple[Any, ...]:
     return (1, value + 0 if isinstance(value, float) else value)
 
 
-def told(
+def draw_table(
     chance: random.Random,
     keys: Sequence[Row],
     value: Callable[[random.Random], Row],
     *,
     epsilon: int,
     deletes_are_near: bool = False,
-) -> Told:
+) -> ModelTable:
     """Draw versions: replaced, deleted, revived, deleted at once, deleted before history."""
-    table = Told(tuple(keys[0]), epsilon)
+    table = ModelTable(tuple(keys[0]), epsilon)
     for key in keys:
         starts = sorted({BEGIN + chance.randrange(40) * HOUR // 4 for _ in range(5)})
         if chance.random() < 0.1:

@@ -40,7 +40,7 @@ def table(name: str, columns: Sequence[str]) -> common_pb2.Table:
     return common_pb2.Table(name=name, columns=[column(text) for text in columns])
 
 
-def said(columns: Sequence[common_pb2.Column]) -> list[str]:
+def column_texts(columns: Sequence[common_pb2.Column]) -> list[str]:
     """Return columns as texts, the inverse of `column`."""
     texts = []
     for each in columns:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from support.oracle import ACTIVE, END, KEEP, START, HistoryTable, KeyedTable, Row
-from support.server.caller import Caller, said
+from support.server.caller import Caller, column_texts
 from support.server.sent_files import UNMODIFIED, SentFile
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class SentTable:
     def create(self) -> SentTable:
         response = self.caller.create(self.name, self.columns)
         assert response.success, response
-        assert said(self.caller.describe(self.name).table.columns) == list(self.columns)
+        assert column_texts(self.caller.describe(self.name).table.columns) == list(self.columns)
         return self
 
     def request(self, batch: Batch) -> Any:

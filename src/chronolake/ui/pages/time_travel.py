@@ -52,7 +52,6 @@ class TimeTravelQuery:
     """The parameters of a URL.
 
     Attributes:
-        name: the table.
         at: an instant, or None for now.
         than: another instant to compare with, or None for no comparison.
         after: the cursor of the page, or None for the first one.
