@@ -280,7 +280,7 @@ def test_two_pipelines_of_a_project_never_read_one_slot(
     if not is_refused:
         project(tmp_path, reported)
         return
-    with pytest.raises(ConfigurationError, match="one replication slot") as failed:
+    with pytest.raises(ConfigurationError, match="use the same replication slot") as failed:
         project(tmp_path, reported)
     assert "slot" in str(failed.value)
 
