@@ -30,13 +30,13 @@ import structlog
 from pyspark.sql import SparkSession
 
 from chronolake.lake import Lake
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import SliceFiles, Waiting
+from chronolake.source.declarative.landing.file_writer import PendingFiles, SliceFiles
 from chronolake.source.declarative.landing.record_schema import Identity, Shape, declared_columns
-from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
     DeclarativeStream,
@@ -148,17 +148,17 @@ def read_ours(
 
     With a session its tasks read all slices, without one this process does.
     """
-    found = of(mapped(described), folder / "manifest.yaml")
+    found = parse(to_mapped(described), folder / "manifest.yaml")
     (stream,) = found.streams.values()
     assert isinstance(stream, DeclarativeStream)
     (loader,) = stream.schema_loader
     assert isinstance(loader, InlineSchemaLoader)
     types = declared_columns(loader.schema_)
     with http_client() as client:
-        api = api_of(found, {"url": url}, Network(client))
-        waiting, _ = Waiting.left(folder / "spool")
+        api = create_api(found, {"url": url}, Network(client))
+        waiting, _ = PendingFiles.left(folder / "spool")
         identity = Identity.of(stream)
-        shape = Shape(identity.typed(types), frozenset(types))
+        shape = Shape(identity.add_key_column(types), frozenset(types))
         files = SliceFiles(waiting.folder, identity, shape)
         reader = StreamReader(stream, api)
         cluster = None if spark is None else cluster_for(spark, api, reader, files, workers)

@@ -16,10 +16,10 @@ import pytest
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.check import Result, read
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http import decoders, response
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 from chronolake.source.declarative.records import extractors
 from chronolake.source.declarative.stream_reader import SliceReader, Work
 from chronolake.source.declarative.stream_slice import StreamSlice
@@ -89,18 +89,18 @@ class Desk:
         content = {"streams": [described | (stream or {})]}
         if at_once is not None:
             content["max_concurrent_async_job_count"] = at_once
-        return of(mapped(content), MANIFEST)
+        return parse(to_mapped(content), MANIFEST)
 
     def reader(self, manifest: Manifest) -> SliceReader:
         fields = {"sleep": self.clock.sleep, "now": self.clock.now, **self.network}
-        api = api_of(manifest, {"minutes": 1, "places": 2}, Network(self.client, **fields))
+        api = create_api(manifest, {"minutes": 1, "places": 2}, Network(self.client, **fields))
         stream: Any = manifest.stream("items")
         return SliceReader(stream, api, {})
 
     def read(self, state: Any = None, **more: Any) -> Result:
         manifest = self.manifest(**more)
         fields = {"sleep": self.clock.sleep, "now": self.clock.now, **self.network}
-        api = api_of(manifest, {"minutes": 1}, Network(self.client, **fields))
+        api = create_api(manifest, {"minutes": 1}, Network(self.client, **fields))
         return read(manifest.stream("items"), api, state)
 
     def asking(self, kind: str) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import pytest
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.manifests.config_validation import (
-    expect_complete,
-    made_ready,
-    masking,
-    misfit_of,
-    missing_in,
+    create_mask,
+    find_violation,
+    missing_keys,
+    prepare_config,
+    raise_if_incomplete,
 )
-from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 
 _SECRET = "a-secret-nobody-may-see"
 
@@ -35,12 +35,12 @@ def _manifest(
     }
     spec = {"type": "Spec", "connection_specification": specification or {"type": "object"}}
     whole = {"spec": {**spec, "config_normalization_rules": rules}, "streams": []}
-    return of(mapped(whole), Path("manifest.yaml"))
+    return parse(to_mapped(whole), Path("manifest.yaml"))
 
 
 def _ready(config: dict[str, Any], *transformations: dict[str, Any], **more: Any) -> dict[str, Any]:
     before = deepcopy(config)
-    found = made_ready(config, _manifest(*transformations, **more))
+    found = prepare_config(config, _manifest(*transformations, **more))
     assert config == before
     return found
 
@@ -135,13 +135,13 @@ def test_python_in_the_rules_is_refused() -> None:
     assert problem.path == "spec.config_normalization_rules.transformations[0]"
     assert "which is not run" in problem.message
     with pytest.raises(ConfigurationError, match="which is not run"):
-        made_ready({}, manifest)
+        prepare_config({}, manifest)
 
 
 def test_a_configuration_without_rules_stays_as_it_is() -> None:
     whole = {"spec": {"type": "Spec", "connection_specification": {}}, "streams": []}
-    manifest = of(mapped(whole), Path("manifest.yaml"))
-    assert made_ready({"a": [1]}, manifest) == {"a": [1]}
+    manifest = parse(to_mapped(whole), Path("manifest.yaml"))
+    assert prepare_config({"a": [1]}, manifest) == {"a": [1]}
 
 
 @pytest.mark.parametrize(
@@ -189,16 +189,16 @@ def test_what_the_rules_move_is_neither_missing_nor_shown() -> None:
     }
     manifest = _manifest(_add(["token"], "{{ config['old_token'] }}"), specification=specification)
     config = {"old_token": _SECRET}
-    assert missing_in(config, manifest) == ["other"]
-    assert missing_in({}, manifest) == ["token", "other"]
-    assert masking(config, manifest)(f"https://a.example/?key={_SECRET}").endswith("****")
+    assert missing_keys(config, manifest) == ["other"]
+    assert missing_keys({}, manifest) == ["token", "other"]
+    assert create_mask(config, manifest)(f"https://a.example/?key={_SECRET}").endswith("****")
     with pytest.raises(ConfigurationError, match=r"shop\.yml lacks other\."):
-        expect_complete(config, manifest, "shop.yml")
+        raise_if_incomplete(config, manifest, "shop.yml")
 
 
 def test_a_secret_is_hidden_as_urls_spell_it() -> None:
     specification = {"properties": {"token": {"type": "string", "airbyte_secret": True}}}
-    mask = masking({"token": "a b+c/d"}, _manifest(specification=specification))
+    mask = create_mask({"token": "a b+c/d"}, _manifest(specification=specification))
     assert mask("a b+c/d, a%20b%2Bc/d, a+b%2Bc%2Fd") == "****, ****, ****"
 
 
@@ -239,8 +239,8 @@ def test_a_secret_is_hidden_as_urls_spell_it() -> None:
     ],
 )
 def test_values_fit_schemas(schema: Any, fitting: list[Any], others: list[Any]) -> None:
-    assert [misfit_of(value, schema) for value in fitting] == [None] * len(fitting)
-    assert all(misfit_of(value, schema) for value in others)
+    assert [find_violation(value, schema) for value in fitting] == [None] * len(fitting)
+    assert all(find_violation(value, schema) for value in others)
 
 
 @pytest.mark.parametrize(
@@ -257,4 +257,4 @@ def test_values_fit_schemas(schema: Any, fitting: list[Any], others: list[Any]) 
 )
 def test_what_is_no_schema_is_refused(schema: Any) -> None:
     with pytest.raises(ConfigurationError, match="JSON schema"):
-        misfit_of(["x"] if schema == {"items": 5} else "x", schema)
+        find_violation(["x"] if schema == {"items": 5} else "x", schema)

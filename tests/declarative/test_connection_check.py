@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chronolake.config import DeclarativeSource
-from chronolake.source.declarative.check import findings_of
-from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.check import check_source
+from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 from chronolake.source.protocol import CheckResult, Level
 from support.commands import ran_words
 from support.datalakes import project
@@ -65,7 +65,7 @@ def _manifest(
         "dynamic_streams": list(dynamic or (_tables(name="tables"),)),
         "check": check,
     }
-    return of(mapped(whole), Path("manifest.yaml"))
+    return parse(to_mapped(whole), Path("manifest.yaml"))
 
 
 def _findings(
@@ -74,7 +74,7 @@ def _findings(
     source = DeclarativeSource(
         type="declarative", manifest="manifest.yaml", config={"api": api.url}, only=only, **more
     )
-    return list(findings_of(manifest, source))
+    return list(check_source(manifest, source))
 
 
 def _tried(findings: list[CheckResult]) -> dict[str, Level]:
@@ -193,7 +193,7 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
         "spec": {"type": "Spec", "config_normalization_rules": rules},
     }
 
-    manifest = of(mapped(whole), Path("manifest.yaml"))
+    manifest = parse(to_mapped(whole), Path("manifest.yaml"))
 
     assert _tried(_findings(manifest, api)) == {"items": Level.OK}
     assert api.asked[-1].params == {"size": "1"}
@@ -239,7 +239,7 @@ def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
 
 def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
     whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
-    manifest = of(mapped(whole), Path("manifest.yaml"))
+    manifest = parse(to_mapped(whole), Path("manifest.yaml"))
 
     findings = _findings(manifest, api, ["items", "Orders", "zebras"])
 
@@ -335,7 +335,7 @@ def _nested() -> Manifest:
     asks = requester("/tables/{{ stream_partition.table }}")
     described = stream(retriever={**retriever(partition_router=router), "requester": asks})
     check = {"stream_names": ["items"]}
-    return of(mapped({"streams": [described], "check": check}), Path("manifest.yaml"))
+    return parse(to_mapped({"streams": [described], "check": check}), Path("manifest.yaml"))
 
 
 def test_a_look_takes_the_first_slice_alone(api: Api) -> None:

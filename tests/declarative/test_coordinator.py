@@ -14,7 +14,7 @@ from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.components.custom_auth import custom_authentication
 from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import Read
+from chronolake.source.declarative.landing.file_writer import SliceResult
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver, DriverLostError
 from chronolake.types import ColumnType, now_micros
 
@@ -26,7 +26,7 @@ class Slices:
         return {1}.intersection(numbers)
 
     def record_result(
-        self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
+        self, number: int, found: SliceResult | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         return number == 1
 
@@ -48,7 +48,7 @@ def coordinator() -> Iterator[Coordinator]:
 def test_coordinator_responds_to_tasks(coordinator: Coordinator) -> None:
     with Driver(coordinator.address) as driver:
         assert driver.unfinished([0, 1]) == {1}
-        assert driver.report_result(1, Read([], None), {})
+        assert driver.report_result(1, SliceResult([], None), {})
         assert abs(driver.now() - now_micros()) < 60_000_000
 
 

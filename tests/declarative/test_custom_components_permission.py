@@ -14,9 +14,9 @@ import yaml
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.check import findings_of
-from chronolake.source.declarative.connect import api_of
-from chronolake.source.declarative.custom_classes import class_of
+from chronolake.source.declarative.check import check_source
+from chronolake.source.declarative.connect import create_api
+from chronolake.source.declarative.custom_classes import import_class
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.stream_reader import StreamReader
@@ -47,7 +47,7 @@ def told(found: Connector, *, allowed: bool) -> dict[str, tuple[Level, str]]:
             config={"api": api.url, "token": HIDDEN},
             allow_components=allowed,
         )
-        findings = list(findings_of(manifest, source))
+        findings = list(check_source(manifest, source))
     return {
         finding.what: (finding.level, f"{finding.message} {finding.fix}") for finding in findings
     }
@@ -159,7 +159,7 @@ def test_a_cursor_of_a_connectors_own_is_refused(tmp_path: Path) -> None:
 def test_only_a_connectors_own_classes_can_be_named(tmp_path: Path, name: str) -> None:
     found = connector(tmp_path, PLAIN)
     with pytest.raises(ConfigurationError, match="is not part of the connector"):
-        class_of(name, found.file)
+        import_class(name, found.file)
 
 
 @pytest.mark.parametrize("name", ["Popen", "json", "number"])
@@ -167,7 +167,7 @@ def test_what_a_module_has_imported_is_none_of_its_classes(tmp_path: Path, name:
     code = "import json\nfrom subprocess import Popen\nnumber = 1\n"
     found = connector(tmp_path, code)
     with pytest.raises(ConfigurationError, match=rf"names the class {name}, which"):
-        class_of(f"source_declarative_manifest.components.{name}", found.file)
+        import_class(f"source_declarative_manifest.components.{name}", found.file)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_module_that_cannot_be_imported_says_why_and_what_to_do(
 ) -> None:
     found = connector(tmp_path, code)
     with pytest.raises(ConfigurationError) as failure:
-        class_of("source_shop.components.Plain", found.file)
+        import_class("source_shop.components.Plain", found.file)
     assert message in failure.value.message
     assert hint in str(failure.value.hint)
 
@@ -201,7 +201,7 @@ def test_without_airbyte_cdk_the_hint_says_how_to_install_it(
         monkeypatch.delitem(sys.modules, name, raising=False)
     found = connector(tmp_path, "from airbyte_cdk.sources import Source\n")
     with pytest.raises(ConfigurationError) as failure:
-        class_of("source_shop.components.Plain", found.file)
+        import_class("source_shop.components.Plain", found.file)
     assert "imports airbyte_cdk, which is not installed" in failure.value.message
     assert "pip install 'chronolake[components]'" in str(failure.value.hint)
 
@@ -353,7 +353,7 @@ def test_an_instance_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
         return Reply(ITEMS, slow=0.02)
 
     with Api({"/items": slow}) as api, http_client() as client:
-        shared = api_of(found.manifest, {"api": api.url}, Network(client))
+        shared = create_api(found.manifest, {"api": api.url}, Network(client))
         reader = StreamReader(shared.manifest.stream("items"), shared)  # type: ignore[arg-type]
         with ThreadPoolExecutor(8) as pool:
             pages = pool.map(
@@ -421,9 +421,9 @@ def test_classes_of_an_installed_package_come_from_its_own_modules(
     with Api({"/items": Reply(ITEMS)}) as api:
         assert Connector(file).reading(api).ids == [1, 2]
     with pytest.raises(ConfigurationError, match="names the class JSONDecoder, which"):
-        class_of("source_components_shop.parts.extractors.JSONDecoder", file)
+        import_class("source_components_shop.parts.extractors.JSONDecoder", file)
     with pytest.raises(ConfigurationError, match="is not part of the connector"):
-        class_of("json.decoder.JSONDecoder", file)
+        import_class("json.decoder.JSONDecoder", file)
 
 
 def test_streams_of_a_template_have_components_too(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def _bodies(
     decoder: dict[str, Any], body: bytes, headers: dict[str, str] | None = None
 ) -> list[Any]:
     component: Any = TypeAdapter(Decoder).validate_python(decoder)
-    return list(decoders.decoded(component, answer(body, headers)))
+    return list(decoders.decode(component, answer(body, headers)))
 
 
 @pytest.mark.parametrize(

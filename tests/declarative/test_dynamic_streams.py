@@ -12,10 +12,10 @@ import yaml
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.api import Api
-from chronolake.source.declarative.check import findings_of, sample
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.check import check_source, sample
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 from chronolake.source.declarative.manifests.yaml_source import read
 from chronolake.source.declarative.models.streams import DeclarativeStream, SimpleRetriever
 from chronolake.source.protocol import Level
@@ -87,7 +87,7 @@ def _manifest(
     *dynamic: dict[str, Any], streams: list[dict[str, Any]] | None = None, **more: Any
 ) -> Manifest:
     whole = {"streams": streams or [], "dynamic_streams": list(dynamic), **more}
-    return of(mapped(whole), Path("manifest.yaml"))
+    return parse(to_mapped(whole), Path("manifest.yaml"))
 
 
 def _api(
@@ -99,7 +99,7 @@ def _api(
 ) -> Api:
     url = server.url if server is not None else "http://nowhere.example"
     with http_client() as client:
-        return api_of(manifest, {"url": url, **config}, Network(client), wanted=wanted)
+        return create_api(manifest, {"url": url, **config}, Network(client), wanted=wanted)
 
 
 def _made(dynamic: dict[str, Any], **config: Any) -> Manifest:
@@ -315,7 +315,7 @@ def test_what_is_wrong_with_a_template_is_told_before_it_is_used(tmp_path: Path)
     dynamic = _dynamic(_listed([{"name": "one"}], _NAMED, _sets(_PATH, "/x")), template)
     file = tmp_path / "manifest.yaml"
     file.write_text(yaml.safe_dump({"streams": [_stream("items")], "dynamic_streams": [dynamic]}))
-    manifest = of(read(file), file)
+    manifest = parse(read(file), file)
     [problem] = manifest.problems
     assert problem.path == "dynamic_streams[0].stream_template.incremental_sync"
     assert problem.stream == "dynamic_streams[0]"
@@ -443,7 +443,7 @@ def test_trying_sees_dynamic_streams(server: Server) -> None:
     source = _source(url=server.url)
     found = sample(manifest, source, "two", limit=5)
     assert found.records == [{"id": 1}]
-    findings = list(findings_of(manifest, source))
+    findings = list(check_source(manifest, source))
     assert [finding.what for finding in findings] == [
         "stream one",
         "stream two",
@@ -451,5 +451,5 @@ def test_trying_sees_dynamic_streams(server: Server) -> None:
     ]
     assert {finding.level for finding in findings} == {Level.OK}
     server.on("/tables", Reply({}, status=403))
-    [failed] = findings_of(manifest, source)
+    [failed] = check_source(manifest, source)
     assert failed.level is Level.FAILED

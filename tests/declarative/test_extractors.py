@@ -8,9 +8,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.http.decoders import decoded
+from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.models.records import Extractor, JsonDecoder
-from chronolake.source.declarative.records.extractors import Extracted, extraction_of
+from chronolake.source.declarative.records.extractors import Extracted, create_extraction
 from support.declarative.answered import answer
 
 _JSON = JsonDecoder(type="JsonDecoder")
@@ -22,7 +22,7 @@ def _dpath(*path: str) -> dict[str, Any]:
 
 def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
     component: Any = TypeAdapter(Extractor).validate_python(extractor)
-    return extraction_of(component, _JSON, {"k": "z"})(answer(body))
+    return create_extraction(component, _JSON, {"k": "z"})(answer(body))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_list_of_records_is_handed_on_as_it_is(monkeypatch: pytest.MonkeyPatch
     body = {"data": [{"a": 1}]}
     monkeypatch.setattr(
         "chronolake.source.declarative.records.extractors.decoded",
-        lambda decoder, given: [body] if decoded(decoder, given) else [],
+        lambda decoder, given: [body] if decode(decoder, given) else [],
     )
     assert _extracted(_dpath("data"), body).records is body["data"]
 

@@ -20,7 +20,7 @@ from chronolake.source.declarative.http.request_builder import Request
 from chronolake.source.declarative.http.response import loads, parse_json, size_of
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests import yaml_source
-from chronolake.source.declarative.manifests.manifest import of
+from chronolake.source.declarative.manifests.manifest import parse
 from chronolake.source.declarative.templating import templates
 from support.declarative import hostile
 from support.declarative.apis import Api, Reply
@@ -148,7 +148,7 @@ _PARTS = ["1", "'a'", '"b"', ",", ":", "[", "]", "(", ")", "{", "}", " ", "\n", 
 def _both(text: str) -> tuple[Any, Any]:
     """Parse a text with Python and with our parser; "nothing" means that it is not a literal."""
     found = []
-    for read in (templates.ast.literal_eval, lambda one: templates.LongText(one).value()):
+    for read in (templates.ast.literal_eval, lambda one: templates.LongLiteral(one).value()):
         try:
             value = read(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -182,7 +182,7 @@ def test_long_texts_are_read_as_short_ones_are() -> None:
     records = [{"id": n, "name": f"it's {n}", "tags": ("a", None, 1.5)} for n in range(2_000)]
 
     assert len(repr(records)) > templates.SHORT
-    assert templates.literal_of(repr(records)) == records
+    assert templates.parse_literal(repr(records)) == records
 
 
 # --------------------------------------------------------------------------- manifests
@@ -203,4 +203,4 @@ def test_no_manifest_fills_the_machine_or_ends_the_process(text: str, tmp_path: 
     file.write_text(text)
 
     with pytest.raises(ConfigurationError, match=r"too deeply|too large"):
-        of(yaml_source.read(file), file)
+        parse(yaml_source.read(file), file)

@@ -9,8 +9,8 @@ import pytest
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.connect import opened
-from chronolake.source.declarative.manifests.capabilities import concurrency_of
+from chronolake.source.declarative.connect import open_api
+from chronolake.source.declarative.manifests.capabilities import max_concurrency
 from chronolake.source.declarative.manifests.manifest import Manifest, find, load
 from chronolake.source.declarative.models.streams import DeclarativeStream
 
@@ -265,7 +265,7 @@ def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -
 
     with (
         pytest.raises(ConfigurationError, match=r"line 7: spec.connection_specification"),
-        opened(found, source, wanted=None),
+        open_api(found, source, wanted=None),
     ):
         pytest.fail("it was opened")
 
@@ -364,7 +364,7 @@ def test_a_manifest_says_how_many_requests_are_in_flight(
 ) -> None:
     found = manifest(tmp_path, f"streams: []\n{level}")
 
-    assert concurrency_of(found, {"workers": 9}) == expected
+    assert max_concurrency(found, {"workers": 9}) == expected
 
 
 @pytest.mark.skipif(not _REAL.is_dir(), reason="the shared manifests are not here")

@@ -98,7 +98,7 @@ def test_a_column_from_before_stays() -> None:
 def test_a_key_that_is_an_object_stays_one() -> None:
     nesting = Nesting("orders", _SCHEMA, ("address",))
     assert nesting.declared["address"] == ColumnType(Kind.JSON)
-    assert nesting.spread([{"address": {"city": "x"}}]) == [{"address": {"city": "x"}}]
+    assert nesting.flatten([{"address": {"city": "x"}}]) == [{"address": {"city": "x"}}]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_no_value_is_lost(properties: dict[str, Any], data: st.DataObject) -> No
     """A record can be restored from its columns, except for empty objects."""
     record = {name: data.draw(_VALUES) for name in properties}
     nesting = Nesting("orders", {"properties": properties}, ())
-    (cells,) = nesting.spread([record])
+    (cells,) = nesting.flatten([record])
     reported = {
         name: _joined(name, property_, dict(cells)) for name, property_ in properties.items()
     }

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ChronolakeError, SourceError
 from chronolake.source.declarative.check import Result, read
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.client import Sender
 from chronolake.source.declarative.http.origins import (
     Origin,
@@ -30,7 +30,7 @@ from chronolake.source.declarative.http.origins import (
 )
 from chronolake.source.declarative.http.request_builder import Request
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.models.requests import DefaultErrorHandler, HttpRequester
 from chronolake.source.declarative.stream_slice import StreamSlice
 from support.declarative.apis import Api, Asked, Reply
@@ -149,7 +149,7 @@ def _stream(api: str, place: str, way: str) -> dict[str, Any]:
 
 
 def _read(described: dict[str, Any], **network: Any) -> Result:
-    manifest = of(mapped({"streams": [described]}), Path("manifest.yaml"))
+    manifest = parse(to_mapped({"streams": [described]}), Path("manifest.yaml"))
     with http_client(network.get("allowed_hosts")) as client:
         shared = Network(
             client,
@@ -157,7 +157,7 @@ def _read(described: dict[str, Any], **network: Any) -> Result:
             sleep=lambda _: None,
             **network,
         )
-        api = api_of(manifest, {"secret": SECRET}, shared)
+        api = create_api(manifest, {"secret": SECRET}, shared)
         return read(manifest.stream("items"), api, None)
 
 
@@ -329,14 +329,14 @@ def test_stream_url_from_the_api_receives_no_credentials() -> None:
                 ],
             },
         }
-        manifest = of(mapped({"dynamic_streams": [dynamic]}), Path("manifest.yaml"))
+        manifest = parse(to_mapped({"dynamic_streams": [dynamic]}), Path("manifest.yaml"))
         with http_client() as client:
-            found = api_of(manifest, {"secret": SECRET}, Network(client))
+            found = create_api(manifest, {"secret": SECRET}, Network(client))
             result = read(found.manifest.stream("items"), found, None)
             # A value from the API must not become a template either: it could send secrets.
             api.on("/streams", Reply({"data": [{"name": "x", "url": f"{other.url}/{TOKEN}/"}]}))
             with pytest.raises(SourceError, match="template"):
-                api_of(manifest, {"secret": SECRET}, Network(client))
+                create_api(manifest, {"secret": SECRET}, Network(client))
 
     assert [record["id"] for record in result.records] == [2]
     assert _holds_secret(api.asked[0])

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.models.records import DpathExtractor, JsonDecoder, RecordExpander
-from chronolake.source.declarative.records.extractors import Expansion, extraction_of
+from chronolake.source.declarative.records.extractors import Expansion, create_extraction
 from support.declarative.answered import answer
 from support.declarative.apis import Api, Reply
 from support.declarative.readings import option, reading, retriever, stream
@@ -39,7 +39,7 @@ def test_an_answer_counts_the_items() -> None:
     extractor = DpathExtractor.model_validate(
         {"type": "DpathExtractor", "field_path": ["data"], "record_expander": _expander()}
     )
-    found = extraction_of(extractor, JsonDecoder(type="JsonDecoder"), {})(
+    found = create_extraction(extractor, JsonDecoder(type="JsonDecoder"), {})(
         answer({"data": [_ORDER, {"id": 2}, _ORDER]})
     )
 

@@ -20,10 +20,10 @@ from chronolake.source.declarative.landing.record_schema import (
     HASHED,
     Identity,
     Shape,
-    array_of,
     declared_columns,
-    has_texts_only,
-    type_of,
+    has_only_texts,
+    infer_type,
+    to_array,
 )
 from chronolake.source.declarative.models.streams import DeclarativeStream
 from chronolake.types import ColumnType, Kind
@@ -139,11 +139,11 @@ _JSON = st.recursive(
 @given(st.lists(_JSON, min_size=1, max_size=6))
 def test_no_value_is_lost(values: list[Any]) -> None:
     """Each value can be restored from its column, whatever the column's type is."""
-    kind = type_of(values)
+    kind = infer_type(values)
     if kind is None:
         assert all(value is None for value in values)
         return
-    array = array_of(values, kind)
+    array = to_array(values, kind)
     assert array is not None
     assert array.type == kind.arrow
     for value, kept in zip(values, array.to_pylist(), strict=True):
@@ -228,35 +228,35 @@ def test_what_tells_records_apart(key: Any, columns: tuple[str, ...]) -> None:
 
 def test_a_key_within_an_object_or_none_at_all_is_a_hash() -> None:
     inner = Identity.of(_stream([["a", "b"]]))
-    one, two, other = inner.added([{"a": {"b": 1}, "c": 1}, {"a": {"b": 1}}, {"a": {"b": "1"}}])
+    one, two, other = inner.add_keys([{"a": {"b": 1}, "c": 1}, {"a": {"b": 1}}, {"a": {"b": "1"}}])
     assert one[HASHED] == two[HASHED] != other[HASHED]
     whole = Identity.of(_stream(None))
-    one, two, other = whole.added([{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}])
+    one, two, other = whole.add_keys([{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}])
     assert one[HASHED] == two[HASHED] != other[HASHED]
-    (large,) = whole.added([{"a": 2**70}])
+    (large,) = whole.add_keys([{"a": 2**70}])
     assert len(large[HASHED]) == 40
     assert pa.array([large[HASHED]]).type == pa.string()
 
 
 def test_half_a_character_is_none() -> None:
-    whole = array_of(["cut \ud83d", "\U0001f600", None], ColumnType(Kind.STRING))
+    whole = to_array(["cut \ud83d", "\U0001f600", None], ColumnType(Kind.STRING))
     assert whole is not None
     assert whole.to_pylist() == ["cut \ufffd", "\U0001f600", None]
-    nested = array_of([{"a": "cut \ud83d"}], ColumnType(Kind.JSON))
+    nested = to_array([{"a": "cut \ud83d"}], ColumnType(Kind.JSON))
     assert nested is not None
     assert json.loads(nested.to_pylist()[0]) == {"a": "cut \ufffd"}
 
 
 def test_half_a_character_may_be_in_a_key() -> None:
-    one, other = Identity(()).added([{"a": "\ud83d"}, {"a": "\ud83e"}])
+    one, other = Identity(()).add_keys([{"a": "\ud83d"}, {"a": "\ud83e"}])
     assert one[HASHED] != other[HASHED]
 
 
 def test_a_key_that_is_declared_as_any_number_has_the_type_of_its_values() -> None:
     identity = Identity((("id",),))
     declared = {"id": ColumnType(Kind.DOUBLE), "total": ColumnType(Kind.DOUBLE)}
-    assert identity.typed(declared) == {"total": ColumnType(Kind.DOUBLE)}
-    of = Shape(identity.typed(declared), frozenset({"total"}))
+    assert identity.add_key_column(declared) == {"total": ColumnType(Kind.DOUBLE)}
+    of = Shape(identity.add_key_column(declared), frozenset({"total"}))
     assert told(of, [{"id": 5, "total": 5}]) == {
         "total": (Kind.DOUBLE, [5.0]),
         "id": (Kind.LONG, [5]),
@@ -265,7 +265,7 @@ def test_a_key_that_is_declared_as_any_number_has_the_type_of_its_values() -> No
 
 def test_a_record_without_its_key_is_refused() -> None:
     with pytest.raises(SourceError, match="A record has no id, which is part of its primary key"):
-        Identity((("id",),)).added([{"id": 1}, {"id": None}])
+        Identity((("id",),)).add_keys([{"id": 1}, {"id": None}])
 
 
 @pytest.mark.parametrize(
@@ -358,4 +358,4 @@ def test_the_decoder_says_whether_a_body_knows_texts_only(
         "retriever": retriever,
         "schema_loader": {"type": "InlineSchemaLoader", "schema": {}},
     }
-    assert has_texts_only(DeclarativeStream.model_validate(stream)) is expected
+    assert has_only_texts(DeclarativeStream.model_validate(stream)) is expected

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from chronolake.errors import SourceError
 from chronolake.source.declarative.models.records import JsonDecoder, RecordSelector, Transformation
-from chronolake.source.declarative.records.selector import Page, Selection, converter_of
+from chronolake.source.declarative.records.selector import Page, Selection, create_converter
 from chronolake.source.declarative.stream_slice import StreamSlice
 from support.declarative.answered import answer
 
@@ -371,7 +371,7 @@ def _property(kind: Any, **more: Any) -> dict[str, Any]:
 )
 def test_values_are_converted_to_the_declared_types(schema: Any, value: Any, expected: Any) -> None:
     record = {"v": value}
-    converter_of(schema).within(record)
+    create_converter(schema).convert_contents(record)
     assert record == {"v": expected}
     assert type(record["v"]) is type(expected)
 
@@ -384,7 +384,9 @@ def test_a_schema_may_refer_to_itself() -> None:
     }
     definitions = {"r": {"properties": properties}, "i": {"type": "integer"}}
     record = {"a": "1", "c": {"a": "2", "c": {"a": "3"}}, "d": "4"}
-    converter_of({"$ref": "#/definitions/r", "definitions": definitions}).within(record)
+    create_converter({"$ref": "#/definitions/r", "definitions": definitions}).convert_contents(
+        record
+    )
     assert record == {"a": 1, "c": {"a": 2, "c": {"a": 3}}, "d": "4"}
 
 
@@ -411,10 +413,10 @@ _JSON = st.recursive(
 
 @given(_JSON, st.sampled_from(["string", "number", "integer", "boolean", "array", "object"]))
 def test_to_convert_twice_is_to_convert_once(value: Any, kind: str) -> None:
-    converter = converter_of(_property(["null", kind]))
+    converter = create_converter(_property(["null", kind]))
     once = {"v": value}
-    converter.within(once)
+    converter.convert_contents(once)
     twice = dict(once)
-    converter.within(twice)
+    converter.convert_contents(twice)
     # Texts such as "nan" become a number that does not equal itself.
     assert repr(twice) == repr(once)

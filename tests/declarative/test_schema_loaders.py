@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 from chronolake.source.declarative.models.streams import DeclarativeStream
-from chronolake.source.declarative.retrieval.schema_loaders import schema_of
+from chronolake.source.declarative.retrieval.schema_loaders import load_schema
 from chronolake.source.declarative.stream_reader import StreamReader
 from support.declarative.apis import Api as Server
 from support.declarative.apis import Reply
@@ -65,17 +65,17 @@ def _manifest(*loaders: dict[str, Any]) -> Manifest:
         "schema_loader": list(loaders),
         "retriever": _retriever("/items"),
     }
-    return of(mapped({"streams": [stream]}), Path("manifest.yaml"))
+    return parse(to_mapped({"streams": [stream]}), Path("manifest.yaml"))
 
 
 def _schema(server: Server, *loaders: dict[str, Any], **config: Any) -> dict[str, Any]:
     manifest = _manifest(*loaders)
     server.asked.clear()
     with http_client() as client:
-        api = api_of(manifest, {"url": server.url, **config}, Network(client))
+        api = create_api(manifest, {"url": server.url, **config}, Network(client))
         stream = api.manifest.stream("items")
         assert isinstance(stream, DeclarativeStream)
-        first = schema_of(stream, api)
+        first = load_schema(stream, api)
         # A schema that was loaded in the run is not requested again.
         assert StreamReader(stream, api).schema == first
     assert server.paths().count("/schema") <= len(loaders)
@@ -221,8 +221,8 @@ def test_a_schema_is_read_below_the_manifest_alone(server: Server, tmp_path: Pat
         "retriever": _retriever("/items"),
         "schema_loader": loader,
     }
-    found = of(mapped({"streams": [stream]}), folder / "manifest.yaml")
+    found = parse(to_mapped({"streams": [stream]}), folder / "manifest.yaml")
     with http_client() as client:
-        api = api_of(found, {"url": server.url}, Network(client))
+        api = create_api(found, {"url": server.url}, Network(client))
         with pytest.raises(ConfigurationError, match="outside the manifest's folder"):
-            schema_of(found.stream("items"), api)
+            load_schema(found.stream("items"), api)

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import Part, SliceFiles, Waiting
+from chronolake.source.declarative.landing.file_writer import Part, PendingFiles, SliceFiles
 from chronolake.source.declarative.landing.record_schema import Identity, Shape
-from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
 from support.declarative.apis import Api, Asked, Reply
@@ -45,13 +45,13 @@ def _most_memory(folder: Path, pages: int) -> int:
         return Reply(bodies[page % 2] if page < pages else nothing)
 
     described: Any = stream(primary_key="id", retriever=retriever(paginator=_PAGES))
-    manifest = of(mapped({"streams": [described]}), folder / "manifest.yaml")
+    manifest = parse(to_mapped({"streams": [described]}), folder / "manifest.yaml")
     found: Any = manifest.stream("items")
     folder.mkdir()
     with Api() as api, http_client() as client:
         api.on("/items", answer)
-        shared = api_of(manifest, {"api": api.url}, Network(client))
-        waiting, _ = Waiting.left(folder / "spool")
+        shared = create_api(manifest, {"api": api.url}, Network(client))
+        waiting, _ = PendingFiles.left(folder / "spool")
         files = SliceFiles(waiting.folder, Identity.of(found), Shape({}))
         run = Run(StreamReader(found, shared), files, waiting, shared.session)
         tracemalloc.start()
@@ -69,7 +69,7 @@ def test_what_a_machine_without_power_has_left_is_read_again(
 ) -> None:
     (tmp_path / "journal.json").write_bytes(journal)
     (tmp_path / "half.arrow").write_bytes(b"ARROW1")
-    waiting, _ = Waiting.left(tmp_path)
+    waiting, _ = PendingFiles.left(tmp_path)
     assert not waiting.parts
     assert not list(tmp_path.glob("*.arrow"))
 
@@ -77,6 +77,6 @@ def test_what_a_machine_without_power_has_left_is_read_again(
 def test_a_part_that_is_not_whole_is_read_again(tmp_path: Path) -> None:
     part = Part(tmp_path / "a.arrow", (), 1, 100)
     part.file.write_bytes(b"ARROW1")
-    Waiting(tmp_path, [part], 100).note({"state": None})
-    waiting, state = Waiting.left(tmp_path)
+    PendingFiles(tmp_path, [part], 100).note({"state": None})
+    waiting, state = PendingFiles.left(tmp_path)
     assert (waiting.parts, state) == ([], None)

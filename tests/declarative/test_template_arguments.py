@@ -16,7 +16,7 @@ from chronolake.source.declarative.http.client import Sender
 from chronolake.source.declarative.http.request_builder import Request, encode_url
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.stream_slice import StreamSlice
-from chronolake.source.declarative.templating.templates import as_text, evaluated
+from chronolake.source.declarative.templating.templates import as_text, evaluate
 
 
 def _given() -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_no_template_changes_what_it_is_given(text: str) -> None:
     given = _given()
 
     with pytest.raises(ConfigurationError):
-        evaluated(text, given)
+        evaluate(text, given)
 
     before = _given()
     for name, value in before.items():
@@ -77,9 +77,9 @@ def test_no_template_changes_what_it_is_given(text: str) -> None:
 def test_templates_print_what_they_are_given_and_change_what_is_their_own() -> None:
     given = _given()
 
-    assert json.loads(json.dumps(evaluated("{{ config | tojson }}", given))) == given["config"]
-    assert evaluated("{{ config }}", given) == given["config"]
-    assert evaluated("{{ dict(config, key='x').key }}", given) == "x"
+    assert json.loads(json.dumps(evaluate("{{ config | tojson }}", given))) == given["config"]
+    assert evaluate("{{ config }}", given) == given["config"]
+    assert evaluate("{{ dict(config, key='x').key }}", given) == "x"
     assert as_text("{% set l = [] %}{% set _ = l.append(config.key) %}{{ l[0] }}", given) == "k"
     text = "{% set d = dict(config) %}{% set _ = d.update({'key': 'x'}) %}{{ d.key }}"
     assert as_text(text, given) == "x"

@@ -23,9 +23,9 @@ from chronolake.source.declarative.templating.templates import (
     as_nested,
     as_text,
     as_truth,
-    evaluated,
+    evaluate,
     is_template,
-    syntax_of,
+    parse_syntax,
 )
 from support.declarative.reference_templates import CONTEXT, FAILING, VALUES
 
@@ -40,19 +40,19 @@ def context():
 
 def test_templates_make_what_they_make_in_the_reference():
     for text, value in VALUES:
-        made = evaluated(text, copy.deepcopy(CONTEXT))
+        made = evaluate(text, copy.deepcopy(CONTEXT))
         assert (made, type(made)) == (value, type(value)), text
 
 
 def test_templates_fail_that_fail_in_the_reference():
     for text in FAILING:
         with pytest.raises(ConfigurationError):
-            evaluated(text, copy.deepcopy(CONTEXT))
+            evaluate(text, copy.deepcopy(CONTEXT))
 
 
 @pytest.mark.parametrize("value", [5, 2.5, None, True, ["{{ x }}"], {"a": 1}])
 def test_what_is_no_text_comes_back_as_it_is(value):
-    assert evaluated(value, {}) is value
+    assert evaluate(value, {}) is value
 
 
 def test_is_template_tells_templates_from_plain_texts():
@@ -64,7 +64,7 @@ def test_is_template_tells_templates_from_plain_texts():
 
 def test_a_default_stands_in_for_what_is_empty_or_missing(context):
     def made(text):
-        return evaluated(text, context, default="{{ config.n }}")
+        return evaluate(text, context, default="{{ config.n }}")
 
     assert made("{{ config.missing }}") == 5
     assert made("{{ config.missing.deeper }}") == 5
@@ -72,23 +72,23 @@ def test_a_default_stands_in_for_what_is_empty_or_missing(context):
     assert made("") == 5
     assert made("{{ config.none }}") is None
     with pytest.raises(ConfigurationError, match="refers to 'missing', which does not exist"):
-        evaluated("", context, default="{{ config.missing.deeper }}")
+        evaluate("", context, default="{{ config.missing.deeper }}")
 
 
 def test_kinds_limit_what_a_text_is_read_as(context):
-    assert evaluated("{{ config.ver }}", context, kinds=(str,)) == "2.10"
-    assert evaluated("2.10", context, kinds=(str,)) == "2.10"
-    assert evaluated("{{ 1 }}", context, kinds=(float,)) == "1"
-    assert evaluated("[1]", context, kinds=(str, list)) == [1]
-    assert evaluated("1", context, kinds=(str, list)) == "1"
-    assert evaluated("", context, kinds=(str,)) is None
+    assert evaluate("{{ config.ver }}", context, kinds=(str,)) == "2.10"
+    assert evaluate("2.10", context, kinds=(str,)) == "2.10"
+    assert evaluate("{{ 1 }}", context, kinds=(float,)) == "1"
+    assert evaluate("[1]", context, kinds=(str, list)) == [1]
+    assert evaluate("1", context, kinds=(str, list)) == "1"
+    assert evaluate("", context, kinds=(str,)) is None
 
 
 def test_plain_texts_that_are_lists_are_new_each_time():
-    first = evaluated("[1]", {})
+    first = evaluate("[1]", {})
     first.append(2)
 
-    assert evaluated("[1]", {}) == [1]
+    assert evaluate("[1]", {}) == [1]
 
 
 @pytest.mark.parametrize(
@@ -178,30 +178,30 @@ def test_read_only_mappings_and_slices_are_looked_into():
         "stream_slice": StreamSlice(extra_fields={"name": "n"}),
     }
 
-    assert evaluated("{{ config.a.b + config['a']['b'] }}", context) == 2
-    assert evaluated("{{ stream_interval.extra_fields['name'] }}", context) == "n"
+    assert evaluate("{{ config.a.b + config['a']['b'] }}", context) == 2
+    assert evaluate("{{ stream_interval.extra_fields['name'] }}", context) == "n"
 
 
 def test_macros_tell_the_time():
     before = datetime.now(UTC)
-    now = datetime.fromisoformat(evaluated("{{ now_utc() }}", {}))
-    today = date.fromisoformat(evaluated("{{ today_utc() }}", {}))
-    there = date.fromisoformat(evaluated("{{ today_with_timezone('Pacific/Tarawa') }}", {}))
-    later = datetime.fromisoformat(evaluated("{{ day_delta(2) }}", {}))
+    now = datetime.fromisoformat(evaluate("{{ now_utc() }}", {}))
+    today = date.fromisoformat(evaluate("{{ today_utc() }}", {}))
+    there = date.fromisoformat(evaluate("{{ today_with_timezone('Pacific/Tarawa') }}", {}))
+    later = datetime.fromisoformat(evaluate("{{ day_delta(2) }}", {}))
     after = datetime.now(UTC)
 
     assert before <= now <= after
     assert before.date() <= today <= after.date()
     assert there - today in {timedelta(0), timedelta(days=1)}
     assert before <= later - timedelta(days=2) <= after
-    assert evaluated("{{ day_delta(-1, '%d') ~ '!' }}", {}).endswith("!")
-    assert uuid.UUID(evaluated("{{ generate_uuid() }}", {})).version == 4
+    assert evaluate("{{ day_delta(-1, '%d') ~ '!' }}", {}).endswith("!")
+    assert uuid.UUID(evaluate("{{ generate_uuid() }}", {})).version == 4
 
 
 @pytest.mark.parametrize("text", ["{{ nope }}", "{{ config.a }}{{ nope.b }}", "{{ range(3) }}"])
 def test_an_unknown_variable_is_named_and_nothing_else_is_told(text):
     with pytest.raises(ConfigurationError, match=r"uses `(nope|range)`, which") as refused:
-        evaluated(text, {"config": {"a": SECRET}})
+        evaluate(text, {"config": {"a": SECRET}})
 
     assert SECRET not in str(refused.value)
 
@@ -232,7 +232,7 @@ def test_no_failure_tells_a_secret(text):
 
 def test_a_long_template_is_cut_in_a_message():
     with pytest.raises(ConfigurationError) as refused:
-        evaluated("{{ 1/0 }}" + "x" * 1000, {})
+        evaluate("{{ 1/0 }}" + "x" * 1000, {})
 
     assert "x" * 100 in refused.value.message
     assert len(refused.value.message) < 300
@@ -329,7 +329,7 @@ def test_no_template_fills_the_machine_or_holds_it_up(text):
     began = time.monotonic()
 
     with pytest.raises(ConfigurationError):
-        evaluated(text, {"config": {}})
+        evaluate(text, {"config": {}})
 
     # Each takes less than 3 s on a slow machine; without a bound, minutes or all of the memory.
     assert time.monotonic() - began < 20
@@ -338,18 +338,18 @@ def test_no_template_fills_the_machine_or_holds_it_up(text):
 def test_an_allowance_is_for_one_evaluation():
     text = "{% for i in 'x' * 1000 %}{{ i }}{% endfor %}"
 
-    assert {evaluated(text, {}) for _ in range(2000)} == {"x" * 1000}
+    assert {evaluate(text, {}) for _ in range(2000)} == {"x" * 1000}
 
 
 def test_large_values_pass_through():
     text = "a" * 10_000_000
 
-    assert evaluated("{{ record.get('body') }}", {"record": {"body": text}}) == text
+    assert evaluate("{{ record.get('body') }}", {"record": {"body": text}}) == text
 
 
 @pytest.mark.parametrize("text", ["-" * 100_000 + "5", "[" * 100_000, "9" * 5000, "0x" + "f" * 9])
 def test_texts_that_python_cannot_read_stay_texts(text):
-    made = evaluated("{{ record.a }}", {"record": {"a": text}})
+    made = evaluate("{{ record.a }}", {"record": {"a": text}})
 
     assert made in {text, 0xFFFFFFFFF}
 
@@ -393,7 +393,7 @@ def test_texts_are_read_as_python_reads_literals(text):
         # Python warns of odd escapes.
         warnings.simplefilter("ignore")
         # A constant of the manifest, which is parsed as the reference parses it.
-        made = evaluated("{% set a = " + as_template_text(text) + " %}{{ a }}", {})
+        made = evaluate("{% set a = " + as_template_text(text) + " %}{{ a }}", {})
 
     expected = as_python_reads(text) if text else None
     assert (repr(made), type(made)) == (repr(expected), type(expected))
@@ -434,7 +434,7 @@ LOOKUPS = [
 @example(text="65e123456789012345678901", template=LOOKUPS[0])
 @example(text="0x" + "f" * 5000, template=LOOKUPS[0])
 def test_a_text_that_is_looked_up_is_sent_as_it_is(text, template):
-    made = evaluated(template, {"record": {"a": text}})
+    made = evaluate(template, {"record": {"a": text}})
 
     # Null is printed as None: the two cannot be distinguished.
     assert str(made) in {text, text.strip()} or not text
@@ -452,7 +452,7 @@ def test_a_text_that_is_looked_up_is_sent_as_it_is(text, template):
     template=st.sampled_from(LOOKUPS[:3]),
 )
 def test_a_value_of_json_that_is_looked_up_keeps_its_type(value, template):
-    made = evaluated(template, {"record": {"a": value}})
+    made = evaluate(template, {"record": {"a": value}})
 
     assert (made, type(made)) == (value, type(value))
 
@@ -474,7 +474,7 @@ def test_a_value_of_json_that_is_looked_up_keeps_its_type(value, template):
     ],
 )
 def test_what_a_template_composes_is_read_as_the_manifest_means_it(template, kinds, value):
-    made = evaluated(template, {"record": {"a": "2.10", "b": 5}}, kinds=kinds)
+    made = evaluate(template, {"record": {"a": "2.10", "b": 5}}, kinds=kinds)
 
     assert (made, type(made)) == (value, type(value))
 
@@ -490,12 +490,12 @@ def test_plain_texts_are_what_jinja_makes_of_them(text):
 
 def test_stream_state_is_refused_with_advice():
     with pytest.raises(ConfigurationError, match=re.escape("Use `stream_interval` instead.")):
-        evaluated("{{ stream_state['updated_at'] }}", {"stream_state": {"updated_at": 1}})
+        evaluate("{{ stream_state['updated_at'] }}", {"stream_state": {"updated_at": 1}})
 
 
 def test_escapes_that_python_warns_of_are_what_a_template_says() -> None:
     # Warnings are errors in tests.
     template = r"{{ config.uri | regex_search('\/([a-z]+-\d+)$') }}"
-    assert evaluated(template, {"config": {"uri": "https://a/b-1"}}) == "b-1"
-    assert syntax_of(template) is not None
-    assert syntax_of("{{ config.") is None
+    assert evaluate(template, {"config": {"uri": "https://a/b-1"}}) == "b-1"
+    assert parse_syntax(template) is not None
+    assert parse_syntax("{{ config.") is None

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from chronolake.config import DeclarativeSource
-from chronolake.source.declarative.check import findings_of
-from chronolake.source.declarative.connect import opened
-from chronolake.source.declarative.manifests.manifest import Manifest, load, mapped, of
+from chronolake.source.declarative.check import check_source
+from chronolake.source.declarative.connect import open_api
+from chronolake.source.declarative.manifests.manifest import Manifest, load, parse, to_mapped
 from chronolake.source.declarative.manifests.problems import Problem
 from chronolake.source.protocol import Level
 from support.declarative.apis import Api, Reply
@@ -25,7 +25,7 @@ _CURSOR = {
 
 
 def _manifest(*streams: Any, **more: Any) -> Manifest:
-    return of(mapped({"streams": list(streams), **more}), Path("manifest.yaml"))
+    return parse(to_mapped({"streams": list(streams), **more}), Path("manifest.yaml"))
 
 
 def _asking(**asks: Any) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> N
         source = DeclarativeSource(
             type="declarative", manifest="manifest.yaml", config={"api": api.url}
         )
-        with opened(found, source, wanted=None) as ready:
+        with open_api(found, source, wanted=None) as ready:
             whole = ready.manifest
 
     assert (
@@ -435,7 +435,7 @@ streams:
             source = DeclarativeSource(
                 type="declarative", manifest="manifest.yaml", config=config, only=only
             )
-            first = next(iter(findings_of(load(file), source)))
+            first = next(iter(check_source(load(file), source)))
             assert (first.level, first.fix) == (level, "Did you mean 'config'?")
             assert first.message.startswith(f"{file}, line 8: the stream items: streams[0].")
             assert first.message.endswith(
@@ -481,7 +481,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
     assert "items" in found.streams
 
     source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
-    (reported,) = [one for one in findings_of(found, source) if one.what == "manifest"]
+    (reported,) = [one for one in check_source(found, source) if one.what == "manifest"]
     assert reported.level is level
 
 

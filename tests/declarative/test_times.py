@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from chronolake.durations import iso_duration
 from chronolake.source.declarative.templating.times import (
     Reader,
-    formatted,
-    formatted_exactly,
+    format_exactly,
+    format_time,
     micros_of,
-    parsed,
-    parsed_by,
+    parse_time,
+    parse_time_by,
 )
 
 INDIA = timezone(timedelta(hours=5, minutes=30))
@@ -177,7 +177,7 @@ offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda m: timezone(timede
     ],
 )
 def test_a_value_is_read_as_its_format_says(value, code, moment):
-    read = parsed(value, code)
+    read = parse_time(value, code)
 
     assert read == moment
     assert read.utcoffset() == moment.utcoffset()
@@ -204,7 +204,7 @@ def test_a_value_is_read_as_its_format_says(value, code, moment):
 )
 def test_what_does_not_fit_its_format_is_refused_without_being_shown(value, code):
     with pytest.raises(ValueError, match="does not match the format") as refused:
-        parsed(value, code)
+        parse_time(value, code)
 
     assert str(refused.value) == f"The time does not match the format {code!r}."
     assert Reader([code]).micros(value) is None
@@ -237,7 +237,7 @@ def test_what_does_not_fit_its_format_is_refused_without_being_shown(value, code
     ],
 )
 def test_a_moment_is_printed_as_its_format_says(moment, code, text):
-    assert formatted(moment, code) == text
+    assert format_time(moment, code) == text
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_moment_is_printed_as_its_format_says(moment, code, text):
     ],
 )
 def test_a_clock_is_printed_whose_offset_the_format_tells(code, text):
-    assert formatted_exactly(IN_INDIA, code) == text
+    assert format_exactly(IN_INDIA, code) == text
 
 
 @pytest.mark.parametrize(
@@ -264,14 +264,14 @@ def test_a_clock_is_printed_whose_offset_the_format_tells(code, text):
     ],
 )
 def test_a_moment_that_utc_cannot_have_is_the_nearest_that_it_has(moment, text):
-    assert formatted_exactly(moment, "%Y-%m-%dT%H").lstrip("0") == text
+    assert format_exactly(moment, "%Y-%m-%dT%H").lstrip("0") == text
 
 
 def test_the_first_format_that_fits_is_taken():
-    assert parsed_by("2024-01-02", ["%d-%m-%Y", "%Y-%m-%d"]) == datetime(2024, 1, 2, tzinfo=UTC)
-    assert parsed_by("20240102", ["%s", "%Y%m%d"]) == parsed("20240102", "%s")
+    assert parse_time_by("2024-01-02", ["%d-%m-%Y", "%Y-%m-%d"]) == datetime(2024, 1, 2, tzinfo=UTC)
+    assert parse_time_by("20240102", ["%s", "%Y%m%d"]) == parse_time("20240102", "%s")
     with pytest.raises(ValueError, match="matches none of the formats '%s', '%Y'"):
-        parsed_by("secret", ["%s", "%Y"])
+        parse_time_by("secret", ["%s", "%Y"])
     assert Reader(["%Y-%m-%d", "%s"]).micros("60") == 60_000_000
 
 
@@ -295,34 +295,34 @@ def test_a_duration_that_no_time_can_have_is_none():
 
 @given(moment=moments, code=st.sampled_from(EXACT + EXACT_WITH_OFFSET))
 def test_a_printed_moment_is_read_again(moment, code):
-    assert parsed(formatted(moment, code), code) == moment
-    assert Reader([code]).micros(formatted(moment, code)) == micros_of(moment)
+    assert parse_time(format_time(moment, code), code) == moment
+    assert Reader([code]).micros(format_time(moment, code)) == micros_of(moment)
 
 
 @given(moment=moments, offset=offsets, code=st.sampled_from(EXACT_WITH_OFFSET))
 def test_an_offset_is_kept(moment, offset, code):
     there = moment.replace(tzinfo=offset)
 
-    again = parsed(formatted(there, code), code)
+    again = parse_time(format_time(there, code), code)
 
     assert (again, again.utcoffset()) == (there, there.utcoffset())
 
 
 @given(moment=moments, code=st.sampled_from(FORMATS))
 def test_a_text_that_was_printed_is_printed_alike_again(moment, code):
-    text = formatted(moment, code)
+    text = format_time(moment, code)
 
-    assert formatted(parsed(text, code), code) == text
+    assert format_time(parse_time(text, code), code) == text
 
 
 def by_strptime(value: object, formats: list[str]) -> int | None:
     try:
-        return micros_of(parsed_by(value, formats))
+        return micros_of(parse_time_by(value, formats))
     except ValueError:
         return None
 
 
-printed = st.builds(formatted, st.datetimes(timezones=offsets), st.sampled_from(FORMATS))
+printed = st.builds(format_time, st.datetimes(timezones=offsets), st.sampled_from(FORMATS))
 
 
 @st.composite

@@ -22,7 +22,7 @@ from chronolake.source.declarative.http.token_pool import (
     TokenGrant,
 )
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import Read
+from chronolake.source.declarative.landing.file_writer import SliceResult
 from chronolake.source.declarative.models.requests import RateLimitedMultipleTokenAuthenticator
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver
 from chronolake.types import ColumnType
@@ -377,7 +377,7 @@ class NoSlices:
         return set()
 
     def record_result(
-        self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
+        self, number: int, found: SliceResult | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         del number, found, types
         return False

@@ -11,9 +11,9 @@ from typing import Any
 
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.check import Result, read
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from support.compat.outcome import Outcome
 from support.compat.serving import Server
 
@@ -85,8 +85,8 @@ def _read(
     state: Any,
     clock: Clock,
 ) -> Result:
-    described = of(mapped(deepcopy(dict(manifest))), file, allow_components=True)
+    described = parse(to_mapped(deepcopy(dict(manifest))), file, allow_components=True)
     with http_client() as client:
         network = Network(client, sleep=clock.sleep, now=clock.now)
-        api = api_of(described, config, network, wanted=[stream])
+        api = create_api(described, config, network, wanted=[stream])
         return read(api.manifest.stream(stream), api, state)

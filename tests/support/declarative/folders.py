@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from chronolake.source.declarative.check import read
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.config_validation import masking
+from chronolake.source.declarative.manifests.config_validation import create_mask
 from chronolake.source.declarative.manifests.manifest import Manifest, load
 from support.declarative.apis import Api
 from support.declarative.readings import Reading
@@ -54,9 +54,9 @@ class Connector:
         whole = {"api": api.url, "token": HIDDEN, **(config or {})}
         waits: list[float] = []
         with http_client() as client:
-            mask = masking(whole, manifest)
+            mask = create_mask(whole, manifest)
             network = Network(client, sleep=waits.append, now=time.time, mask=mask)
-            shared = api_of(manifest, whole, network, wanted=[name])
+            shared = create_api(manifest, whole, network, wanted=[name])
             return Reading(read(shared.manifest.stream(name), shared, state), waits)
 
 

@@ -24,8 +24,11 @@ from pydantic import TypeAdapter
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.http.response import Response, loads
 from chronolake.source.declarative.models.records import Decoder, DpathExtractor
-from chronolake.source.declarative.records.extractors import batches_of, extraction_of
-from chronolake.source.declarative.templating.templates import evaluated
+from chronolake.source.declarative.records.extractors import (
+    create_batch_extraction,
+    create_extraction,
+)
+from chronolake.source.declarative.templating.templates import evaluate
 
 Run = Callable[[], object]
 Case = Callable[[], Run]
@@ -60,7 +63,7 @@ def _reads(kind: str, body: bytes, **fields: Any) -> Run:
     """Read a body as a stream does that is read at once."""
     decoder = _DECODER.validate_python({"type": kind, **fields})
     answer = Response(200, httpx.Headers(), body, "http://a.example/", "GET", memory_limit=MEMORY)
-    return lambda: extraction_of(_ALL, decoder, {})(answer).count
+    return lambda: create_extraction(_ALL, decoder, {})(answer).count
 
 
 def _downloads(kind: str, body: bytes, **fields: Any) -> Run:
@@ -73,11 +76,11 @@ def _downloads(kind: str, body: bytes, **fields: Any) -> Run:
     whole = Response(
         200, httpx.Headers(), b"", "http://a.example/", "GET", file, memory_limit=MEMORY
     )
-    return lambda: sum(one.count for one in batches_of(_ALL, decoder, {})(whole))
+    return lambda: sum(one.count for one in create_batch_extraction(_ALL, decoder, {})(whole))
 
 
 def _template(text: str, **variables: Any) -> Run:
-    return lambda: evaluated(text, {"config": {}, **variables})
+    return lambda: evaluate(text, {"config": {}, **variables})
 
 
 _MIB = 1 << 20

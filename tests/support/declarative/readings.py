@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from chronolake.source.declarative.check import Result, read
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from support.declarative.apis import Api
 
 
@@ -73,12 +73,12 @@ def reading(
     may_lack_records: Collection[str] = (),
     may_repeat_tokens: Collection[str] = (),
 ) -> Reading:
-    manifest = of(mapped({"streams": [deepcopy(dict(described))]}), Path("manifest.yaml"))
+    manifest = parse(to_mapped({"streams": [deepcopy(dict(described))]}), Path("manifest.yaml"))
     found = manifest.stream(str(described["name"]))
     waits: list[float] = []
     with http_client() as client:
         network = Network(client, sleep=waits.append, now=time.time)
-        shared = api_of(
+        shared = create_api(
             manifest,
             {"api": api.url, **(config or {})},
             network,

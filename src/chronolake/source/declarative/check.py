@@ -10,12 +10,15 @@ from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.formatting import counted, did_you_mean
 from chronolake.limits import check_mode
-from chronolake.source.declarative.components.instances import check
-from chronolake.source.declarative.connect import opened
-from chronolake.source.declarative.manifests.capabilities import cursor_of, traits_of
-from chronolake.source.declarative.manifests.config_validation import expect_complete, missing_in
+from chronolake.source.declarative.components.instances import import_classes
+from chronolake.source.declarative.connect import open_api
+from chronolake.source.declarative.manifests.capabilities import capabilities_of, cursor_of
+from chronolake.source.declarative.manifests.config_validation import (
+    missing_keys,
+    raise_if_incomplete,
+)
 from chronolake.source.declarative.manifests.manifest import checked_streams
-from chronolake.source.declarative.parent_streams import chosen, is_outdated, parents_of
+from chronolake.source.declarative.parent_streams import is_outdated, iterate_parents, select_stream
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import CheckResult, Level
 from chronolake.types import Mode
@@ -68,13 +71,13 @@ def read(
         ConfigurationError: the stream cannot be read.
     """
     stored = None if is_outdated(stream, stored, api.config) else stored
-    reader = StreamReader(chosen(stream, stored), api, stored, on_limit=on_limit)
+    reader = StreamReader(select_stream(stream, stored), api, stored, on_limit=on_limit)
     result = Result()
     try:
         for work in reader.work():
-            one = reader.slices.read(work)
+            slice_read = reader.slices.read(work)
             try:
-                for records in one.pages():
+                for records in slice_read.pages():
                     result.records += records
                     if limit is not None and len(result.records) >= limit:
                         result.records = result.records[:limit]
@@ -83,7 +86,7 @@ def read(
                 reader.failed()
                 result.failure = result.failure or failure
                 continue
-            reader.done(work, one.latest)
+            reader.done(work, slice_read.latest)
     except ChronolakeError as failure:
         reader.failed()
         result.failure = result.failure or failure
@@ -133,14 +136,14 @@ def sample(
             manifest and the configuration.
         SourceError: the API does not return its streams or the stream's schema.
     """
-    expect_complete(source.config, manifest, "source.config")
+    raise_if_incomplete(source.config, manifest, "source.config")
     exchanges: list[Exchange] = []
-    with opened(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
+    with open_api(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
 
-def whole_of(
+def complete_manifest(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
@@ -160,11 +163,11 @@ def whole_of(
     """
     if manifest.lists(source.only):
         return manifest
-    with opened(manifest, source, wanted=source.only, memory=memory) as api:
+    with open_api(manifest, source, wanted=source.only, memory=memory) as api:
         return api.manifest
 
 
-def findings_of(
+def check_source(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
@@ -182,9 +185,9 @@ def findings_of(
     """
     overrides = manifest.check.config_overrides if manifest.check else None
     learn = learn if learn and not overrides else lambda _: None
-    missing = missing_in(source.config, manifest)
+    missing = missing_keys(source.config, manifest)
     if missing:
-        yield from _described(manifest, source.only)
+        yield from _check_streams(manifest, source.only)
         yield CheckResult(
             "config",
             Level.FAILED,
@@ -196,7 +199,7 @@ def findings_of(
     with ExitStack() as stack:
         try:
             api = stack.enter_context(
-                opened(
+                open_api(
                     manifest,
                     source,
                     wanted=source.only,
@@ -207,17 +210,17 @@ def findings_of(
             )
         except ChronolakeError as failure:
             learn(failure)
-            yield from _described(manifest, source.only)
+            yield from _check_streams(manifest, source.only)
             yield CheckResult("config and streams", Level.FAILED, failure.message, failure.hint)
             return
         learn(api.manifest)
-        yield from _described(api.manifest, source.only)
-        yield from _unknown_streams(api.manifest, source)
+        yield from _check_streams(api.manifest, source.only)
+        yield from _check_stream_names(api.manifest, source)
         for name in checked_streams(api.manifest, source.only):
-            yield _connection(api, name, exchanges)
+            yield _check_connection(api, name, exchanges)
 
 
-def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
+def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
     """Yield a manifest's errors, and the capabilities of its streams."""
     for problem in manifest.problems:
         if problem.stream is None or wanted is None or problem.stream in wanted:
@@ -231,7 +234,9 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[C
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
                 problem.hint,
             )
-    reported = {name for one in manifest.problems for name in (one.stream, *one.streams)}
+    reported = {
+        name for problem in manifest.problems for name in (problem.stream, *problem.streams)
+    }
     for name in manifest.streams if wanted is None else wanted:
         if name not in manifest.streams:
             if name not in reported and manifest.is_whole:
@@ -241,18 +246,20 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[C
                 )
             continue
         try:
-            check(manifest.streams[name])
+            import_classes(manifest.streams[name])
         except ConfigurationError as refusal:
             yield CheckResult(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
         else:
-            yield CheckResult(f"stream {name}", Level.OK, _words(manifest.streams[name]))
+            yield CheckResult(f"stream {name}", Level.OK, _describe_stream(manifest.streams[name]))
 
 
-def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[CheckResult]:
+def _check_stream_names(manifest: Manifest, source: DeclarativeSource) -> Iterator[CheckResult]:
     """Yield an error for each stream that the configuration names but the manifest lacks."""
     if not manifest.is_whole:
         return
-    parents = {one.name for stream in manifest.streams.values() for one in parents_of(stream)}
+    parents = {
+        parent.name for stream in manifest.streams.values() for parent in iterate_parents(stream)
+    }
     known = parents | set(manifest.streams)
     for key in ("may_lack_records", "may_repeat_tokens"):
         for name in getattr(source, key):
@@ -261,12 +268,12 @@ def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[
                 yield CheckResult(key, Level.FAILED, f"there is no stream {name}", hint)
 
 
-def _connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
+def _check_connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
     """Return whether a stream can be read, by reading its first slice."""
     what = f"connection, by {name}"
     exchanges.clear()
     try:
-        reader = StreamReader(chosen(api.manifest.stream(name), None), api)
+        reader = StreamReader(select_stream(api.manifest.stream(name), None), api)
         work = next(reader.work(), None)
         if work is None:
             reported = "no request was sent, because its parent streams have no records"
@@ -278,9 +285,9 @@ def _connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
     return CheckResult(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
 
 
-def _words(stream: AnyStream) -> str:
+def _describe_stream(stream: AnyStream) -> str:
     cursor = cursor_of(stream)
-    capabilities = traits_of(stream)
+    capabilities = capabilities_of(stream)
     how = (
         "read completely in each run" if cursor is None else f"incremental by {cursor.cursor_field}"
     )

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.components.custom_auth import custom_authentication
-from chronolake.source.declarative.dynamic_streams import expanded
+from chronolake.source.declarative.dynamic_streams import expand
 from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.manifests.capabilities import reports_of
-from chronolake.source.declarative.manifests.config_validation import made_ready, masking
+from chronolake.source.declarative.manifests.capabilities import max_async_jobs
+from chronolake.source.declarative.manifests.config_validation import create_mask, prepare_config
 from chronolake.source.declarative.models.requests import HTTPAPIBudget
-from chronolake.source.declarative.parent_streams import parents_of
+from chronolake.source.declarative.parent_streams import iterate_parents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chronolake.source.protocol import TokenStore
 
 
-def api_of(
+def create_api(
     manifest: Manifest,
     config: Mapping[str, Any],
     network: Network,
@@ -58,31 +58,31 @@ def api_of(
             manifest's spec, or its streams cannot be built.
         SourceError: the API does not return its streams.
     """
-    manifest.expect_known()
-    ready = {**made_ready(config, manifest), **(overrides or {})}
-    budget = _budget_of(manifest)
+    manifest.raise_if_unresolved()
+    ready = {**prepare_config(config, manifest), **(overrides or {})}
+    budget = _parse_budget(manifest)
     session = ApiSession(
         network, ready, custom=custom_authentication, budget=budget, token_store=memory
     )
-    reports = threading.Semaphore(reports_of(manifest, ready))
+    reports = threading.Semaphore(max_async_jobs(manifest, ready))
     api = Api(
         manifest,
         ready,
         session,
         budget,
-        _asked_again(manifest, wanted),
+        _parent_names(manifest, wanted),
         frozenset(may_lack_records),
         frozenset(may_repeat_tokens),
         reports,
     )
     if manifest.lists(wanted):
         return api
-    whole = expanded(manifest, api)
-    return replace(api, manifest=whole, asked_again=_asked_again(whole, wanted))
+    whole = expand(manifest, api)
+    return replace(api, manifest=whole, asked_again=_parent_names(whole, wanted))
 
 
 @contextmanager
-def opened(
+def open_api(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
@@ -96,16 +96,16 @@ def opened(
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        wanted: see `api_of`.
-        memory: see `api_of`.
-        overrides: see `api_of`.
+        wanted: see `create_api`.
+        memory: see `create_api`.
+        overrides: see `create_api`.
         log: called with each request and its response.
 
     Raises:
-        ConfigurationError: see `api_of`.
-        SourceError: see `api_of`.
+        ConfigurationError: see `create_api`.
+        SourceError: see `create_api`.
     """
-    mask = masking(source.config, manifest)
+    mask = create_mask(source.config, manifest)
     with http_client(source.allowed_hosts) as client:
         network = Network(
             client,
@@ -115,7 +115,7 @@ def opened(
             response_timeout=source.response_timeout,
             memory_limit=source.response_memory_mib << 20,
         )
-        yield api_of(
+        yield create_api(
             manifest,
             source.config,
             network,
@@ -127,17 +127,17 @@ def opened(
         )
 
 
-def _asked_again(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
+def _parent_names(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
     """Return the streams that the wanted streams read for their partitions."""
     return frozenset(
         parent.name
         for name, stream in manifest.streams.items()
         if wanted is None or name in wanted
-        for parent in parents_of(stream)
+        for parent in iterate_parents(stream)
     )
 
 
-def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:
+def _parse_budget(manifest: Manifest) -> HTTPAPIBudget | None:
     described = manifest.content.get("api_budget")
     if not described:
         return None

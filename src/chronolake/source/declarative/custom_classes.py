@@ -48,7 +48,7 @@ _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}
 
 
-def class_of(class_name: str, manifest: Path) -> type[Any]:
+def import_class(class_name: str, manifest: Path) -> type[Any]:
     """Return a class that a manifest names; its module is executed at the first call.
 
     Args:
@@ -61,19 +61,19 @@ def class_of(class_name: str, manifest: Path) -> type[Any]:
     module_name, _, name = class_name.rpartition(".")
     home = manifest.parent
     if not (module_name and all(part.isidentifier() for part in class_name.split("."))):
-        raise _elsewhere(class_name, manifest)
+        raise _forbidden_class_error(class_name, manifest)
     if _is_package(module_name, home):
         package = module_name.partition(".")[0]
-        with _importing(class_name, home):
+        with _isolate_import(class_name, home):
             module = importlib.import_module(module_name)
         found = getattr(module, name, None)
         is_own = f"{getattr(found, '__module__', '')}.".startswith(f"{package}.")
     elif _BESIDE.fullmatch(module_name):
-        module = _module_beside(class_name, home / FILE_NAME)
+        module = _load_module(class_name, home / FILE_NAME)
         found = getattr(module, name, None)
         is_own = getattr(found, "__module__", "") == module.__name__
     else:
-        raise _elsewhere(class_name, manifest)
+        raise _forbidden_class_error(class_name, manifest)
     if not (isinstance(found, type) and is_own):
         raise ConfigurationError(
             f"{manifest} names the class {name}, which {module.__file__} does not define.",
@@ -95,7 +95,7 @@ def _is_package(module_name: str, home: Path) -> bool:
     return any(Path(place).resolve() == home.resolve() for place in places)
 
 
-def _module_beside(class_name: str, file: Path) -> ModuleType:
+def _load_module(class_name: str, file: Path) -> ModuleType:
     try:
         content = file.read_bytes()
     except OSError as failure:
@@ -112,7 +112,7 @@ def _module_beside(class_name: str, file: Path) -> ModuleType:
             # Dataclasses look up their module by name.
             sys.modules[name] = module
             try:
-                with _importing(class_name, file.parent):
+                with _isolate_import(class_name, file.parent):
                     exec(compile(content, str(file), "exec"), module.__dict__)  # noqa: S102 - allowed by the user
             except BaseException:
                 del sys.modules[name]
@@ -122,7 +122,7 @@ def _module_beside(class_name: str, file: Path) -> ModuleType:
 
 
 @contextmanager
-def _importing(class_name: str, home: Path) -> Iterator[None]:
+def _isolate_import(class_name: str, home: Path) -> Iterator[None]:
     """Import a module in this context, and undo its changes to logging and warnings."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
@@ -141,7 +141,7 @@ def _importing(class_name: str, home: Path) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as failure:
         raise ConfigurationError(
-            f"The class {class_name} cannot be used: {where(failure, home)} "
+            f"The class {class_name} cannot be used: {find_failing_line(failure, home)} "
             f"{type(failure).__name__}: {failure}.",
             hint="The error is in the connector's own code. Correct it there.",
         ) from failure
@@ -161,7 +161,7 @@ def _hint_for(missing: str) -> str:
     return f"Install the package that provides {missing} into the environment that runs Chronolake."
 
 
-def where(failure: BaseException, home: Path) -> str:
+def find_failing_line(failure: BaseException, home: Path) -> str:
     """Return the file and line of the connector's code that raised an error, followed by a colon.
 
     `home` is the folder of the connector's code.
@@ -182,18 +182,18 @@ def _is_in(file: Path, home: Path) -> bool:
     return file.is_relative_to(home) and "site-packages" not in file.relative_to(home).parts
 
 
-def is_of_cdk(kind: type[Any]) -> bool:
+def is_cdk_class(kind: type[Any]) -> bool:
     """Return whether a class is a subclass of one of airbyte-cdk's classes."""
     return any(base.__module__.partition(".")[0] == BASES for base in kind.__mro__)
 
 
-def by_cdk(make: Callable[[], Any]) -> Any:
+def import_cdk(make: Callable[[], Any]) -> Any:
     """Call a function that imports airbyte-cdk, and undo its changes to logging and warnings."""
-    with _importing(BASES, Path(BASES)):
+    with _isolate_import(BASES, Path(BASES)):
         return make()
 
 
-def _elsewhere(class_name: str, manifest: Path) -> ConfigurationError:
+def _forbidden_class_error(class_name: str, manifest: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{manifest} names the class {class_name}, which is not part of the connector.",
         hint=f"Define the class in {FILE_NAME} next to the manifest "
@@ -306,8 +306,8 @@ class Calls:
         """
         iterator = self._run(method, lambda: iter(getattr(self._instance, method)(**named) or ()))
         nothing = object()
-        while (one := self._run(method, lambda: next(iterator, nothing))) is not nothing:
-            yield one
+        while (item := self._run(method, lambda: next(iterator, nothing))) is not nothing:
+            yield item
 
     def _run(self, method: str, function: Callable[[], Any]) -> Any:
         try:
@@ -319,7 +319,7 @@ class Calls:
             raise self._error(method, failure) from None
 
     def _error(self, method: str, failure: BaseException) -> SourceError:
-        place = where(failure, self._origin.file.parent)
+        place = find_failing_line(failure, self._origin.file.parent)
         text = self._mask(str(failure))
         reported = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
         return SourceError(
@@ -330,7 +330,7 @@ class Calls:
 
 
 #: Creates the object that replaces a nested component; None if the component is kept as it is.
-Handles = Callable[[Mapping[str, Any]], Any]
+ReplaceComponent = Callable[[Mapping[str, Any]], Any]
 
 _FACTORY: Final = "airbyte_cdk.sources.declarative.parsers.model_to_component_factory"
 _MODELS: Final = "airbyte_cdk.sources.declarative.models.declarative_component_schema"
@@ -352,11 +352,11 @@ class Setting:
     owner: object
     config: Mapping[str, Any]
     mask: Callable[[str], str]
-    requesting: Handles
-    reading: Handles
+    requesting: ReplaceComponent
+    reading: ReplaceComponent
 
 
-def made(component: CustomComponent, setting: Setting, **given: Any) -> Calls:
+def get_instance(component: CustomComponent, setting: Setting, **given: Any) -> Calls:
     """Return the instance of a component, and create it at the first call.
 
     `given` contains additional fields, which are omitted if the class does not accept them.
@@ -367,8 +367,8 @@ def made(component: CustomComponent, setting: Setting, **given: Any) -> Calls:
     """
     if not component.is_bound_to(setting.owner):
         origin = component.origin
-        kind = class_of(component.class_name, origin.file)
-        make = _made_by_cdk if is_of_cdk(kind) else _made_here
+        kind = import_class(component.class_name, origin.file)
+        make = _create_by_cdk if is_cdk_class(kind) else _create_directly
         component.bind(
             setting.owner,
             Calls(
@@ -382,12 +382,12 @@ def made(component: CustomComponent, setting: Setting, **given: Any) -> Calls:
     return calls
 
 
-def _made_here(
+def _create_directly(
     kind: type[Any], component: CustomComponent, setting: Setting, given: dict[str, Any]
 ) -> Any:
-    hints = _hints(kind)
+    hints = _type_hints(kind)
 
-    def handle(described: Mapping[str, Any]) -> Any:
+    def replace(described: Mapping[str, Any]) -> Any:
         found = setting.requesting(described)
         return setting.reading(described) if found is None else found
 
@@ -395,27 +395,27 @@ def _made_here(
         # Copies, because a class may change its own arguments.
         "config": deepcopy(dict(setting.config)),
         "parameters": deepcopy(component.parameters),
-        **_handled(component, hints, handle),
+        **_replace_nested(component, hints, replace),
         **given,
     }
-    names = _accepted(kind, hints)
+    names = _accepted_names(kind, hints)
     return kind(**{name: value for name, value in fields.items() if name in names})
 
 
-def _made_by_cdk(
+def _create_by_cdk(
     kind: type[Any], component: CustomComponent, setting: Setting, given: dict[str, Any]
 ) -> Any:
-    fields = _handled(component, _hints(kind), setting.requesting)
-    plain = {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
-    objects = {name: value for name, value in fields.items() if name not in plain}
+    fields = _replace_nested(component, _type_hints(kind), setting.requesting)
+    plain_fields = {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
+    objects = {name: value for name, value in fields.items() if name not in plain_fields}
     described = {
-        **plain,
+        **plain_fields,
         "type": component.type,
         # The module was imported with this name, whatever name the manifest uses.
         "class_name": f"{kind.__module__}.{kind.__qualname__}",
         "$parameters": deepcopy(component.parameters),
     }
-    factory = by_cdk(lambda: importlib.import_module(_FACTORY)).ModelToComponentFactory()
+    factory = import_cdk(lambda: importlib.import_module(_FACTORY)).ModelToComponentFactory()
     model = getattr(importlib.import_module(_MODELS), component.type)
     return factory.create_component(
         model, described, deepcopy(dict(setting.config)), **{**objects, **given}
@@ -425,34 +425,34 @@ def _made_by_cdk(
 _PLAIN: Final = (dict, str, int, float, bool, type(None))
 
 
-def _handled(
-    component: CustomComponent, hints: Mapping[str, Any], handle: Handles
+def _replace_nested(
+    component: CustomComponent, hints: Mapping[str, Any], replace: ReplaceComponent
 ) -> dict[str, Any]:
     """Return the fields from the manifest, with nested components replaced."""
 
     def of(value: Any, hint: Any) -> Any:
         if isinstance(value, dict):
-            kind = value.get("type") or _named(hint)
-            found = handle({**value, "type": kind}) if isinstance(kind, str) else None
-            return plain(value) if found is None else found
+            kind = value.get("type") or _class_name_in(hint)
+            found = replace({**value, "type": kind}) if isinstance(kind, str) else None
+            return to_plain(value) if found is None else found
         if isinstance(value, list | tuple):
-            return [of(one, hint) for one in value]
+            return [of(item, hint) for item in value]
         return value
 
     reported = component.model_extra or {}
     return {name: of(value, hints.get(name)) for name, value in reported.items()}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert values that were read from a manifest to plain values without line numbers."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: to_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [to_plain(inner) for inner in value]
     return value
 
 
-def _hints(kind: type[Any]) -> Mapping[str, Any]:
+def _type_hints(kind: type[Any]) -> Mapping[str, Any]:
     try:
         return get_type_hints(kind)
     except (NameError, TypeError):
@@ -463,7 +463,7 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
         return merged
 
 
-def _named(hint: Any) -> str | None:
+def _class_name_in(hint: Any) -> str | None:
     """Return the class name in a field's annotation, also inside `list[...]` or an optional."""
     while get_origin(hint) is not None and get_args(hint):
         hint = get_args(hint)[0]
@@ -471,7 +471,7 @@ def _named(hint: Any) -> str | None:
     return hint.__name__ if is_class else None
 
 
-def _accepted(kind: type[Any], hints: Mapping[str, Any]) -> set[str]:
+def _accepted_names(kind: type[Any], hints: Mapping[str, Any]) -> set[str]:
     """Return the names of the keyword arguments that a class accepts."""
     try:
         parameters = inspect.signature(kind).parameters.values()

@@ -12,13 +12,13 @@ import yaml
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import (
     MISSING,
-    only_value,
-    path_of,
-    places,
+    evaluate_path,
+    find_places,
+    get_only_value,
     put,
 )
-from chronolake.source.declarative.manifests.manifest import Gathering, mapped
-from chronolake.source.declarative.manifests.yaml_source import inherited
+from chronolake.source.declarative.manifests.manifest import StreamCollector, to_mapped
+from chronolake.source.declarative.manifests.yaml_source import apply_inheritance
 from chronolake.source.declarative.models.streams import (
     ConfigComponentsResolver,
     DeclarativeStream,
@@ -27,9 +27,9 @@ from chronolake.source.declarative.models.streams import (
     SimpleRetriever,
 )
 from chronolake.source.declarative.records.transformations import KINDS
-from chronolake.source.declarative.retrieval.schema_loaders import asked_once
+from chronolake.source.declarative.retrieval.schema_loaders import with_response_cache
 from chronolake.source.declarative.stream_reader import StreamReader
-from chronolake.source.declarative.templating.templates import as_truth, evaluated, is_template
+from chronolake.source.declarative.templating.templates import as_truth, evaluate, is_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -47,17 +47,17 @@ _Variables = dict[str, Any]
 _TIME: Final = "tag:yaml.org,2002:timestamp"
 
 
-class _Values(yaml.SafeLoader):
+class _TemplateLoader(yaml.SafeLoader):
     """A YAML loader for the output of templates, which keeps times as strings."""
 
 
-_Values.yaml_implicit_resolvers = {
+_TemplateLoader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in found if tag != _TIME]
     for letter, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
-def expanded(manifest: Manifest, api: Api) -> Manifest:
+def expand(manifest: Manifest, api: Api) -> Manifest:
     """Return a manifest with its conditional streams and the streams generated from templates.
 
     The streams depend on the API's configuration and, for some resolvers, on its responses. A
@@ -67,16 +67,16 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
         SourceError: the API does not return the streams.
         ConfigurationError: a template cannot be evaluated, or has no place for a value.
     """
-    found = Gathering(manifest.file, allow_components=manifest.allow_components)
+    found = StreamCollector(manifest.file, allow_components=manifest.allow_components)
     found.streams.update(manifest.streams)
-    for one in manifest.conditional:
-        if as_truth(one.condition, {"config": api.config, "parameters": {}}):
-            for described, spot in one.streams:
+    for conditional in manifest.conditional:
+        if as_truth(conditional.condition, {"config": api.config, "parameters": {}}):
+            for described, spot in conditional.streams:
                 found.add(described, spot)
     generated: dict[str, tuple[str, ...]] = {}
     for dynamic in manifest.dynamic:
         known = len(found.streams)
-        for described in _made(dynamic, api):
+        for described in _generate_streams(dynamic, api):
             found.add(described, dynamic.spot)
         made = tuple(found.streams)[known:]
         generated[dynamic.name] = generated.get(dynamic.name, ()) + made
@@ -94,11 +94,11 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
     )
 
 
-def _made(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
+def _generate_streams(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
     """Yield the streams generated from a template, with inherited values filled in."""
     definition = dynamic.definition
     resolver = definition.components_resolver
-    for reported in _told(resolver, dynamic.definition.name, api):
+    for reported in _variables_of(resolver, dynamic.definition.name, api):
         stream = deepcopy(dynamic.template)
         variables = {"config": api.config, "stream_template_config": dynamic.template, **reported}
         for mapping in resolver.components_mapping:
@@ -106,74 +106,79 @@ def _made(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
                 mapping.condition, {**variables, "parameters": resolver.parameters}
             ):
                 continue
-            _put(
+            _set_value(
                 stream,
                 mapping,
                 {**variables, "parameters": mapping.parameters},
                 is_read=not isinstance(resolver, HttpComponentsResolver),
             )
         if isinstance(resolver, HttpComponentsResolver):
-            _mark_found(stream, _bases_in(dynamic.template))
-        yield inherited(stream, is_outer_first=definition.use_parent_parameters)
+            _mark_api_urls(stream, _urls_in(dynamic.template))
+        yield apply_inheritance(stream, is_outer_first=definition.use_parent_parameters)
 
 
-def _bases_in(value: Any) -> frozenset[Any]:
+def _urls_in(value: Any) -> frozenset[Any]:
     """Return the URLs and base URLs of all requesters in a manifest's template."""
     return frozenset(
-        str(one[key]) for one in _requesters_in(value) for key in ("url_base", "url") if key in one
+        str(requester[key])
+        for requester in _requesters_in(value)
+        for key in ("url_base", "url")
+        if key in requester
     )
 
 
 def _requesters_in(value: Any) -> Iterator[dict[str, Any]]:
     left = [value]
     while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            if one.get("type") == "HttpRequester":
-                yield one
-            left.extend(one.values())
-        elif isinstance(one, list):
-            left.extend(one)
+        node = left.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "HttpRequester":
+                yield node
+            left.extend(node.values())
+        elif isinstance(node, list):
+            left.extend(node)
 
 
 def _texts_in(value: Any) -> Iterator[str]:
     left = [value]
     while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, list):
-            left += one
-        elif isinstance(one, str):
-            yield one
+        node = left.pop()
+        if isinstance(node, dict):
+            left += [*node.keys(), *node.values()]
+        elif isinstance(node, list):
+            left += node
+        elif isinstance(node, str):
+            yield node
 
 
-def _mark_found(stream: Any, known: frozenset[Any]) -> None:
+def _mark_api_urls(stream: Any, known: frozenset[Any]) -> None:
     """Mark the requesters whose URL comes from an API response instead of the manifest."""
-    for one in _requesters_in(stream):
-        if any(key in one and str(one[key]) not in known for key in ("url_base", "url")):
-            one["is_from_api"] = True
+    for requester in _requesters_in(stream):
+        if any(
+            key in requester and str(requester[key]) not in known for key in ("url_base", "url")
+        ):
+            requester["is_from_api"] = True
 
 
-def _told(resolver: ComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
+def _variables_of(resolver: ComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
     """Yield the template variables of each stream to generate."""
     if isinstance(resolver, HttpComponentsResolver):
-        yield from _reported_by_api(resolver, name, api)
+        yield from _read_variables(resolver, name, api)
     elif isinstance(resolver, ConfigComponentsResolver):
-        for values in _listed_in_config(resolver, api.config):
+        for values in _combine_config_lists(resolver, api.config):
             yield {"components_values": values}
     else:
         for values in resolver.stream_parameters.list_of_parameters_for_stream:
             yield {"components_values": values}
 
 
-def _reported_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
+def _read_variables(resolver: HttpComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
     retriever = resolver.retriever
     reader = StreamReader(
         DeclarativeStream(
             type="DeclarativeStream",
             name=name,
-            retriever=asked_once(retriever)
+            retriever=with_response_cache(retriever)
             if isinstance(retriever, SimpleRetriever)
             else retriever,
             schema_loader=(InlineSchemaLoader(type="InlineSchemaLoader"),),
@@ -186,20 +191,23 @@ def _reported_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> I
                 yield {"components_values": record, "stream_slice": work.slice}
 
 
-def _listed_in_config(
+def _combine_config_lists(
     resolver: ConfigComponentsResolver, config: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a list in the configuration, or each combination of several lists."""
     lists = []
-    for one in resolver.stream_config:
-        found = only_value(dict(config), path_of(one.configs_pointer, config, one.parameters))
+    for stream_config in resolver.stream_config:
+        found = get_only_value(
+            dict(config),
+            evaluate_path(stream_config.configs_pointer, config, stream_config.parameters),
+        )
         items = [] if found is MISSING else list(found) if isinstance(found, list) else [found]
-        lists.append(list(enumerate([*items, *(one.default_values or ())])))
+        lists.append(list(enumerate([*items, *(stream_config.default_values or ())])))
     for combination in product(*lists):
-        yield _united(combination)
+        yield _merge_items(combination)
 
 
-def _united(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
+def _merge_items(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
     """Merge a combination into one object; other items are stored as `source_config_N`."""
     values: dict[str, Any] = {}
     for number, (at, item) in enumerate(combination):
@@ -210,7 +218,7 @@ def _united(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
     return values
 
 
-def _put(
+def _set_value(
     stream: Mapped, mapping: ComponentMappingDefinition, variables: _Variables, *, is_read: bool
 ) -> None:
     """Set a mapping's value in a stream, in place.
@@ -218,26 +226,27 @@ def _put(
     If `is_read`, a string that is YAML is parsed.
     """
     kinds = (KINDS[mapping.value_type],) if mapping.value_type else ()
-    value = evaluated(mapping.value, variables, default=mapping.value, kinds=kinds)
+    value = evaluate(mapping.value, variables, default=mapping.value, kinds=kinds)
     if not is_read and all(
-        any(map(is_template, _texts_in(one))) for one in (value, variables["components_values"])
+        any(map(is_template, _texts_in(source)))
+        for source in (value, variables["components_values"])
     ):
         raise SourceError(
             "The API returned a template for a stream, which could read the "
             "configuration's secrets.",
             hint="Do not read this stream, or use another version of the manifest.",
         )
-    parts = [evaluated(part, variables, default=part) for part in mapping.field_path]
+    parts = [evaluate(part, variables, default=part) for part in mapping.field_path]
     path = [part if isinstance(part, str | int | float) else None for part in parts]
     if is_read and isinstance(value, str) and mapping.value_type != "string":
-        value = _read(value)
-    there = tuple(places(stream, path))
+        value = _parse_yaml(value)
+    there = tuple(find_places(stream, path))
     for place in there:
-        place.holder[place.key] = mapped(value)
+        place.holder[place.key] = to_mapped(value)
     if there or not (mapping.create_or_update and is_read and value):
         return
     try:
-        put(stream, [str(part) for part in path], mapped(value))
+        put(stream, [str(part) for part in path], to_mapped(value))
     except SourceError as failure:
         raise ConfigurationError(
             f"A value on the path {'.'.join(map(str, path))} in a stream's template "
@@ -246,8 +255,8 @@ def _put(
         ) from failure
 
 
-def _read(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Values)  # noqa: S506 - it is a SafeLoader
+        return yaml.load(text, Loader=_TemplateLoader)  # noqa: S506 - it is a SafeLoader
     except (yaml.YAMLError, ValueError):
         return text

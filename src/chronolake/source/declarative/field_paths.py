@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.templating.templates import evaluated
+from chronolake.source.declarative.templating.templates import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     value: Any
 
 
-def path_of(
+def evaluate_path(
     texts: Sequence[str], config: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """Return a path whose segments are evaluated as templates of the config.
@@ -40,7 +40,7 @@ def path_of(
     A segment that evaluates to a number is an index, never a key.
     """
     variables = {"config": config, "parameters": parameters}
-    segments = [evaluated(text, variables, default=text) for text in texts]
+    segments = [evaluate(text, variables, default=text) for text in texts]
     return tuple(
         segment if isinstance(segment, str | int | float) else None for segment in segments
     )
@@ -51,13 +51,13 @@ def is_pattern(segment: object) -> bool:
     return isinstance(segment, str) and any(sign in segment for sign in "*?[")
 
 
-def looked_up(value: Any, path: Sequence[Any]) -> Any:
+def look_up(value: Any, path: Sequence[Any]) -> Any:
     """Return the value at a path without patterns, or MISSING."""
     for segment in path:
         if isinstance(value, dict):
             value = value.get(segment, MISSING)
         elif isinstance(value, list):
-            index = _index(segment, value)
+            index = _list_index(segment, value)
             value = MISSING if index is None else value[index]
         else:
             return MISSING
@@ -69,7 +69,7 @@ def is_empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
-def missing_in(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> str | None:
+def find_missing_part(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> str | None:
     """Return the first part of a path that a body lacks, or None if the path exists.
 
     Nothing is missing within an empty value: the API reports that there is nothing. For a pattern,
@@ -88,25 +88,25 @@ def missing_in(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> s
         return None
     segment, rest, here = path[0], path[1:], (*above, path[0])
     if segment == _ANY_DEPTH:
-        deeper = (place.value for place in places(body, path[:1]))
+        deeper = (place.value for place in find_places(body, path[:1]))
         found = [value for value in (body, *deeper) if not is_empty(value)]
     elif is_pattern(segment):
         found = [place.value for place in _children(body, segment)]
     else:
-        value = looked_up(body, (segment,))
+        value = look_up(body, (segment,))
         found = [] if value is MISSING else [value]
     if not found:
-        return f"`{'.'.join(map(str, here))}` (found {_described(body)})"
+        return f"`{'.'.join(map(str, here))}` (found {_describe(body)})"
     first = None
     for value in found:
-        missing = missing_in(value, rest, here)
+        missing = find_missing_part(value, rest, here)
         if missing is None:
             return None
         first = first or missing
     return first
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Return a description of a value without its content."""
     if isinstance(value, dict):
         names = [repr(str(name)[:_SHOWN]) for name in itertools.islice(value, _NAMES)]
@@ -117,33 +117,33 @@ def _described(value: Any) -> str:
     return "a string" if isinstance(value, str) else "a number or a boolean"
 
 
-def places(value: Any, path: Sequence[Any]) -> Iterator[Place]:
+def find_places(value: Any, path: Sequence[Any]) -> Iterator[Place]:
     """Yield all locations that match a path of at least one segment, in document order."""
     head, rest = path[0], path[1:]
     if head == _ANY_DEPTH:
         if rest:
-            yield from places(value, rest)
+            yield from find_places(value, rest)
         for place in _children(value, "*"):
             if not rest:
                 yield place
-            yield from places(place.value, path)
+            yield from find_places(place.value, path)
         return
     for place in _children(value, head):
         if rest:
-            yield from places(place.value, rest)
+            yield from find_places(place.value, rest)
         else:
             yield place
 
 
-def only_value(value: Any, path: Sequence[Any]) -> Any:
+def get_only_value(value: Any, path: Sequence[Any]) -> Any:
     """Return the only value at a path, or MISSING.
 
     Raises:
         SourceError: a pattern matches several values.
     """
     if not any(map(is_pattern, path)):
-        return looked_up(value, path)
-    found = [place.value for place in places(value, path)]
+        return look_up(value, path)
+    found = [place.value for place in find_places(value, path)]
     if len(found) > 1:
         raise SourceError(
             f"The field path {list(path)} matches several values in one response.",
@@ -152,7 +152,7 @@ def only_value(value: Any, path: Sequence[Any]) -> Any:
     return found[0] if found else MISSING
 
 
-def removed(place: Place) -> None:
+def remove(place: Place) -> None:
     """Remove a value; in a list, the other values keep their index."""
     holder, key, _ = place
     if isinstance(holder, dict):
@@ -171,28 +171,28 @@ def put(record: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """
     holder: Any = record
     for segment, following in itertools.pairwise(path):
-        held = looked_up(holder, (segment,))
+        held = look_up(holder, (segment,))
         if held is MISSING:
             held = [] if following.isdecimal() else {}
-            _set(holder, path, segment, held)
+            _set_segment(holder, path, segment, held)
         if not isinstance(held, dict | list):
-            raise _no_way(path)
+            raise _blocked_path_error(path)
         holder = held
-    _set(holder, path, path[-1], value)
+    _set_segment(holder, path, path[-1], value)
 
 
-def _set(holder: Any, path: Sequence[str], segment: str, value: Any) -> None:
+def _set_segment(holder: Any, path: Sequence[str], segment: str, value: Any) -> None:
     if isinstance(holder, dict):
         holder[segment] = value
         return
     if not segment.isdecimal():
-        raise _no_way(path)
+        raise _blocked_path_error(path)
     index = int(segment)
     holder.extend([None] * (index + 1 - len(holder)))
     holder[index] = value
 
 
-def _no_way(path: Sequence[str]) -> SourceError:
+def _blocked_path_error(path: Sequence[str]) -> SourceError:
     return SourceError(
         f"The field {list(path)} cannot be added to a record: a value on its "
         "path is not an object.",
@@ -203,12 +203,12 @@ def _no_way(path: Sequence[str]) -> SourceError:
 def _children(value: Any, segment: Any) -> list[Place]:
     if isinstance(value, dict):
         if is_pattern(segment):
-            return [Place(value, key, one) for key, one in value.items() if _fits(key, segment)]
+            return [Place(value, key, child) for key, child in value.items() if _fits(key, segment)]
         return [Place(value, segment, value[segment])] if segment in value else []
     if isinstance(value, list):
         if is_pattern(segment):
-            return [Place(value, at, one) for at, one in enumerate(value) if _fits(at, segment)]
-        index = _index(segment, value)
+            return [Place(value, at, child) for at, child in enumerate(value) if _fits(at, segment)]
+        index = _list_index(segment, value)
         return [] if index is None else [Place(value, index, value[index])]
     return []
 
@@ -217,7 +217,7 @@ def _fits(key: object, pattern: str) -> bool:
     return pattern == "*" or fnmatchcase(str(key), pattern)
 
 
-def _index(segment: Any, values: list[Any]) -> int | None:
+def _list_index(segment: Any, values: list[Any]) -> int | None:
     try:
         index = int(segment)
     except (TypeError, ValueError, OverflowError):

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-def chosen(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeStream:
+def select_stream(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeStream:
     """Return the stream to read: a delegating stream is replaced by the one for this state."""
     if isinstance(stream, DeclarativeStream):
         return stream
     return stream.incremental_stream if stored else stream.full_refresh_stream
 
 
-def parents_of(stream: AnyStream) -> Iterator[AnyStream]:
+def iterate_parents(stream: AnyStream) -> Iterator[AnyStream]:
     """Yield the streams that a stream reads for its partitions, and their parents."""
     both = (
         (stream,)
         if isinstance(stream, DeclarativeStream)
         else (stream.full_refresh_stream, stream.incremental_stream)
     )
-    for one in both:
-        routers = list(one.retriever.partition_router)
+    for variant in both:
+        routers = list(variant.retriever.partition_router)
         while routers:
             router = routers.pop()
             if isinstance(router, GroupingPartitionRouter):
@@ -59,7 +59,7 @@ def parents_of(stream: AnyStream) -> Iterator[AnyStream]:
             elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
                 for parent in router.parent_stream_configs:
                     yield parent.stream
-                    yield from parents_of(parent.stream)
+                    yield from iterate_parents(parent.stream)
 
 
 def is_outdated(
@@ -78,12 +78,12 @@ def is_outdated(
     """
     if isinstance(stream, DeclarativeStream) or not stream.api_retention_period or not stored:
         return False
-    oldest = _oldest_kept(stream, config)
+    oldest = _retention_start(stream, config)
     if oldest is None:
         return False
     both = (stream.full_refresh_stream, stream.incremental_stream)
     try:
-        times = (_time_in(one, stored, config) for one in both)
+        times = (_state_time(variant, stored, config) for variant in both)
         at = next((at for at in times if at is not None), None)
     except ValueError:
         # The stream itself reports values that are not times.
@@ -94,13 +94,13 @@ def is_outdated(
     return True
 
 
-def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> datetime | None:
+def _retention_start(stream: StateDelegatingStream, config: Mapping[str, Any]) -> datetime | None:
     context = {"config": config, "parameters": stream.parameters}
     text = as_text(stream.api_retention_period or "", context)
     if not text:
         return None
-    for one in (stream.full_refresh_stream, stream.incremental_stream):
-        if not isinstance(one.incremental_sync, DatetimeBasedCursor | None):
+    for variant in (stream.full_refresh_stream, stream.incremental_stream):
+        if not isinstance(variant.incremental_sync, DatetimeBasedCursor | None):
             raise ConfigurationError(
                 f"The stream {stream.name} has an api_retention_period, but its cursor "
                 "is not a datetime cursor.",
@@ -117,7 +117,7 @@ def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> da
         ) from failure
 
 
-def _time_in(
+def _state_time(
     stream: DeclarativeStream, stored: Mapping[str, Any], config: Mapping[str, Any]
 ) -> datetime | None:
     """Return a state's time according to a stream's cursor, or None if it has none."""
@@ -136,7 +136,7 @@ def _time_in(
     return cursor.parse(value) if value else None
 
 
-def parent_state_in(
+def get_parent_state(
     stored: Mapping[str, Any], config: ParentStreamConfig
 ) -> Mapping[str, Any] | None:
     """Return a parent's state in a stream's state: its own, or the one of all partitions."""
@@ -148,6 +148,6 @@ def parent_state_in(
         return stored["state"] or None
     values = list(stored.values())
     if len(values) == 1 and isinstance(values[0], str | int | float) and values[0] is not True:
-        model = chosen(config.stream, stored).incremental_sync
+        model = select_stream(config.stream, stored).incremental_sync
         return {model.cursor_field: values[0]} if model is not None else None
     return None

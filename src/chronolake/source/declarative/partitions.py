@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import orjson
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, looked_up
+from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.models.streams import (
     CustomPartitionRouter,
     GroupingPartitionRouter,
@@ -25,7 +25,7 @@ from chronolake.source.declarative.models.streams import (
 )
 from chronolake.source.declarative.retrieval.lazy_read import FIRST_PAGE, first_page
 from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
-from chronolake.source.declarative.templating.templates import as_text, evaluated
+from chronolake.source.declarative.templating.templates import as_text, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,30 +45,30 @@ _PLACES: Final = {
 
 
 @dataclass(frozen=True)
-class OwnRouter:
+class CustomRouter:
     """Partitions that a custom router class returns."""
 
     router: CustomPartitionRouter
 
     def partitions(self) -> Iterator[StreamSlice]:
         """Yield the partitions; raise SourceError if the class fails."""
-        for one in self.router.calls.each("stream_slices"):
-            partition = getattr(one, "partition", one)
-            extra = getattr(one, "extra_fields", None) or {}
+        for returned in self.router.calls.each("stream_slices"):
+            partition = getattr(returned, "partition", returned)
+            extra = getattr(returned, "extra_fields", None) or {}
             if not isinstance(partition, Mapping):
-                raise self._no_slice()
-            yield StreamSlice(self._told(partition), {}, dict(extra))
+                raise self._empty_slice()
+            yield StreamSlice(self._to_json(partition), {}, dict(extra))
 
-    def _told(self, partition: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_json(self, partition: Mapping[str, Any]) -> dict[str, Any]:
         """Return a partition as JSON values for the state, whatever types the class uses."""
         try:
             text = orjson.dumps(dict(partition), option=orjson.OPT_NON_STR_KEYS)
         except TypeError as failure:
-            raise self._no_slice() from failure
+            raise self._empty_slice() from failure
         reported: dict[str, Any] = orjson.loads(text)
         return reported
 
-    def _no_slice(self) -> SourceError:
+    def _empty_slice(self) -> SourceError:
         return SourceError(
             f"{self.router.class_name}.stream_slices returned a value that is not a valid slice.",
             hint="A slice is a mapping of names to JSON values.",
@@ -80,12 +80,14 @@ class OwnRouter:
         return calls.mapping("get_stream_state") if calls.has("get_stream_state") else None
 
 
-def inject_own(router: CustomPartitionRouter, into: Injection, partition: StreamSlice) -> None:
+def inject_custom_options(
+    router: CustomPartitionRouter, into: Injection, partition: StreamSlice
+) -> None:
     """Put the request options that a custom router returns for a partition into a request."""
-    calls, one = router.calls, slice_for_class(partition)
+    calls, stream_slice = router.calls, slice_for_class(partition)
     for method, place in _PLACES.items():
         if calls.has(method):
-            getattr(into, place).update(calls.mapping(method, stream_slice=one) or {})
+            getattr(into, place).update(calls.mapping(method, stream_slice=stream_slice) or {})
 
 
 class Parent(Protocol):
@@ -116,7 +118,7 @@ class Router(Protocol):
         ...
 
 
-def router_of(
+def create_router(
     routers: Sequence[PartitionRouter],
     config: Mapping[str, Any],
     parent_of: Callable[[ParentStreamConfig], Parent],
@@ -131,51 +133,57 @@ def router_of(
     Raises:
         ConfigurationError: the routers' settings contradict each other.
     """
-    made = [_router_of(router, config, parent_of) for router in routers]
+    made = [_create_router(router, config, parent_of) for router in routers]
     if not made:
         return None
-    return made[0] if len(made) == 1 else _Product(made)
+    return made[0] if len(made) == 1 else _ProductRouter(made)
 
 
-def _router_of(
+def _create_router(
     router: PartitionRouter,
     config: Mapping[str, Any],
     parent_of: Callable[[ParentStreamConfig], Parent],
 ) -> Router:
     if isinstance(router, ListPartitionRouter):
-        return _Values(router, config)
+        return _ListRouter(router, config)
     if isinstance(router, SubstreamPartitionRouter):
-        return _Substream(router, config, parent_of)
+        return _SubstreamRouter(router, config, parent_of)
     if isinstance(router, CustomPartitionRouter):
-        return OwnRouter(router)
+        return CustomRouter(router)
     if isinstance(router, UnionPartitionRouter):
-        name = named(router, config, router.partition_field)
-        if any(other != name for one in router.partition_routers for other in _names(one, config)):
-            raise _other_names(name)
-        made = [_router_of(one, config, parent_of) for one in router.partition_routers]
-        return _Union(name, made)
-    return _Groups(router, _router_of(router.underlying_partition_router, config, parent_of))
+        name = evaluate_name(router, config, router.partition_field)
+        if any(
+            other != name
+            for inner in router.partition_routers
+            for other in _partition_names(inner, config)
+        ):
+            raise _different_names_error(name)
+        made = [_create_router(inner, config, parent_of) for inner in router.partition_routers]
+        return _UnionRouter(name, made)
+    return _GroupingRouter(
+        router, _create_router(router.underlying_partition_router, config, parent_of)
+    )
 
 
-def _names(router: PartitionRouter, config: Mapping[str, Any]) -> Iterator[str]:
+def _partition_names(router: PartitionRouter, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of a router's partition values."""
     if isinstance(router, ListPartitionRouter):
-        yield named(router, config, router.cursor_field)
+        yield evaluate_name(router, config, router.cursor_field)
     elif isinstance(router, SubstreamPartitionRouter):
         for parent in router.parent_stream_configs:
-            yield named(parent, config, parent.partition_field)
+            yield evaluate_name(parent, config, parent.partition_field)
     elif isinstance(router, UnionPartitionRouter):
-        yield named(router, config, router.partition_field)
+        yield evaluate_name(router, config, router.partition_field)
 
 
-def _other_names(name: str) -> ConfigurationError:
+def _different_names_error(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"Not all routers of a UnionPartitionRouter return single values named {name}.",
         hint="Set their cursor_field or partition_field to the union's partition_field.",
     )
 
 
-def named(component: Component, config: Mapping[str, Any], template: str) -> str:
+def evaluate_name(component: Component, config: Mapping[str, Any], template: str) -> str:
     """Return a component's template, evaluated with the configuration."""
     return as_text(template, {"config": config, "parameters": component.parameters})
 
@@ -199,14 +207,14 @@ def inject_partition(
     # The first router wins if two use the same option.
     for router in reversed(routers):
         if isinstance(router, CustomPartitionRouter):
-            inject_own(router, into, partition)
+            inject_custom_options(router, into, partition)
             continue
         if isinstance(router, ListPartitionRouter):
-            reported = [(router.request_option, named(router, config, router.cursor_field))]
+            reported = [(router.request_option, evaluate_name(router, config, router.cursor_field))]
         elif isinstance(router, SubstreamPartitionRouter):
             reported = [
-                (one.request_option, named(one, config, one.partition_field))
-                for one in router.parent_stream_configs
+                (parent.request_option, evaluate_name(parent, config, parent.partition_field))
+                for parent in router.parent_stream_configs
             ]
         else:
             continue
@@ -216,7 +224,7 @@ def inject_partition(
 
 
 @dataclass(frozen=True)
-class _Values:
+class _ListRouter:
     """A router with a partition for each value of a list."""
 
     router: ListPartitionRouter
@@ -224,7 +232,7 @@ class _Values:
 
     @property
     def name(self) -> str:
-        return named(self.router, self.config, self.router.cursor_field)
+        return evaluate_name(self.router, self.config, self.router.cursor_field)
 
     def partitions(self) -> Iterator[StreamSlice]:
         name = self.name
@@ -236,9 +244,9 @@ class _Values:
         if not isinstance(values, str):
             return values
         context = {"config": self.config, "parameters": self.router.parameters}
-        found = evaluated(values, context, default=values)
+        found = evaluate(values, context, default=values)
         if isinstance(found, str):
-            found = _listed(found)
+            found = _parse_list(found)
         if not isinstance(found, list | tuple):
             raise ConfigurationError(
                 f"The values of the partitions are not a list: {values}",
@@ -250,23 +258,25 @@ class _Values:
         return None
 
 
-def _listed(text: str) -> Any:
+def _parse_list(text: str) -> Any:
     """Return the values of a list in text form, numbers as they are written, or None."""
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return None
     if isinstance(found, list | tuple) and set(map(type, found)) <= {int, float}:
-        spelled = [one.strip() for one in text.strip().strip("[]()").rstrip(" ,").split(",")]
+        spelled = [
+            written.strip() for written in text.strip().strip("[]()").rstrip(" ,").split(",")
+        ]
         if len(spelled) == len(found):
             return [
-                value if str(value) == one else one
-                for value, one in zip(found, spelled, strict=True)
+                value if str(value) == written else written
+                for value, written in zip(found, spelled, strict=True)
             ]
     return found
 
 
-class _Substream:
+class _SubstreamRouter:
     """A router with a partition for each parent record that has the parent key."""
 
     def __init__(
@@ -282,21 +292,24 @@ class _Substream:
 
     def partitions(self) -> Iterator[StreamSlice]:
         for number, config in enumerate(self._configs):
-            name = named(config, self._config, config.partition_field)
-            key = named(config, self._config, config.parent_key).split("/")
+            name = evaluate_name(config, self._config, config.partition_field)
+            key = evaluate_name(config, self._config, config.parent_key).split("/")
             paths = [
-                [named(config, self._config, part) for part in path] for path in config.extra_fields
+                [evaluate_name(config, self._config, part) for part in path]
+                for path in config.extra_fields
             ]
-            pointer = [named(config, self._config, part) for part in config.lazy_read_pointer]
-            for one, record in self._parent(number).records():
-                value = looked_up(record, key)
+            pointer = [
+                evaluate_name(config, self._config, part) for part in config.lazy_read_pointer
+            ]
+            for parent_slice, record in self._parent(number).records():
+                value = look_up(record, key)
                 if value is MISSING or value is None:
                     continue
                 extra: dict[str, Any] = {FIRST_PAGE: first_page(record, pointer)} if pointer else {}
                 for path in paths:
-                    found = looked_up(record, path)
+                    found = look_up(record, path)
                     extra[".".join(path)] = None if found is MISSING else found
-                yield StreamSlice({name: value, "parent_slice": one.partition}, {}, extra)
+                yield StreamSlice({name: value, "parent_slice": parent_slice.partition}, {}, extra)
 
     def _parent(self, number: int) -> Parent:
         if number not in self._parents:
@@ -312,23 +325,23 @@ class _Substream:
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _GroupingRouter:
     """A router that groups the partitions of another router."""
 
     router: GroupingPartitionRouter
     underlying: Router
 
     def partitions(self) -> Iterator[StreamSlice]:
-        for group in _in_groups(self._distinct(), self.router.group_size):
+        for group in _split_into_groups(self._distinct_partitions(), self.router.group_size):
             names = list(group[0].partition)
-            extra = dict.fromkeys(name for one in group for name in one.extra_fields)
+            extra = dict.fromkeys(name for partition in group for name in partition.extra_fields)
             yield StreamSlice(
-                {name: [one.partition.get(name) for one in group] for name in names},
+                {name: [partition.partition.get(name) for partition in group] for name in names},
                 {},
-                {name: [one.extra_fields.get(name) for one in group] for name in extra},
+                {name: [partition.extra_fields.get(name) for partition in group] for name in extra},
             )
 
-    def _distinct(self) -> Iterator[StreamSlice]:
+    def _distinct_partitions(self) -> Iterator[StreamSlice]:
         seen: set[Any] = set()
         for partition in self.underlying.partitions():
             values = [
@@ -349,13 +362,13 @@ class _Groups:
         return self.underlying.parent_state()
 
 
-def _in_groups(items: Iterable[StreamSlice], size: int) -> Iterator[list[StreamSlice]]:
+def _split_into_groups(items: Iterable[StreamSlice], size: int) -> Iterator[list[StreamSlice]]:
     iterator = iter(items)
     yield from iter(partial(lambda: list(itertools.islice(iterator, size))), [])
 
 
 @dataclass(frozen=True)
-class _Union:
+class _UnionRouter:
     """A router with the distinct partitions of several routers, by their one value."""
 
     name: str
@@ -363,23 +376,25 @@ class _Union:
 
     def partitions(self) -> Iterator[StreamSlice]:
         seen: set[Any] = set()
-        for one in (partition for router in self.routers for partition in router.partitions()):
-            value = one.partition.get(self.name, MISSING)
+        for partition in (
+            partition for router in self.routers for partition in router.partitions()
+        ):
+            value = partition.partition.get(self.name, MISSING)
             if value is MISSING or isinstance(value, dict | list):
-                raise _other_names(self.name)
+                raise _different_names_error(self.name)
             if value in seen:
                 continue
             seen.add(value)
-            others = {name: each for name, each in one.partition.items() if name != self.name}
-            yield StreamSlice({self.name: value}, {}, {**one.extra_fields, **others})
+            others = {name: each for name, each in partition.partition.items() if name != self.name}
+            yield StreamSlice({self.name: value}, {}, {**partition.extra_fields, **others})
 
     def parent_state(self) -> dict[str, Any] | None:
         states = [router.parent_state() or {} for router in self.routers]
-        return {name: state for one in states for name, state in one.items()}
+        return {name: state for parents in states for name, state in parents.items()}
 
 
 @dataclass(frozen=True)
-class _Product:
+class _ProductRouter:
     """A router with every combination of the partitions of several routers."""
 
     routers: Sequence[Router]
@@ -389,9 +404,9 @@ class _Product:
             partition: dict[str, Any] = {}
             extra: dict[str, Any] = {}
             # The first router wins if two use the same name.
-            for one in reversed(combination):
-                partition |= one.partition
-                extra |= one.extra_fields
+            for part in reversed(combination):
+                partition |= part.partition
+                extra |= part.extra_fields
             yield StreamSlice(partition, {}, extra)
 
     def parent_state(self) -> dict[str, Any] | None:

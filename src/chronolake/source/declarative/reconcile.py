@@ -20,10 +20,10 @@ from chronolake.errors import ChronolakeError, SourceError
 from chronolake.failpoints import reach
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.landing.file_writer import records_of
+from chronolake.source.declarative.landing.file_writer import read_files
 from chronolake.source.declarative.manifests.capabilities import cursor_of
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
-from chronolake.source.declarative.parent_streams import chosen
+from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.times import micros_of
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from chronolake.config import OnPartitionLimit
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
-    from chronolake.source.declarative.landing.file_writer import Waiting
+    from chronolake.source.declarative.landing.file_writer import PendingFiles
     from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
     from chronolake.source.declarative.stream_run import Run
 
@@ -51,7 +51,7 @@ _LOOK_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CompleteRead:
     """The inputs of a complete read of a stream.
 
     Attributes:
@@ -67,8 +67,8 @@ class Comparison:
     api: Api
     stream: AnyStream
     run: Run
-    waiting: Waiting
-    begun: Callable[[StreamReader, Waiting], Run]
+    waiting: PendingFiles
+    begun: Callable[[StreamReader, PendingFiles], Run]
     workers: int
     on_limit: OnPartitionLimit
 
@@ -99,7 +99,7 @@ class Comparison:
             columns = self.run.files.columns()
             return Reconciliation(
                 self.stream.name,
-                records_of(spark, self.waiting.parts, columns, facts=True),
+                read_files(spark, self.waiting.parts, columns, facts=True),
                 columns,
                 sum(part.rows for part in self.waiting.parts),
                 micros_of(begun),
@@ -122,7 +122,7 @@ class Comparison:
         # Responses that were cached earlier in this run may be outdated.
         self.api.session.clear_cache()
         self._expect_present(begun)
-        asked_for = _asked_for(self._read(chosen(self.stream, None)))
+        asked_for = _requested_range(self._read(select_stream(self.stream, None)))
         self._catch_up(begun)
         return asked_for
 
@@ -135,8 +135,8 @@ class Comparison:
     def _expect_present(self, now: datetime) -> None:
         """Raise if the cursor ends before the present: later changes would look like deletions."""
         cursor = self._time_cursor()
-        if cursor is not None and not reaches(cursor, now - _PATIENCE):
-            raise _too_early(self.stream, cursor)
+        if cursor is not None and not is_requested_until(cursor, now - _PATIENCE):
+            raise _outdated_end_error(self.stream, cursor)
 
     def _catch_up(self, begun: datetime) -> None:
         """Read the changes since the start."""
@@ -144,12 +144,12 @@ class Comparison:
         if cursor is None:
             return
         all_read = datetime.now(UTC)
-        while not reaches(cursor, all_read):
+        while not is_requested_until(cursor, all_read):
             if datetime.now(UTC) > all_read + _PATIENCE:
-                raise _too_early(self.stream, cursor)
+                raise _outdated_end_error(self.stream, cursor)
             self.api.session.cancelled.wait(_LOOK_SECONDS)
         self.api.session.clear_cache()
-        self._read(chosen(self.stream, {"": ""}), since=begun - _SKEW, beyond=_SKEW)
+        self._read(select_stream(self.stream, {"": ""}), since=begun - _SKEW, beyond=_SKEW)
 
     def _read(
         self,
@@ -182,7 +182,7 @@ class Comparison:
         return reader
 
 
-def reaches(cursor: TimeCursor, at: datetime) -> bool:
+def is_requested_until(cursor: TimeCursor, at: datetime) -> bool:
     """Return whether the requests of a read that begins now include all changes up to a time.
 
     A time that is formatted without its hour or minute includes that whole day or hour.
@@ -198,7 +198,7 @@ def reaches(cursor: TimeCursor, at: datetime) -> bool:
     return cursor.parse(reported) >= at
 
 
-def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
+def _requested_range(reader: StreamReader) -> tuple[int | None, int | None]:
     """Return the requested time range in microseconds since 1970; None: unbounded."""
     state = reader.state
     if not isinstance(state, StreamState):
@@ -206,7 +206,7 @@ def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
     return micros_of(state.cursor.with_lookback(state.cursor.start)), micros_of(state.end)
 
 
-def _too_early(stream: AnyStream, cursor: TimeCursor) -> SourceError:
+def _outdated_end_error(stream: AnyStream, cursor: TimeCursor) -> SourceError:
     end = cursor.end().isoformat(timespec="seconds")
     return SourceError(
         f"The stream {stream.name} is only read up to {end}. Records that "

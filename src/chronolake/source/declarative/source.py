@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING, Final
 from chronolake.config import is_due
 from chronolake.errors import ChronolakeError
 from chronolake.landing import wider
-from chronolake.source.declarative.check import findings_of, whole_of
-from chronolake.source.declarative.connect import opened
+from chronolake.source.declarative.check import check_source, complete_manifest
+from chronolake.source.declarative.connect import open_api
 from chronolake.source.declarative.landing.file_writer import (
+    PendingFiles,
     SliceFiles,
-    Waiting,
-    by_columns,
-    records_of,
-    rows_of,
-    unforeseen,
+    group_by_columns,
+    read_equal_files,
+    read_files,
+    unexpected_error,
 )
 from chronolake.source.declarative.manifests.capabilities import (
+    capabilities_of,
     capture_method_of,
-    concurrency_of,
     cursor_field_of,
     cursor_of,
     epsilon_of,
-    traits_of,
+    max_concurrency,
 )
-from chronolake.source.declarative.manifests.config_validation import expect_complete
+from chronolake.source.declarative.manifests.config_validation import raise_if_incomplete
 from chronolake.source.declarative.manifests.manifest import find, load
-from chronolake.source.declarative.parent_streams import chosen, is_outdated
-from chronolake.source.declarative.reconcile import Comparison
+from chronolake.source.declarative.parent_streams import is_outdated, select_stream
+from chronolake.source.declarative.reconcile import CompleteRead
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
-from chronolake.source.declarative.stream_run import Place, Run, Settings
+from chronolake.source.declarative.stream_run import Run, Settings, StreamOffset
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
@@ -101,7 +101,7 @@ class DeclarativeApi:
     def _known(self) -> Manifest:
         """Return the manifest with all its streams; the API is queried for them once."""
         if self._learned is None:
-            self._learned = whole_of(self.manifest, self.config, memory=self.memory)
+            self._learned = complete_manifest(self.manifest, self.config, memory=self.memory)
         if isinstance(self._learned, ChronolakeError):
             raise self._learned
         return self._learned
@@ -126,28 +126,28 @@ class DeclarativeApi:
 
     def discover(self) -> list[StreamDescriptor]:
         """Return descriptors of the configured streams."""
-        return [self._offered(name, stream) for name, stream in self.streams.items()]
+        return [self._descriptor(name, stream) for name, stream in self.streams.items()]
 
-    def _offered(self, name: str, stream: AnyStream) -> StreamDescriptor:
+    def _descriptor(self, name: str, stream: AnyStream) -> StreamDescriptor:
         settings = Settings.of(self.project, self.pipeline, stream, self.config.config)
         return StreamDescriptor(
-            traits_of(stream),
+            capabilities_of(stream),
             capture_method_of(stream),
             epsilon_of(stream),
             raw_folder(self.project, self.pipeline, name),
             is_ours=True,
-            key=settings.identity_of(chosen(stream, {"": ""})).columns,
+            key=settings.identity_of(select_stream(stream, {"": ""})).columns,
             cursor=cursor_field_of(stream, self.config.config),
         )
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """Yield the columns that schemas declare; the API is queried if only it knows them."""
         streams = self.streams
-        with self._opened() as api:
+        with self._open() as api:
             for name in names:
                 either = streams[name]
                 try:
-                    stream = chosen(either, {"": ""})
+                    stream = select_stream(either, {"": ""})
                     reader = StreamReader(stream, api)
                     settings = Settings.of(self.project, self.pipeline, either, api.config)
                     shape = settings.shape_of(stream, reader.schema)
@@ -156,8 +156,8 @@ class DeclarativeApi:
                 else:
                     yield DescribedStream(name, shape.columns(settings.identity_of(stream).columns))
 
-    def _opened(self) -> AbstractContextManager[Api]:
-        return opened(self._known, self.config, wanted=self.config.only, memory=self.memory)
+    def _open(self) -> AbstractContextManager[Api]:
+        return open_api(self._known, self.config, wanted=self.config.only, memory=self.memory)
 
     def use_token_store(self, memory: TokenStore) -> None:
         """Set the store for tokens that change with each use."""
@@ -168,19 +168,19 @@ class DeclarativeApi:
     ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
         """Yield changes since the last run, by stream; a failure does not stop other streams."""
         where = f"{self.project.file}: pipelines.{self.pipeline}.source.config"
-        expect_complete(self.config.config, self.manifest, where)
+        raise_if_incomplete(self.config.config, self.manifest, where)
         streams = self.streams
-        with self._opened() as api:
+        with self._open() as api:
             for name, reported in positions.items():
                 since = None if full_refresh else reported
                 try:
-                    yield from self._bring(
+                    yield from self._read_stream(
                         lake, api, name, streams[name], since, full_refresh=full_refresh
                     )
                 except ChronolakeError as failure:
                     yield StreamFailure(name, failure)
                 except Exception as failure:  # noqa: BLE001 - one stream must not stop the others
-                    yield StreamFailure(name, unforeseen(failure, api.session.network.mask))
+                    yield StreamFailure(name, unexpected_error(failure, api.session.network.mask))
 
     def check(
         self,
@@ -193,46 +193,46 @@ class DeclarativeApi:
         Raises:
             ConfigurationError: the manifest cannot be parsed.
         """
-        found = findings_of(self.manifest, self.config, memory=self.memory, learn=self._learn)
+        found = check_source(self.manifest, self.config, memory=self.memory, learn=self._learn)
         return list(found)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Store the landed offsets, which `read` checks before it continues."""
         self._landed = positions
 
-    def _bring(
+    def _read_stream(
         self,
         lake: Lake,
         api: Api,
         name: str,
         either: AnyStream,
-        told: Offset | None,
+        stored: Offset | None,
         *,
         full_refresh: bool,
     ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
-        known = Place.of(told)
+        known = StreamOffset.of(stored)
         settings = Settings.of(self.project, self.pipeline, either, api.config)
-        is_first = not told and not full_refresh
+        is_first = not stored and not full_refresh
         is_compared = not is_first and self._is_due(settings, known, full_refresh=full_refresh)
         is_whole = capture_method_of(either) is CaptureMethod.SNAPSHOT_DIFF
         if is_outdated(either, known.state, api.config):
-            told, full_refresh = Place(None, known.types).as_json(), True
+            stored, full_refresh = StreamOffset(None, known.types).as_json(), True
         folder = raw_folder(self.project, self.pipeline, name)
         place = spool_folder(self.project, self.pipeline) / folder.name
         if full_refresh or is_whole:
             # The files of an earlier run are not used by a run that reads everything.
-            Waiting(place).discard()
-        Waiting(place / _WHOLE).discard()
-        waiting, left = Waiting.left(place)
+            PendingFiles(place).discard()
+        PendingFiles(place / _WHOLE).discard()
+        waiting, left = PendingFiles.left(place)
         if waiting.parts and left is not None:
-            landing = _Landing(lake.spark, name, waiting, Repeats(may_be=bool(told)))
-            yield from landing.pieces(told or {}, left)
+            landing = _PendingRecords(lake.spark, name, waiting, Repeats(may_be=bool(stored)))
+            yield from landing.batches(stored or {}, left)
             waiting.acknowledge()
             if self._landed.get(name) != left:
                 return
-            told = left
-        position = Place.of(told)
-        stream = chosen(either, position.state)
+            stored = left
+        position = StreamOffset.of(stored)
+        stream = select_stream(either, position.state)
         reader = StreamReader(
             stream,
             api,
@@ -242,9 +242,9 @@ class DeclarativeApi:
         )
         identity = settings.identity_of(stream)
         shape = settings.shape_of(stream, reader.schema, position.types)
-        workers = self.config.concurrency or concurrency_of(self.manifest, api.config)
+        workers = self.config.concurrency or max_concurrency(self.manifest, api.config)
 
-        def begun(reader: StreamReader, waiting: Waiting) -> Run:
+        def begun(reader: StreamReader, waiting: PendingFiles) -> Run:
             files = SliceFiles(waiting.folder, identity, shape)
             return Run(
                 reader,
@@ -260,35 +260,35 @@ class DeclarativeApi:
         # Report that this stream has begun: the API's first response may take long.
         yield ReadProgress(name, run.rows)
         if is_whole:
-            yield from self._whole(
+            yield from self._read_snapshot(
                 lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
             )
             return
         repeats = Repeats(may_be=not is_first, until=run.reader.known_until)
-        landing = _Landing(lake.spark, name, run.waiting, repeats)
-        if not (yield from self._read(landing, run, workers, told or {})):
+        landing = _PendingRecords(lake.spark, name, run.waiting, repeats)
+        if not (yield from self._read(landing, run, workers, stored or {})):
             return
         if run.failure is not None:
             yield StreamFailure(name, run.failure)
         elif is_compared:
             # Stored separately, so that another run does not land these records.
-            whole, _ = Waiting.left(place / _WHOLE)
+            whole, _ = PendingFiles.left(place / _WHOLE)
             limit = self.config.on_partition_limit
-            comparison = Comparison(api, either, run, whole, begun, workers, limit)
+            comparison = CompleteRead(api, either, run, whole, begun, workers, limit)
             try:
                 yield comparison.taken(lake.spark, may_be_empty=settings.may_become_empty)
             finally:
                 whole.discard()
 
     def _read(
-        self, landing: _Landing, run: Run, workers: int, before: Offset
+        self, landing: _PendingRecords, run: Run, workers: int, before: Offset
     ) -> Generator[ChangeBatch | ReadProgress, None, bool]:
         """Yield a stream's records until a batch is not landed; return whether all have landed."""
-        for after in run.watched(workers):
+        for after in run.read_with_progress(workers):
             yield ReadProgress(landing.name, run.rows)
             if after is None:
                 continue
-            yield from landing.pieces(before, after, run.files.columns())
+            yield from landing.batches(before, after, run.files.columns())
             before = after
             run.waiting.acknowledge()
             if self._landed.get(landing.name) != after:
@@ -298,14 +298,14 @@ class DeclarativeApi:
         return not run.is_stopped
 
     @staticmethod
-    def _is_due(settings: Settings, known: Place, *, full_refresh: bool) -> bool:
+    def _is_due(settings: Settings, known: StreamOffset, *, full_refresh: bool) -> bool:
         """Return whether a stream is due for a comparison with the API's complete data."""
         period = settings.detect_deletes
         return period is not None and (
             full_refresh or is_due(period, known.compared_at, datetime.now(UTC))
         )
 
-    def _whole(
+    def _read_snapshot(
         self,
         spark: SparkSession,
         name: str,
@@ -317,7 +317,7 @@ class DeclarativeApi:
         """Yield all records as one snapshot, because a partial read cannot replace the table."""
         at = now_micros()
         position: Offset = {}
-        for place in run.watched(workers, is_whole=True):
+        for place in run.read_with_progress(workers, is_whole=True):
             position = position if place is None else place
             yield ReadProgress(name, run.rows)
         if run.failure is not None:
@@ -328,7 +328,7 @@ class DeclarativeApi:
             # No record has ever been read.
             yield ChangeBatch(name, None, (), position)
             return
-        rows = records_of(spark, run.waiting.parts, columns)
+        rows = read_files(spark, run.waiting.parts, columns)
         sequence = f"{at:016x}"
         yield Snapshot(
             name,
@@ -343,12 +343,12 @@ class DeclarativeApi:
         run.waiting.acknowledge()
 
 
-def _united(several: Iterable[Sequence[Column]]) -> list[Column]:
+def _merge_columns(several: Iterable[Sequence[Column]]) -> list[Column]:
     """Return the columns of several files, in types that hold the values of all."""
     found: dict[str, Column] = {}
-    for one in (column for columns in several for column in columns):
-        known = found.get(one.name, one)
-        found[one.name] = replace(one, type=wider(known.type, one.type))
+    for column in (column for columns in several for column in columns):
+        known = found.get(column.name, column)
+        found[column.name] = replace(column, type=wider(known.type, column.type))
     return list(found.values())
 
 
@@ -373,15 +373,15 @@ class Repeats:
 
 
 @dataclass(frozen=True)
-class _Landing:
+class _PendingRecords:
     """The landing of a stream's waiting records in the raw lake."""
 
     spark: SparkSession
     name: str
-    waiting: Waiting
+    waiting: PendingFiles
     repeats: Repeats
 
-    def pieces(
+    def batches(
         self, before: Offset, after: Offset, columns: Sequence[Column] = ()
     ) -> Iterator[ChangeBatch]:
         """Yield the waiting records; files with the same columns form one batch.
@@ -395,19 +395,19 @@ class _Landing:
             columns: the columns of all the stream's records; by default, those of the files.
         """
         parts = self.waiting.parts
-        groups = by_columns(parts)
+        groups = group_by_columns(parts)
         if not groups:
             yield ChangeBatch(self.name, None, (), after)
             return
         is_undated = any(part.is_undated for part in parts)
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
-            columns = columns or _united(given for given, _ in groups)
-            rows = records_of(self.spark, parts, columns, facts=True)
+            columns = columns or _merge_columns(given for given, _ in groups)
+            rows = read_files(self.spark, parts, columns, facts=True)
             yield ChangeBatch(
                 self.name, rows, columns, after, may_repeat=may_repeat, is_undated=is_undated
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            yield ChangeBatch(self.name, rows_of(self.spark, group), given, position)
+            yield ChangeBatch(self.name, read_equal_files(self.spark, group), given, position)

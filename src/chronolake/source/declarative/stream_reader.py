@@ -18,7 +18,7 @@ import structlog
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.components.instances import prepare
+from chronolake.source.declarative.components.instances import create_instances
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.incrementing import (
     CountState,
@@ -37,18 +37,18 @@ from chronolake.source.declarative.models.streams import (
     SubstreamPartitionRouter,
     UnionPartitionRouter,
 )
-from chronolake.source.declarative.parent_streams import chosen, parent_state_in
+from chronolake.source.declarative.parent_streams import get_parent_state, select_stream
 from chronolake.source.declarative.partitions import (
     OpenPartitions,
+    create_router,
+    evaluate_name,
     inject_partition,
-    named,
-    router_of,
 )
 from chronolake.source.declarative.retrieval.async_jobs import AsyncJobs, downloads_of
 from chronolake.source.declarative.retrieval.lazy_read import is_embedded
 from chronolake.source.declarative.retrieval.pages import Retrieval
 from chronolake.source.declarative.retrieval.pagination_reset import LatestRecord
-from chronolake.source.declarative.retrieval.schema_loaders import schema_of
+from chronolake.source.declarative.retrieval.schema_loaders import load_schema
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 
@@ -155,16 +155,16 @@ class SliceReader:
             ConfigurationError: the requests cannot be built from the manifest and the
                 configuration.
         """
-        one, keep = work.slice, self._keep(work.wanted)
+        stream_slice, keep = work.slice, self._keep(work.wanted)
         if self._jobs is None:
-            yield from self._retrieval.pages(one, keep)
+            yield from self._retrieval.pages(stream_slice, keep)
             return
-        for batch in self._jobs.batches(one):
-            yield self._retrieval.select(batch, one, keep)
+        for batch in self._jobs.batches(stream_slice):
+            yield self._retrieval.select(batch, stream_slice, keep)
 
-    def _inject(self, into: Injection, one: StreamSlice) -> None:
+    def _inject(self, into: Injection, stream_slice: StreamSlice) -> None:
         """Put the slice's values into a request."""
-        inject_partition(self._routers, self._config, into, one)
+        inject_partition(self._routers, self._config, into, stream_slice)
         model = self._model
         options: list[tuple[Any, str]] = []
         if isinstance(model, DatetimeBasedCursor) and self.cursor is not None:
@@ -174,7 +174,7 @@ class SliceReader:
             options = [(model.start_value_option, "start")]
         for option, name in options:
             if option is not None:
-                into.put(option, one.get(name), self._config)
+                into.put(option, stream_slice.get(name), self._config)
 
     def _latest_of_slice(self) -> Callable[[], LatestRecord] | None:
         """Return a factory for `LatestRecord`, or None if slices cannot be continued."""
@@ -204,8 +204,10 @@ class SliceReader:
         return keep
 
 
-def _is_beyond(cursor: TimeCursor, bound: str, one: StreamSlice) -> bool:
-    return cursor.is_beyond(cursor.parse(bound), cursor.parse(one.cursor_slice[cursor.names[1]]))
+def _is_beyond(cursor: TimeCursor, bound: str, stream_slice: StreamSlice) -> bool:
+    return cursor.is_beyond(
+        cursor.parse(bound), cursor.parse(stream_slice.cursor_slice[cursor.names[1]])
+    )
 
 
 class Slice:
@@ -291,7 +293,7 @@ class State(Protocol):
         """Yield the slices of a partition that have to be read."""
         ...
 
-    def note(self, one: StreamSlice, latest: Any) -> None:
+    def note(self, stream_slice: StreamSlice, latest: Any) -> None:
         """Record that a slice has been read; `latest` is its latest cursor value, or None."""
         ...
 
@@ -342,15 +344,15 @@ class StreamReader:
                 configuration, or the state is not valid for the stream.
             SourceError: the API does not return the schema.
         """
-        stored = self._made_ready(stream, api, stored)
+        stored = self._prepare(stream, api, stored)
         self.stream = stream
         self.dated_by = dated_by
         self._api = api
         self._stored = stored or {}
-        self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
+        self._router = create_router(stream.retriever.partition_router, api.config, self._parent)
         self._since = since
         self._beyond = beyond
-        self.schema = schema_of(stream, api)
+        self.schema = load_schema(stream, api)
         self.slices = SliceReader(
             stream,
             api,
@@ -372,11 +374,11 @@ class StreamReader:
         self._has_failed = False
         self._is_warned = False
 
-    def _made_ready(
+    def _prepare(
         self, stream: DeclarativeStream, api: Api, stored: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
         """Create the connector's custom components; return the state after their migrations."""
-        prepare(stream, api.session, api.config, self._parent)
+        create_instances(stream, api.session, api.config, self._parent)
         for migration in stream.state_migrations:
             if isinstance(migration, CustomStateMigration) and stored:
                 state = deepcopy(dict(stored))
@@ -425,13 +427,13 @@ class StreamReader:
             return None
         router = routers[0]
         if isinstance(router, UnionPartitionRouter):
-            return named(router, self._api.config, router.partition_field)
+            return evaluate_name(router, self._api.config, router.partition_field)
         if not isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
             return None
         if not router.parent_stream_configs:
             return None
         (parent, *others) = router.parent_stream_configs
-        return None if others else named(parent, self._api.config, parent.partition_field)
+        return None if others else evaluate_name(parent, self._api.config, parent.partition_field)
 
     # ------------------------------------------------------------------ slices
 
@@ -492,14 +494,14 @@ class StreamReader:
         self.state.complete()
 
     def _parent(self, config: ParentStreamConfig) -> _Parent:
-        stored = parent_state_in(self._stored, config) if config.incremental_dependency else None
-        return _Parent(StreamReader(chosen(config.stream, stored), self._api, stored))
+        stored = get_parent_state(self._stored, config) if config.incremental_dependency else None
+        return _Parent(StreamReader(select_stream(config.stream, stored), self._api, stored))
 
-    def _wanted(self, one: StreamSlice) -> tuple[int, int] | None:
+    def _wanted(self, stream_slice: StreamSlice) -> tuple[int, int] | None:
         """Return the time range of wanted records of a slice, or None if all are wanted."""
         if not isinstance(self.state, StreamState):
             return None
-        return micros_of(self.state.lower_bound(one)), micros_of(self.state.end)
+        return micros_of(self.state.lower_bound(stream_slice)), micros_of(self.state.end)
 
     def warn_of_undated(self) -> None:
         """Log once that records lack their cursor value."""
@@ -519,9 +521,9 @@ class _Parent:
     _are_all_known: bool = False
 
     def records(self) -> Iterator[tuple[StreamSlice, Record]]:
-        for one, read in self.slices():
+        for parent_slice, read in self.slices():
             for record in read():
-                yield one, record
+                yield parent_slice, record
 
     def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Record]]]]:
         for work in self.reader.work():
@@ -531,16 +533,16 @@ class _Parent:
         self._complete()
 
     def _read(self, work: Work) -> Iterator[Record]:
-        one = self.reader.slices.read(work)
+        parent_slice = self.reader.slices.read(work)
         last: Record | None = None
-        for records in one.pages():
+        for records in parent_slice.pages():
             for record in records:
                 if last is not None:
                     yield last
                 last = record
         # The last record is yielded after the slice is marked as read, because its partition is the
         # one that carries the parent's new state.
-        self.reader.done(work, one.latest)
+        self.reader.done(work, parent_slice.latest)
         self._open -= 1
         if last is not None:
             yield last

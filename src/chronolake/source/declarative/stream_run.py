@@ -19,17 +19,17 @@ import structlog
 from chronolake.config import Nested, StreamConfig, is_never
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.failpoints import reach
-from chronolake.source.declarative.landing.file_writer import unforeseen
+from chronolake.source.declarative.landing.file_writer import unexpected_error
 from chronolake.source.declarative.landing.record_schema import (
     Identity,
     Nesting,
     Shape,
     declared_columns,
-    has_texts_only,
+    has_only_texts,
 )
 from chronolake.source.declarative.manifests.capabilities import cursor_field_of, cursor_of
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
-from chronolake.source.declarative.parent_streams import chosen, parents_of
+from chronolake.source.declarative.parent_streams import iterate_parents, select_stream
 from chronolake.source.protocol import COMPARED
 from chronolake.types import ColumnType, Kind
 
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
     from chronolake.config import PipelineConfig, Project
     from chronolake.source.declarative.http.api_session import ApiSession
-    from chronolake.source.declarative.landing.file_writer import Read, SliceFiles, Waiting
+    from chronolake.source.declarative.landing.file_writer import (
+        PendingFiles,
+        SliceFiles,
+        SliceResult,
+    )
     from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
     from chronolake.source.declarative.spark.slice_waves import Cluster
     from chronolake.source.declarative.stream_reader import StreamReader, Work
@@ -79,7 +83,7 @@ class Settings:
         """
         config = project.pipelines[pipeline]
         own = config.streams.get(stream.name, StreamConfig())
-        asked = _Asked(project, pipeline, stream, own)
+        asked = _RequestedSettings(project, pipeline, stream, own)
         return cls(
             asked.detect_deletes(config),
             own.may_become_empty,
@@ -110,18 +114,18 @@ class Settings:
         identity = self.identity_of(stream)
         nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
         declared = declared_columns(schema) if nesting is None else nesting.declared
-        typed = identity.typed(declared)
+        typed = identity.add_key_column(declared)
         return Shape(
             {**typed, **(known or {})},
             frozenset(declared) & typed.keys(),
             nesting,
             stream.name,
-            has_texts_only(stream),
+            has_only_texts(stream),
         )
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _RequestedSettings:
     """A stream's settings, checked against what it supports."""
 
     project: Project
@@ -140,7 +144,7 @@ class _Asked:
         if is_never(wanted):
             return None
         if reason is not None:
-            raise self._refused("detect_deletes", *reason)
+            raise self._unsupported_error("detect_deletes", *reason)
         return wanted
 
     def _reason_against_comparisons(self) -> tuple[str, str] | None:
@@ -153,7 +157,7 @@ class _Asked:
                 "it has no primary key, so a changed record would look deleted",
                 "Set its primary_key in the manifest, or remove detect_deletes.",
             )
-        for parent in parents_of(self.stream):
+        for parent in iterate_parents(self.stream):
             if isinstance(cursor_of(parent), DatetimeBasedCursor):
                 reason = (
                     f"its parent {parent.name} is read incrementally, so records of earlier "
@@ -172,17 +176,17 @@ class _Asked:
         model = cursor_of(self.stream)
         leave = f"Remove streams.{self.stream.name}.cursor_in_key."
         if not isinstance(model, DatetimeBasedCursor):
-            raise self._refused("cursor_in_key", "it has no datetime cursor", leave)
+            raise self._unsupported_error("cursor_in_key", "it has no datetime cursor", leave)
         if not self._identity.paths:
             reason = "it has no primary key, so the whole record is its key"
-            raise self._refused("cursor_in_key", reason, leave)
+            raise self._unsupported_error("cursor_in_key", reason, leave)
         return cursor_field_of(self.stream, config)
 
     @property
     def _identity(self) -> Identity:
-        return Identity.of(chosen(self.stream, {"": ""}))
+        return Identity.of(select_stream(self.stream, {"": ""}))
 
-    def _refused(self, key: str, reason: str, hint: str) -> ConfigurationError:
+    def _unsupported_error(self, key: str, reason: str, hint: str) -> ConfigurationError:
         name = self.stream.name
         return ConfigurationError(
             f"{self.project.file}: pipelines.{self.pipeline}.streams.{name}.{key}: "
@@ -197,7 +201,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamOffset:
     """A stream's offset.
 
     Attributes:
@@ -211,14 +215,14 @@ class Place:
     compared: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, told: Mapping[str, Any] | None) -> Self:
+    def of(cls, stored: Mapping[str, Any] | None) -> Self:
         """Return the offset in a checkpoint, which may also be another reader's state."""
-        if not told:
+        if not stored:
             return cls()
-        if _COLUMNS not in told:
-            return cls(told)
-        types = {name: ColumnType(Kind(kind)) for name, kind in told[_COLUMNS].items()}
-        return cls(told[_STATE], types, told.get(COMPARED))
+        if _COLUMNS not in stored:
+            return cls(stored)
+        types = {name: ColumnType(Kind(kind)) for name, kind in stored[_COLUMNS].items()}
+        return cls(stored[_STATE], types, stored.get(COMPARED))
 
     @property
     def compared_at(self) -> datetime | None:
@@ -262,7 +266,7 @@ class Run:
         self,
         reader: StreamReader,
         files: SliceFiles,
-        waiting: Waiting,
+        waiting: PendingFiles,
         session: ApiSession,
         *,
         cluster: Cluster | None = None,
@@ -298,7 +302,7 @@ class Run:
     def place(self) -> Offset:
         """Return the stream's offset."""
         types = self.files.shape.known()
-        return Place(self.reader.state.as_json(), types, self.compared).as_json()
+        return StreamOffset(self.reader.state.as_json(), types, self.compared).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset]:
         """Read all slices; yield the stream's offset whenever enough records wait to be landed.
@@ -309,15 +313,17 @@ class Run:
             workers: number of concurrent requests.
             is_whole: whether the records are useful only once all slices have been read.
         """
-        found = self.watched(workers, is_whole=is_whole)
+        found = self.read_with_progress(workers, is_whole=is_whole)
         return (place for place in found if place is not None)
 
-    def watched(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset | None]:
+    def read_with_progress(
+        self, workers: int, *, is_whole: bool = False
+    ) -> Iterator[Offset | None]:
         """Yield as `read` does, and None about every second while slices are read (`rows`)."""
         begun = reported = time.monotonic()
         with ThreadPoolExecutor(workers, thread_name_prefix=self.reader.stream.name) as pool:
             try:
-                with closing(self._finished(pool, workers)) as finished:
+                with closing(self._read_works(pool, workers)) as finished:
                     for work, read in finished:
                         self._take(work, read, is_noted=not is_whole)
                         is_late = time.monotonic() - begun > _LANDING_SECONDS
@@ -343,13 +349,13 @@ class Run:
         """Stop sending requests, because the stream's records cannot be landed."""
         self.is_stopped = True
 
-    def _finished(
+    def _read_works(
         self, pool: ThreadPoolExecutor, workers: int
-    ) -> Generator[tuple[Work, Read | ChronolakeError]]:
+    ) -> Generator[tuple[Work, SliceResult | ChronolakeError]]:
         """Yield the slices as they finish."""
         works = self._works()
         yield from self._read_here(works, pool, workers, lambda: self._is_large)
-        while self._cluster is not None and (wave := list(islice(works, self._wave(workers)))):
+        while self._cluster is not None and (wave := list(islice(works, self._wave_size(workers)))):
             if len(wave) > 1:
                 yield from self._cluster.read(wave)
             else:
@@ -368,9 +374,9 @@ class Run:
         pool: ThreadPoolExecutor,
         workers: int,
         is_enough: Callable[[], bool],
-    ) -> Iterator[tuple[Work, Read | ChronolakeError]]:
+    ) -> Iterator[tuple[Work, SliceResult | ChronolakeError]]:
         """Read slices in threads, some of them ahead, until enough are read; yield each result."""
-        pending: dict[Future[Read], Work] = {}
+        pending: dict[Future[SliceResult], Work] = {}
         while True:
             while len(pending) < 2 * workers and not is_enough():
                 work = next(works, None)
@@ -380,26 +386,26 @@ class Run:
             if not pending:
                 return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for one in done:
-                work = pending.pop(one)
+            for future in done:
+                work = pending.pop(future)
                 try:
-                    yield work, one.result()
+                    yield work, future.result()
                 except ChronolakeError as failure:
                     yield work, failure
                 except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
-                    yield work, unforeseen(failure, self._mask)
+                    yield work, unexpected_error(failure, self._mask)
 
     @property
     def _is_large(self) -> bool:
         """Return whether enough has been read that the cluster should read the rest."""
         return self._cluster is not None and self._bytes >= self._alone_bytes
 
-    def _wave(self, workers: int) -> int:
+    def _wave_size(self, workers: int) -> int:
         """Return how many slices the cluster reads at once; their records are landed together."""
         each = max(1, self._bytes // max(1, self._slices))
         return min(max(_LANDING_BYTES // each, workers), _MOST_IN_WAVE)
 
-    def _take(self, work: Work, found: Read | ChronolakeError, *, is_noted: bool) -> None:
+    def _take(self, work: Work, found: SliceResult | ChronolakeError, *, is_noted: bool) -> None:
         if isinstance(found, ChronolakeError):
             self._fail(found)
             return

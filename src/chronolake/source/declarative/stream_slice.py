@@ -45,10 +45,10 @@ class StreamSlice(Mapping[str, Any]):
     @property
     def partition_key(self) -> bytes:
         """Return the partition's canonical form."""
-        return key_of(self.partition)
+        return partition_key_of(self.partition)
 
 
-def key_of(partition: Mapping[str, Any]) -> bytes:
+def partition_key_of(partition: Mapping[str, Any]) -> bytes:
     """Return a partition's canonical form; 1 and "1" are different partitions."""
     return orjson.dumps(partition, option=orjson.OPT_SORT_KEYS)
 

@@ -14,11 +14,11 @@ import httpx
 
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.api import Api
-from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network
 from chronolake.source.declarative.manifests.manifest import Manifest, load
 from chronolake.source.declarative.manifests.problems import Problem
-from chronolake.source.declarative.parent_streams import chosen
+from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader, Work
 from support.declarative.mockapi import settings, written
 from support.declarative.mockapi.answering import MockApi, Served
@@ -157,7 +157,7 @@ class Trial:
 
     def _access(self, name: str) -> Api:
         """Return access as each run has it: without cached responses or tokens."""
-        return api_of(self.real.understood, self.config, self.network, wanted=[name])
+        return create_api(self.real.understood, self.config, self.network, wanted=[name])
 
     def _misplaced(self, problem: Problem) -> list[str]:
         """Return what is wrong with the problem that is reported for an unsupported stream."""
@@ -171,7 +171,7 @@ class Trial:
         return [] if named else [f"line {problem.line} has no {key} of {problem.path}: {line!r}"]
 
     def _read(self, api: Api, name: str, state: Mapping[str, Any] | None) -> Reading:
-        reader = StreamReader(chosen(api.manifest.stream(name), state), api, state)
+        reader = StreamReader(select_stream(api.manifest.stream(name), state), api, state)
         slices: list[tuple[Work, list[Any], list[Served]]] = []
         offer = self.api.target
         is_whole = True

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chronolake.source.declarative.components.instances import ready
+from chronolake.source.declarative.components.instances import instantiate
 from chronolake.source.declarative.http.auth import PLACE, Authentication
 from chronolake.source.declarative.http.request_builder import Injection
-from chronolake.source.declarative.http.requests_conversion import encoded_from, request_for
+from chronolake.source.declarative.http.requests_conversion import (
+    from_prepared_request,
+    to_prepared_request,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +33,7 @@ def custom_authentication(
         ConfigurationError: the class is missing, or a part of it is invalid.
         SourceError: its constructor fails.
     """
-    return ComponentAuthentication(ready(component, session, config))
+    return ComponentAuthentication(instantiate(component, session, config))
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class ComponentAuthentication(Authentication):
     def _signed(
         self, request: EncodedRequest, credentials: Injection
     ) -> tuple[EncodedRequest, Injection]:
-        prepared: Any = request_for(request)
-        signed = encoded_from(self.calls.call("__call__", prepared) or prepared)
+        prepared: Any = to_prepared_request(request)
+        signed = from_prepared_request(self.calls.call("__call__", prepared) or prepared)
         added = {
             name: value
             for name, value in signed.headers.items()

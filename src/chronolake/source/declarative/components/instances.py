@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.custom_classes import Setting, class_of, made
-from chronolake.source.declarative.http.decoders import decoded
+from chronolake.source.declarative.custom_classes import Setting, get_instance, import_class
+from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.http.request_builder import Injection, build_request
-from chronolake.source.declarative.http.requests_conversion import answer_of, response_of
+from chronolake.source.declarative.http.requests_conversion import (
+    from_requests_response,
+    to_requests_response,
+)
 from chronolake.source.declarative.models.base import (
     RUNNABLE,
     CustomAuthenticator,
@@ -37,7 +40,7 @@ from chronolake.source.declarative.models.streams import (
     ParentStreamConfig,
     SimpleRetriever,
 )
-from chronolake.source.declarative.records.extractors import extraction_of
+from chronolake.source.declarative.records.extractors import create_extraction
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text
 
@@ -74,7 +77,7 @@ _AUTHENTICATORS: Final = frozenset(
 )
 
 
-def requesting(
+def replace_requesting(
     described: Mapping[str, Any], session: ApiSession, config: Mapping[str, Any], origin: Origin
 ) -> Any:
     """Return the object that replaces a component which sends requests, or None for others.
@@ -100,17 +103,17 @@ def requesting(
     return None
 
 
-def reading(described: Mapping[str, Any], config: Mapping[str, Any], origin: Origin) -> Any:
+def replace_reading(described: Mapping[str, Any], config: Mapping[str, Any], origin: Origin) -> Any:
     """Return the object that replaces a component which reads responses, or None for others.
 
-    See `requesting` for the arguments.
+    See `replace_requesting` for the arguments.
     """
     kind = described["type"]
     if kind.endswith("Decoder"):
-        return Decoding(_DECODER.validate_python(dict(described), context=origin))
+        return ComponentDecoder(_DECODER.validate_python(dict(described), context=origin))
     if kind in {"DpathExtractor", "CombinedExtractor"}:
         component = _EXTRACTOR.validate_python(dict(described), context=origin)
-        return Extracting(component, config)
+        return ComponentExtractor(component, config)
     return None
 
 
@@ -200,18 +203,18 @@ class Requester:
             path=path,
         )
         answer = self.sender.send(request)
-        return None if answer is None else response_of(answer)
+        return None if answer is None else to_requests_response(answer)
 
 
 @dataclass(frozen=True)
-class Decoding:
+class ComponentDecoder:
     """A decoder for responses that a custom component reads."""
 
     decoder: Decoder
 
     def decode(self, response: requests.Response) -> Iterator[Any]:
         """Yield the bodies of a response."""
-        yield from decoded(self.decoder, answer_of(response))
+        yield from decode(self.decoder, from_requests_response(response))
 
     def is_stream_response(self) -> bool:
         """Return False, because responses are read completely."""
@@ -219,7 +222,7 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Extracting:
+class ComponentExtractor:
     """An extractor inside a custom extractor."""
 
     extractor: Extractor
@@ -227,8 +230,8 @@ class Extracting:
 
     def extract_records(self, response: requests.Response) -> list[Any]:
         """Return the records of a response."""
-        find = extraction_of(self.extractor, JsonDecoder(type="JsonDecoder"), self.config)
-        return find(answer_of(response)).records
+        find = create_extraction(self.extractor, JsonDecoder(type="JsonDecoder"), self.config)
+        return find(from_requests_response(response)).records
 
 
 class Text(str):
@@ -330,13 +333,13 @@ class ParentStream:
 
     def generate_partitions(self) -> Iterator[_Partition]:
         """Yield the slices of the stream; the next one may be requested before one is read."""
-        for one, rows in self.parent().slices():
-            yield _Partition(one, rows)
+        for stream_slice, rows in self.parent().slices():
+            yield _Partition(stream_slice, rows)
 
     def read_records(self, *_: Any, **__: Any) -> Iterator[ParentRecord]:
         """Yield the records of the stream."""
-        for one, record in self.parent().records():
-            yield ParentRecord(record, one)
+        for stream_slice, record in self.parent().records():
+            yield ParentRecord(record, stream_slice)
 
     def read_only_records(self, *_: Any, **__: Any) -> Iterator[ParentRecord]:
         """Yield the records of the stream."""
@@ -391,13 +394,15 @@ def parent_config_of(
         if option is None
         else _Option(
             _Place(option.inject_into),
-            lambda into, value: _put(cast("Any", option), into, value, config),
+            lambda into, value: _inject_option(cast("Any", option), into, value, config),
         ),
         incremental_dependency=described.incremental_dependency,
     )
 
 
-def _put(option: Any, into: dict[str, Any], value: Any, config: Mapping[str, Any]) -> None:
+def _inject_option(
+    option: Any, into: dict[str, Any], value: Any, config: Mapping[str, Any]
+) -> None:
     places = {
         "request_parameter": "params",
         "header": "headers",
@@ -410,7 +415,7 @@ def _put(option: Any, into: dict[str, Any], value: Any, config: Mapping[str, Any
 _JSON = JsonDecoder(type="JsonDecoder")
 
 
-def prepare(
+def create_instances(
     stream: DeclarativeStream,
     session: ApiSession,
     config: Mapping[str, Any],
@@ -431,23 +436,23 @@ def prepare(
             continue
         given: dict[str, Any] = {}
         if isinstance(component, CustomRecordExtractor | CustomPaginationStrategy):
-            given["decoder"] = Decoding(decoder)
+            given["decoder"] = ComponentDecoder(decoder)
         if isinstance(component, CustomPartitionRouter):
             given["parent_stream_configs"] = [
-                parent_config_of(one, config, _once(partial(parent_of, one)))
-                for one in component.parent_stream_configs
+                parent_config_of(parent, config, _create_once(partial(parent_of, parent)))
+                for parent in component.parent_stream_configs
             ]
-        ready(component, session, config, **given)
+        instantiate(component, session, config, **given)
 
 
-def check(stream: AnyStream) -> None:
+def import_classes(stream: AnyStream) -> None:
     """Import the custom classes that a stream and its parents need, without creating instances.
 
     Raises:
         ConfigurationError: a class does not exist.
     """
     for component, _ in _components_in(stream, _JSON):
-        class_of(component.class_name, component.origin.file)
+        import_class(component.class_name, component.origin.file)
 
 
 def has_components(stream: AnyStream) -> bool:
@@ -455,10 +460,10 @@ def has_components(stream: AnyStream) -> bool:
     return next(_components_in(stream, _JSON), None) is not None
 
 
-def ready(
+def instantiate(
     component: CustomComponent, session: ApiSession, config: Mapping[str, Any], **given: Any
 ) -> Calls:
-    """Return the instance of a component; see `prepare` and `made` for arguments and errors."""
+    """Return the instance of a component; see `get_instance` for errors."""
     origin = component.origin
 
     def within(described: Mapping[str, Any], handle: Callable[[Mapping[str, Any]], Any]) -> Any:
@@ -475,21 +480,23 @@ def ready(
 
     def of_requests(described: Mapping[str, Any]) -> Any:
         if described["type"] not in RUNNABLE:
-            return requesting(described, session, config, origin)
+            return replace_requesting(described, session, config, origin)
         inner = CustomComponent.model_validate(dict(described), context=origin)
-        return ready(inner, session, config).instance
+        return instantiate(inner, session, config).instance
 
     setting = Setting(
         owner=session,
         config=config,
         mask=session.network.mask,
-        requesting=lambda one: within(one, of_requests),
-        reading=lambda one: within(one, lambda same: reading(same, config, origin)),
+        requesting=lambda component_dict: within(component_dict, of_requests),
+        reading=lambda component_dict: within(
+            component_dict, lambda same: replace_reading(same, config, origin)
+        ),
     )
-    return made(component, setting, **given)
+    return get_instance(component, setting, **given)
 
 
-def _once(make: Callable[[], Parent]) -> Callable[[], Parent]:
+def _create_once(make: Callable[[], Parent]) -> Callable[[], Parent]:
     """Return a function that creates a parent at the first call and returns the same one later."""
     kept: list[Parent] = []
 
@@ -512,8 +519,8 @@ def _components_in(
         but: the types of components that are skipped with all their content.
     """
     if isinstance(value, list | tuple):
-        for one in value:
-            yield from _components_in(one, decoder, but)
+        for item in value:
+            yield from _components_in(item, decoder, but)
     elif isinstance(value, dict):
         yield from _components_in(list(value.values()), decoder, but)
     elif isinstance(value, BaseModel) and not isinstance(value, but):

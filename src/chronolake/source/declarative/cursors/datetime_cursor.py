@@ -20,9 +20,9 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 from chronolake.source.declarative.templating.times import (
     Reader,
-    formatted_exactly,
-    parsed,
-    parsed_by,
+    format_exactly,
+    parse_time,
+    parse_time_by,
 )
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class TimeCursor:
         Raises:
             ValueError: the value matches none of the formats.
         """
-        return parsed_by(value, (self.format, *self.formats))
+        return parse_time_by(value, (self.format, *self.formats))
 
     def parse_record_time(self, value: Any) -> datetime:
         """Parse the time of a record.
@@ -205,11 +205,11 @@ class TimeCursor:
         Raises:
             ValueError: the value matches none of the formats.
         """
-        return parsed_by(value, self.formats)
+        return parse_time_by(value, self.formats)
 
     def format_time(self, at: datetime) -> str:
         """Return a time as text for slices and state; `parse` returns the same time."""
-        return formatted_exactly(at, self.format)
+        return format_exactly(at, self.format)
 
     def is_beyond(self, at: datetime, end: datetime) -> bool:
         """Return whether a record is later than a slice, whose end may be as coarse as a day."""
@@ -309,7 +309,7 @@ def _evaluate_time(
 
 def _parse_time(text: str, datetime_format: str) -> datetime:
     try:
-        return parsed(text, datetime_format)
+        return parse_time(text, datetime_format)
     except ValueError as failure:
         raise ConfigurationError(
             f"The time {text!r} does not have the format {datetime_format}.",

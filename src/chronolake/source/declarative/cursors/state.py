@@ -24,7 +24,7 @@ import structlog
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.datetime_cursor import Interval, Span
-from chronolake.source.declarative.stream_slice import StreamSlice, key_of
+from chronolake.source.declarative.stream_slice import StreamSlice, partition_key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -258,7 +258,7 @@ class StreamState:
                 self._earlier_seconds = unfinished["seconds"]
                 for partition, progress in unfinished["partitions"]:
                     restored = Progress.from_json(progress)
-                    self._progress[key_of(partition)] = (partition, restored)
+                    self._progress[partition_key_of(partition)] = (partition, restored)
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise ConfigurationError(
                 "The stored state is not valid for the stream's cursor.",
@@ -284,7 +284,7 @@ class StreamState:
             value = state.pop(cursor.field, None)
             progress = Progress(None if value is None else cursor.parse(value))
         self._others = state
-        self._progress[key_of({})] = ({}, progress)
+        self._progress[partition_key_of({})] = ({}, progress)
 
     def _restore_partitions(self, state: dict[str, Any]) -> None:
         if self._legacy_field is not None and self._is_legacy(state):
@@ -308,7 +308,7 @@ class StreamState:
         for entry in state.get("states", []):
             value = entry["cursor"].get(self.cursor.field)
             progress = Progress(None if value is None else self.cursor.parse(value))
-            self._progress[key_of(entry["partition"])] = (entry["partition"], progress)
+            self._progress[partition_key_of(entry["partition"])] = (entry["partition"], progress)
 
     def _is_legacy(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state is keyed by partition values, the format of older connectors."""

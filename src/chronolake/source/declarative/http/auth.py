@@ -14,7 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.field_paths import MISSING, only_value
+from chronolake.source.declarative.field_paths import MISSING, get_only_value
 from chronolake.source.declarative.http.request_builder import Injection, encode
 from chronolake.source.declarative.http.response import loads
 from chronolake.source.declarative.models.requests import (
@@ -26,7 +26,7 @@ from chronolake.source.declarative.models.requests import (
     NoAuth,
     RequestOption,
 )
-from chronolake.source.declarative.templating.templates import as_mapping, as_truth, evaluated
+from chronolake.source.declarative.templating.templates import as_mapping, as_truth, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def credential(template: str | None, context: Context) -> str:
     """Return a template's value as text, without conversion to other types."""
     if not template:
         return ""
-    return str(evaluated(template, context, default=template, kinds=(str,)))
+    return str(evaluate(template, context, default=template, kinds=(str,)))
 
 
 class Authentication:
@@ -141,7 +141,7 @@ def select_authenticator(
         ConfigurationError: the config does not select one of the authenticators.
     """
     path = component.authenticator_selection_path
-    choice = only_value(config, path) if path else MISSING
+    choice = get_only_value(config, path) if path else MISSING
     selected = component.authenticators.get(str(choice)) if choice is not MISSING else None
     if selected is None:
         raise ConfigurationError(
@@ -224,7 +224,7 @@ class JwtAuthentication(Authentication):
             if template:
                 claims[name] = credential(template, self._context)
         if settings.aud:
-            claims["aud"] = evaluated(
+            claims["aud"] = evaluate(
                 settings.aud, self._context, default=settings.aud, kinds=(str, list)
             )
         now = int(self._network.now())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.custom_classes import Calls
 from chronolake.source.declarative.http.error_handler import Action
-from chronolake.source.declarative.http.requests_conversion import outcome_of
+from chronolake.source.declarative.http.requests_conversion import to_requests_outcome
 from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.base import CustomBackoffStrategy, CustomErrorHandler
 from chronolake.source.declarative.models.requests import (
@@ -25,7 +25,7 @@ from chronolake.source.declarative.models.requests import (
     WaitTimeFromResponse,
     WaitUntilTimeFromHeader,
 )
-from chronolake.source.declarative.templating.templates import as_text, evaluated
+from chronolake.source.declarative.templating.templates import as_text, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ def max_retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> i
         return _DEFAULT_RETRIES
     if isinstance(value, str):
         context = {"config": config, "parameters": handler.parameters}
-        value = evaluated(value, context, default=str(_DEFAULT_RETRIES))
+        value = evaluate(value, context, default=str(_DEFAULT_RETRIES))
     try:
         return max(int(value), 0)
     except (TypeError, ValueError) as error:
@@ -184,7 +184,9 @@ def _custom_wait(
     """Return the wait of a custom strategy class, in seconds."""
     return _finite_number(
         strategy.call(
-            "backoff_time", response_or_exception=outcome_of(outcome), attempt_count=attempt
+            "backoff_time",
+            response_or_exception=to_requests_outcome(outcome),
+            attempt_count=attempt,
         )
     )
 
@@ -275,7 +277,7 @@ def _seconds_in_response(
             body = {}
     variables = {**context, "response": body, "headers": headers}
     try:
-        seconds = _finite_number(evaluated(strategy.wait_time_in_seconds, variables))
+        seconds = _finite_number(evaluate(strategy.wait_time_in_seconds, variables))
     except ConfigurationError:
         # The response has another shape than the template expects; another strategy may apply.
         return None

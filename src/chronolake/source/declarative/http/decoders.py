@@ -18,7 +18,7 @@ import xmltodict
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import is_empty
-from chronolake.source.declarative.http.requests_conversion import response_of
+from chronolake.source.declarative.http.requests_conversion import to_requests_response
 from chronolake.source.declarative.http.response import parse_json, size_of, too_large_error
 from chronolake.source.declarative.models.base import CustomDecoder
 from chronolake.source.declarative.models.records import (
@@ -71,7 +71,7 @@ _UNREADABLE = (
 )
 
 
-def decoded(  # noqa: PLR0911 - one per decoder
+def decode(  # noqa: PLR0911 - one per decoder
     decoder: Decoder, answer: Response, memory: Memory | None = None
 ) -> Iterable[Any]:
     """Return the values in a response: one, or the items of a root array, lines or rows.
@@ -91,19 +91,21 @@ def decoded(  # noqa: PLR0911 - one per decoder
     memory = memory or Memory(answer.memory_limit)
     match decoder:
         case JsonDecoder():
-            return _document(answer.read_body(), memory)
+            return _parse_document(answer.read_body(), memory)
         case XmlDecoder():
-            return [_xml(answer, memory)]
+            return [_parse_xml(answer, memory)]
         case IterableDecoder():
-            return _guarded(_texts(answer.read_body(), memory), decoder.type)
+            return _convert_errors(_split_lines(answer.read_body(), memory), decoder.type)
         case ZipfileDecoder():
-            return _guarded(_archived(decoder.decoder, answer, memory), decoder.type)
+            return _convert_errors(_decode_archive(decoder.decoder, answer, memory), decoder.type)
         case JsonItemsDecoder():
-            return _guarded(_nested_items(decoder, answer.read_body(), memory), decoder.type)
+            return _convert_errors(
+                _find_nested_items(decoder, answer.read_body(), memory), decoder.type
+            )
         case CustomDecoder():
-            return _own(decoder, answer)
+            return _decode_by_class(decoder, answer)
         case _:
-            return _guarded(_streamed(decoder, answer, memory), decoder.type)
+            return _convert_errors(_decode_stream(decoder, answer, memory), decoder.type)
 
 
 class Memory:
@@ -134,9 +136,9 @@ class Memory:
         return parse_json(text)
 
 
-def _own(decoder: CustomDecoder, answer: Response) -> Iterable[Any]:
+def _decode_by_class(decoder: CustomDecoder, answer: Response) -> Iterable[Any]:
     """Return the values that a custom decoder class returns."""
-    bodies: list[Any] = decoder.calls.listed("decode", response_of(answer))
+    bodies: list[Any] = decoder.calls.listed("decode", to_requests_response(answer))
     return bodies
 
 
@@ -188,7 +190,7 @@ class _Bounded(io.RawIOBase):
         return len(data)
 
 
-def _guarded(bodies: Iterator[Any], kind: str) -> Iterator[Any]:
+def _convert_errors(bodies: Iterator[Any], kind: str) -> Iterator[Any]:
     try:
         yield from bodies
     except _UNREADABLE as error:
@@ -198,17 +200,17 @@ def _guarded(bodies: Iterator[Any], kind: str) -> Iterator[Any]:
         ) from error
 
 
-def _document(body: bytes, memory: Memory) -> list[Any]:
+def _parse_document(body: bytes, memory: Memory) -> list[Any]:
     if not body.strip():
         return [{}]
     try:
         document = memory.parsed(body)
     except (ValueError, RecursionError) as error:
-        raise _in_another_format("JSON", error) from error
+        raise _wrong_format_error("JSON", error) from error
     return [{}] if document is None else _items_of(document) or [{}]
 
 
-def _in_another_format(wanted: str, error: BaseException | None = None) -> SourceError:
+def _wrong_format_error(wanted: str, error: BaseException | None = None) -> SourceError:
     """Return the error for a body in another format, such as a maintenance page."""
     why = "" if error is None else f": {type(error).__name__}"
     return SourceError(
@@ -222,27 +224,27 @@ def _items_of(document: Any) -> list[Any]:
     return document if isinstance(document, list) else [document]
 
 
-def _xml(answer: Response, memory: Memory) -> Any:
+def _parse_xml(answer: Response, memory: Memory) -> Any:
     header = Message()
     header["Content-Type"] = answer.headers.get("content-type", "")
     charset = header.get_content_charset()
     body = answer.read_body()
     if _ENTITIES.search(body):
         # Some versions of xmltodict do not reject entities; some ignore them in text.
-        raise _entities()
+        raise _entities_error()
     if not body.strip():
         return {}
-    text = body if charset is None else body.decode(_codec(charset), "replace")
+    text = body if charset is None else body.decode(_codec_name(charset), "replace")
     try:
-        _count_xml(text, memory)
+        _measure_xml(text, memory)
         return xmltodict.parse(text)
     except ExpatError as error:
-        raise _in_another_format("XML", error) from error
+        raise _wrong_format_error("XML", error) from error
     except ValueError as error:
-        raise _entities() from error
+        raise _entities_error() from error
 
 
-def _count_xml(text: bytes | str, memory: Memory) -> None:
+def _measure_xml(text: bytes | str, memory: Memory) -> None:
     """Count the memory that a document will need, before it is parsed.
 
     Raises:
@@ -266,7 +268,7 @@ def _count_xml(text: bytes | str, memory: Memory) -> None:
         depth -= 1
 
     def refuse(*_: object) -> None:
-        raise _entities()
+        raise _entities_error()
 
     parser = ParserCreate("utf-8" if isinstance(text, str) else None)
     parser.ordered_attributes = True
@@ -284,14 +286,14 @@ def _count_xml(text: bytes | str, memory: Memory) -> None:
             )
 
 
-def _entities() -> SourceError:
+def _entities_error() -> SourceError:
     return SourceError(
         "An XML response declares entities, which could expand without bounds.",
         hint="Request another format from the API.",
     )
 
 
-def _codec(name: str) -> str:
+def _codec_name(name: str) -> str:
     try:
         return codecs.lookup(name).name
     except LookupError as error:
@@ -301,15 +303,15 @@ def _codec(name: str) -> str:
         ) from error
 
 
-def _texts(body: bytes, memory: Memory) -> Iterator[Any]:
+def _split_lines(body: bytes, memory: Memory) -> Iterator[Any]:
     memory.take((body.count(b"\n") + body.count(b"\r")) * _LINE)
     for line in body.splitlines():
         yield {"record": line.decode()}
 
 
-def _archived(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iterator[Any]:
+def _decode_archive(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iterator[Any]:
     budget = _budget_of(decoder, answer)
-    if _members_of(answer) > _MOST_MEMBERS:
+    if _count_members(answer) > _MOST_MEMBERS:
         raise SourceError(
             f"An archive has more than {_MOST_MEMBERS} files.",
             hint="Change the manifest to request smaller parts.",
@@ -319,10 +321,10 @@ def _archived(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iter
             if not member.is_dir():
                 with archive.open(member) as content:
                     stream: io.BufferedReader[Any] = io.BufferedReader(_Bounded(content, budget))
-                    yield from _content(decoder, stream, budget, memory)
+                    yield from _decode_content(decoder, stream, budget, memory)
 
 
-def _members_of(answer: Response) -> int:
+def _count_members(answer: Response) -> int:
     """Return the largest number of files that an archive's directory may contain."""
     count, last = 0, b""
     with answer.open() as stream:
@@ -333,7 +335,7 @@ def _members_of(answer: Response) -> int:
     return count
 
 
-def _content(
+def _decode_content(
     decoder: ContentDecoder, stream: io.BufferedReader[Any], budget: _Budget, memory: Memory
 ) -> Iterator[Any]:
     match decoder:
@@ -343,25 +345,25 @@ def _content(
                 raise ValueError("null is not a document")
             yield from _items_of(document)
         case JsonItemsDecoder():
-            yield from _nested_items(decoder, stream.read(), memory)
+            yield from _find_nested_items(decoder, stream.read(), memory)
         case JsonlDecoder():
-            yield from _lines(stream, memory)
+            yield from _parse_json_lines(stream, memory)
         case CsvDecoder():
-            yield from _rows(decoder, stream, memory)
+            yield from _parse_csv_rows(decoder, stream, memory)
         case GzipDecoder():
             is_packed = stream.peek(len(_GZIP)).startswith(_GZIP)
             content = _Bounded(gzip.GzipFile(fileobj=stream) if is_packed else stream, budget)
-            yield from _content(decoder.decoder, io.BufferedReader(content), budget, memory)
+            yield from _decode_content(decoder.decoder, io.BufferedReader(content), budget, memory)
         case _:
             assert_never(decoder)
 
 
-def _streamed(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iterator[Any]:
+def _decode_stream(decoder: ContentDecoder, answer: Response, memory: Memory) -> Iterator[Any]:
     budget = _budget_of(decoder, answer)
     stream = answer.open()
     if not isinstance(decoder, GzipDecoder):
         stream = io.BufferedReader(_Bounded(stream, budget))
-    return _content(decoder, stream, budget, memory)
+    return _decode_content(decoder, stream, budget, memory)
 
 
 def _budget_of(decoder: ContentDecoder, answer: Response) -> _Budget:
@@ -374,8 +376,8 @@ def _budget_of(decoder: ContentDecoder, answer: Response) -> _Budget:
     return _Budget(MOST_DECOMPRESSED if answer.file is None else MOST_OF_LINES, _LONGEST_LINE)
 
 
-def _nested_items(decoder: JsonItemsDecoder, body: bytes, memory: Memory) -> Iterator[Any]:
-    found = [memory.parsed(body.decode(_codec(decoder.encoding or "utf-8")).encode())]
+def _find_nested_items(decoder: JsonItemsDecoder, body: bytes, memory: Memory) -> Iterator[Any]:
+    found = [memory.parsed(body.decode(_codec_name(decoder.encoding or "utf-8")).encode())]
     for name in decoder.items_path.split("."):
         inner: list[Any] = []
         for value in found:
@@ -384,33 +386,35 @@ def _nested_items(decoder: JsonItemsDecoder, body: bytes, memory: Memory) -> Ite
             elif isinstance(value, dict) and name in value:
                 inner.append(value[name])
             elif not is_empty(value):
-                raise _without_items(decoder.items_path)
+                raise _missing_items_error(decoder.items_path)
         found = inner
     for value in found:
         if isinstance(value, list):
             yield from value
         elif not is_empty(value):
-            raise _without_items(decoder.items_path)
+            raise _missing_items_error(decoder.items_path)
 
 
-def _without_items(path: str) -> SourceError:
+def _missing_items_error(path: str) -> SourceError:
     return SourceError(
         f"A response has no list at {path}, which its JsonItemsDecoder reads.",
         hint="Read again later. If the error persists, correct the manifest's items_path.",
     )
 
 
-def _lines(stream: io.BufferedReader[Any], memory: Memory) -> Iterator[Any]:
+def _parse_json_lines(stream: io.BufferedReader[Any], memory: Memory) -> Iterator[Any]:
     for number, line in enumerate(stream, 1):
         if line.strip():
             try:
                 yield memory.parsed(line)
             except (ValueError, RecursionError) as error:
                 # A truncated line is an error, because its record would be lost.
-                raise _in_another_format(f"JSON in line {number}", error) from error
+                raise _wrong_format_error(f"JSON in line {number}", error) from error
 
 
-def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -> Iterator[Any]:
+def _parse_csv_rows(
+    decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory
+) -> Iterator[Any]:
     delimiter = decoder.delimiter or ","
     if delimiter.startswith("\\"):
         delimiter = delimiter.encode().decode("unicode_escape")
@@ -421,10 +425,12 @@ def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -
         )
     begin = stream.peek(_PEEKED)[:_PEEKED].removeprefix(codecs.BOM_UTF8).lstrip()
     if begin.startswith(_NO_HEADER):
-        raise _in_another_format("CSV")
-    text = io.TextIOWrapper(stream, encoding=_codec(decoder.encoding or "utf-8"))
+        raise _wrong_format_error("CSV")
+    text = io.TextIOWrapper(stream, encoding=_codec_name(decoder.encoding or "utf-8"))
     # Values beyond the header have no name; in the reference's JSON their name is null.
-    rows = csv.DictReader(_counted(text, delimiter, memory), delimiter=delimiter, restkey="null")
+    rows = csv.DictReader(
+        _measure_lines(text, delimiter, memory), delimiter=delimiter, restkey="null"
+    )
     columns = len(rows.fieldnames or ())
     empty = decoder.set_values_to_none or ()
     while True:
@@ -440,7 +446,7 @@ def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -
         )
 
 
-def _counted(lines: Iterable[str], delimiter: str, memory: Memory) -> Iterator[str]:
+def _measure_lines(lines: Iterable[str], delimiter: str, memory: Memory) -> Iterator[str]:
     """Yield the lines, and count the memory of each one's cells."""
     for line in lines:
         memory.take(_CELL * (line.count(delimiter) + 1) + 2 * len(line))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.http.requests_conversion import outcome_of
+from chronolake.source.declarative.http.requests_conversion import to_requests_outcome
 from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.base import CustomErrorHandler
 from chronolake.source.declarative.models.requests import CompositeErrorHandler
@@ -179,7 +179,7 @@ def error_text(response: Response) -> str | None:
 
 def _custom_verdict(outcome: Response | httpx.RequestError, handler: CustomErrorHandler) -> Verdict:
     """Return the action of a custom error handler class."""
-    resolution = handler.calls.call("interpret_response", outcome_of(outcome))
+    resolution = handler.calls.call("interpret_response", to_requests_outcome(outcome))
     fields = (
         resolution
         if isinstance(resolution, Mapping)

@@ -20,7 +20,7 @@ import httpx
 from dateutil import parser
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, looked_up
+from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.http.auth import Authentication, credential
 from chronolake.source.declarative.http.request_builder import Injection, Request, encode
 from chronolake.source.declarative.http.response import Response
@@ -325,7 +325,7 @@ class OAuthAuthentication(Authentication):
 
 
 def _config_text(config: Mapping[str, Any], path: Sequence[str]) -> str:
-    value = looked_up(dict(config), path)
+    value = look_up(dict(config), path)
     return "" if value is MISSING or value is None else str(value)
 
 
@@ -386,7 +386,7 @@ def _parse_json(response: Response) -> Any:
 
 def _refused_error(response: Response) -> SourceError:
     try:
-        code = looked_up(response.json(), ("error",))
+        code = look_up(response.json(), ("error",))
     except ValueError:
         code = None
     reported_code = f", {code}" if isinstance(code, str) and code in _REFUSALS else ""

@@ -21,7 +21,7 @@ from chronolake.source.declarative.models.requests import RequestBodyGraphQL, Re
 from chronolake.source.declarative.templating.templates import (
     as_nested,
     as_text,
-    evaluated,
+    evaluate,
     is_template,
     variables_of,
 )
@@ -390,7 +390,7 @@ def _headers(requester: HttpRequester, context: Context) -> dict[str, Any]:
     inputs = requester.request_headers or {}
     if isinstance(inputs, dict):
         return _without_nulls(
-            {evaluated(name, context): evaluated(value, context) for name, value in inputs.items()}
+            {evaluate(name, context): evaluate(value, context) for name, value in inputs.items()}
         )
     evaluated_inputs = _evaluate(inputs, context)
     if evaluated_inputs and not isinstance(evaluated_inputs, dict):
@@ -411,7 +411,7 @@ def _body_data(requester: HttpRequester, context: Context) -> dict[str, Any] | s
     evaluated_inputs = _evaluate(inputs, context) if inputs else {}
     if isinstance(evaluated_inputs, dict):
         return _without_nulls(evaluated_inputs)
-    return str(evaluated(inputs, context, default=inputs, kinds=(str,)))
+    return str(evaluate(inputs, context, default=inputs, kinds=(str,)))
 
 
 def _body_json(requester: HttpRequester, context: Context) -> dict[str, Any]:
@@ -432,13 +432,13 @@ def _body_json(requester: HttpRequester, context: Context) -> dict[str, Any]:
 
 
 def _evaluate(template: str, context: Context) -> Any:
-    return evaluated(template, context, default=template)
+    return evaluate(template, context, default=template)
 
 
 def _evaluate_pairs(inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
     return _without_nulls(
         {
-            evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=_VALUE_TYPES)
+            evaluate(name, context, kinds=(str,)): evaluate(value, context, kinds=_VALUE_TYPES)
             for name, value in inputs.items()
         }
     )

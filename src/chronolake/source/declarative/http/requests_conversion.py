@@ -28,7 +28,7 @@ _FAILURES: Final = (
 )
 
 
-def response_of(answer: Response, *, extracted: int | None = None) -> requests.Response:
+def to_requests_response(answer: Response, *, extracted: int | None = None) -> requests.Response:
     """Convert a response to the type of `requests`.
 
     `extracted` is the number of records in the response, if known.
@@ -38,7 +38,7 @@ def response_of(answer: Response, *, extracted: int | None = None) -> requests.R
     response.url = answer.url
     response.headers = CaseInsensitiveDict(answer.headers.items())
     response.encoding = get_encoding_from_headers(response.headers)
-    response.request = _prepared(answer.method, answer.url)
+    response.request = _create_prepared_request(answer.method, answer.url)
     try:
         response.reason = HTTPStatus(answer.status).phrase
     except ValueError:
@@ -54,7 +54,7 @@ def response_of(answer: Response, *, extracted: int | None = None) -> requests.R
     return response
 
 
-def answer_of(response: requests.Response) -> Response:
+def from_requests_response(response: requests.Response) -> Response:
     """Convert a response back, or one that a class received itself."""
     return Response(
         status=response.status_code,
@@ -65,32 +65,32 @@ def answer_of(response: requests.Response) -> Response:
     )
 
 
-def outcome_of(outcome: Response | httpx.RequestError) -> requests.Response | Exception:
+def to_requests_outcome(outcome: Response | httpx.RequestError) -> requests.Response | Exception:
     """Convert a response, or the error of a failed request, to the types of `requests`."""
     if isinstance(outcome, Response):
-        return response_of(outcome)
+        return to_requests_response(outcome)
     for theirs, ours in _FAILURES:
         if isinstance(outcome, theirs):
             return ours(type(outcome).__name__)
     return requests.ConnectionError(type(outcome).__name__)
 
 
-def _prepared(method: str, url: str) -> requests.PreparedRequest:
+def _create_prepared_request(method: str, url: str) -> requests.PreparedRequest:
     prepared = requests.PreparedRequest()
     prepared.method, prepared.url = method, url
     prepared.headers = CaseInsensitiveDict()
     return prepared
 
 
-def request_for(encoded: EncodedRequest) -> requests.PreparedRequest:
+def to_prepared_request(encoded: EncodedRequest) -> requests.PreparedRequest:
     """Return a request that has not been sent, so that a class can change it."""
-    prepared = _prepared(encoded.method, encoded.url)
+    prepared = _create_prepared_request(encoded.method, encoded.url)
     prepared.headers = CaseInsensitiveDict(encoded.headers)
     prepared.body = encoded.body
     return prepared
 
 
-def encoded_from(prepared: Any) -> EncodedRequest:
+def from_prepared_request(prepared: Any) -> EncodedRequest:
     """Convert a request that a class may have changed."""
     body = prepared.body
     return EncodedRequest(

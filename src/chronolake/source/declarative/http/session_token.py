@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, looked_up, only_value
+from chronolake.source.declarative.field_paths import MISSING, get_only_value, look_up
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
-from chronolake.source.declarative.http.decoders import decoded
+from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.http.request_builder import Injection, Request, build_request
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.requests import SessionTokenRequestBearerAuthenticator
@@ -95,7 +95,7 @@ class SessionAuthentication(Authentication):
         response = self.sender.send(request)
         decoder = self.component.decoder or JsonDecoder(type="JsonDecoder")
         value = _first_value(decoder, response)
-        token = only_value(value, self.component.session_token_path)
+        token = get_only_value(value, self.component.session_token_path)
         if token is MISSING or token is None:
             path = ".".join(self.component.session_token_path)
             raise SourceError(
@@ -168,7 +168,7 @@ class LegacySessionAuthentication(Authentication):
             Request("POST", url, json={"username": user, "password": password})
         )
         key = self._text(self.component.session_token_response_key)
-        token = looked_up(_first_value(JsonDecoder(type="JsonDecoder"), response), (key,))
+        token = look_up(_first_value(JsonDecoder(type="JsonDecoder"), response), (key,))
         if token is MISSING or token is None:
             raise SourceError(
                 f"The login's response contains no {key!r}.", hint="Check the credentials."
@@ -178,4 +178,4 @@ class LegacySessionAuthentication(Authentication):
 
 def _first_value(decoder: Decoder, response: Response | None) -> Any:
     """Return the first value of a login's response, or None if it is empty."""
-    return next(iter(decoded(decoder, response)), None) if response is not None else None
+    return next(iter(decode(decoder, response)), None) if response is not None else None

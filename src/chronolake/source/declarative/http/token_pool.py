@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import looked_up
+from chronolake.source.declarative.field_paths import look_up
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
 from chronolake.source.declarative.http.rate_limit import Matcher
 from chronolake.source.declarative.http.request_builder import Injection, Request, encode
@@ -312,15 +312,15 @@ def _parse_quota(quota: TokenQuota, body: Any) -> QuotaCount:
     Raises:
         SourceError: a value is missing.
     """
-    calls = as_integer(looked_up(body, quota.remaining_path))
+    calls = as_integer(look_up(body, quota.remaining_path))
     if calls is None:
         raise _missing_value(quota, "number of calls", quota.remaining_path)
-    reset = parse_time(looked_up(body, quota.reset_path))
+    reset = parse_time(look_up(body, quota.reset_path))
     if reset is None:
         raise _missing_value(quota, "time", quota.reset_path)
     if quota.limit_path is None:
         return QuotaCount(calls, calls, reset)
-    limit = as_integer(looked_up(body, quota.limit_path))
+    limit = as_integer(look_up(body, quota.limit_path))
     if limit is None:
         raise _missing_value(quota, "number of calls", quota.limit_path)
     return QuotaCount(calls, limit, reset)

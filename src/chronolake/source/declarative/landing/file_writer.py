@@ -137,7 +137,7 @@ class PartWriter:
 
 
 @dataclass
-class Waiting:
+class PendingFiles:
     """The records of a stream's finished slices that wait to be landed.
 
     Attributes:
@@ -151,7 +151,7 @@ class Waiting:
     bytes: int = 0
 
     @classmethod
-    def left(cls, folder: Path) -> tuple[Waiting, dict[str, Any] | None]:
+    def left(cls, folder: Path) -> tuple[PendingFiles, dict[str, Any] | None]:
         """Return the finished slices that a crashed run left, and the state that they lead to."""
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -197,17 +197,17 @@ class Waiting:
         self.parts, self.bytes = [], 0
 
 
-def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
+def read_equal_files(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
     """Return the records of files with equal columns, in the form that `land` reads."""
     names = [f"{quoted(column.name)} {column.type.sql}" for column in parts[0].columns]
     names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
     tasks = max(1, min(len(parts), spark.sparkContext.defaultParallelism))
     listed = pa.table({"file": [str(part.file) for part in parts]})
     places = spark.createDataFrame(listed).repartition(tasks)
-    return ArrowRows(places, _read, ", ".join(names))
+    return ArrowRows(places, _read_batches, ", ".join(names))
 
 
-def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the records of files, in an executor."""
     for batch in batches:
         for name in batch["file"].to_pylist():
@@ -216,7 +216,7 @@ def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     yield file.get_batch(number)
 
 
-def records_of(
+def read_files(
     spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
 ) -> DataFrame:
     """Return the records of files with different columns as one data frame.
@@ -233,24 +233,24 @@ def records_of(
         every += [f"{name} {kind}" for name, kind in known.items()]
         return spark.createDataFrame([], ", ".join(every))
     frames = []
-    for given, group in by_columns(parts):
-        types = {one.name: one for one in given}
+    for given, group in group_by_columns(parts):
+        types = {column.name: column for column in given}
         cells = (
-            f"{_cell(types.get(column.name), column.type)} AS {quoted(column.name)}"
+            f"{_cast_sql(types.get(column.name), column.type)} AS {quoted(column.name)}"
             for column in columns
         )
-        frames.append(to_spark(rows_of(spark, group)).selectExpr(*cells, *known))
-    return reduce(lambda one, other: one.unionByName(other), frames)
+        frames.append(to_spark(read_equal_files(spark, group)).selectExpr(*cells, *known))
+    return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def _cell(given: Column | None, kind: ColumnType) -> str:
+def _cast_sql(given: Column | None, kind: ColumnType) -> str:
     """Return SQL that casts a column to a type which is at least as wide."""
     if given is None:
         return f"CAST(NULL AS {kind.sql})"
     return widened(given, kind)
 
 
-def by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
+def group_by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
     """Return the files, grouped by their columns."""
     found: dict[tuple[Column, ...], list[Part]] = {}
     for part in parts:
@@ -278,23 +278,23 @@ def _part_as_json(part: Part) -> dict[str, Any]:
     }
 
 
-def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
+def _part_from(folder: Path, stored: Mapping[str, Any]) -> Part:
     columns = tuple(
         Column(name, ColumnType(Kind(kind), precision, scale), key)
-        for name, kind, precision, scale, key in told["columns"]
+        for name, kind, precision, scale, key in stored["columns"]
     )
     return Part(
-        folder / Path(told["file"]).name,
+        folder / Path(stored["file"]).name,
         columns,
-        told["rows"],
-        told["bytes"],
+        stored["rows"],
+        stored["bytes"],
         # Earlier versions did not store these values.
-        told.get("earliest"),
-        told.get("is_undated", False),
+        stored.get("earliest"),
+        stored.get("is_undated", False),
     )
 
 
-def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
+def unexpected_error(failure: Exception, mask: Callable[[str], str]) -> SourceError:
     """Return an unexpected exception as the failure of one stream or slice."""
     return SourceError(
         f"Reading failed unexpectedly with {type(failure).__name__}: {mask(str(failure))}",
@@ -304,7 +304,7 @@ def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
 
 
 @dataclass(frozen=True)
-class Read:
+class SliceResult:
     """The result of reading one slice.
 
     Attributes:
@@ -338,7 +338,7 @@ class SliceFiles:
         """Return the columns so far, including the key."""
         return self.shape.columns(self.identity.columns)
 
-    def read(self, one: Slice) -> Read:
+    def read(self, stream_slice: Slice) -> SliceResult:
         """Read a slice into its own files.
 
         Raises:
@@ -348,23 +348,25 @@ class SliceFiles:
         """
         writer = PartWriter(self.folder)
         try:
-            for records in one.pages():
+            for records in stream_slice.pages():
                 if records:
-                    self._write(writer, one, records)
+                    self._write(writer, stream_slice, records)
         except BaseException:
             writer.discard()
             raise
-        return Read(writer.close(), one.latest, one.is_undated)
+        return SliceResult(writer.close(), stream_slice.latest, stream_slice.is_undated)
 
-    def _write(self, writer: PartWriter, one: Slice, records: list[Record]) -> None:
+    def _write(self, writer: PartWriter, stream_slice: Slice, records: list[Record]) -> None:
         # All readers of a stream use the same clock, because the later response wins.
         now = now_micros() + self.ahead_micros
-        columns, arrays = self.shape.cells(self.identity.added(records), self.identity.columns)
+        columns, arrays = self.shape.cells(self.identity.add_keys(records), self.identity.columns)
         facts = {
-            MODIFIED: pa.array([now if at is None else at for at in one.times], pa.int64()),
+            MODIFIED: pa.array(
+                [now if at is None else at for at in stream_slice.times], pa.int64()
+            ),
             # The later of two responses wins, and within a response the later record.
             SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
         }
-        known = [at for at in one.times if at is not None]
+        known = [at for at in stream_slice.times if at is not None]
         earliest = min(known) if len(known) == len(records) else None
-        writer.add(columns, arrays, facts, earliest=earliest, is_undated=one.is_undated)
+        writer.add(columns, arrays, facts, earliest=earliest, is_undated=stream_slice.is_undated)

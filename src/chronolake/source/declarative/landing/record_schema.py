@@ -30,7 +30,7 @@ import structlog
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.landing import wider
-from chronolake.source.declarative.field_paths import MISSING, looked_up
+from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.models.records import (
     CsvDecoder,
     GzipDecoder,
@@ -77,7 +77,7 @@ _TRUTHS: Final = {"true": True, "false": False}
 _TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.NAIVE_DATE}
 
 
-def has_texts_only(stream: DeclarativeStream) -> bool:
+def has_only_texts(stream: DeclarativeStream) -> bool:
     """Return whether all values of a stream's responses are text, as in CSV and XML."""
     retriever = stream.retriever
     decoder = getattr(retriever, "download_decoder", None) or getattr(retriever, "decoder", None)
@@ -91,14 +91,14 @@ def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
     properties = schema.get("properties")
     found = {}
     for name, reported in properties.items() if isinstance(properties, dict) else ():
-        kind = _declared(reported) if isinstance(reported, dict) else None
+        kind = _declared_type(reported) if isinstance(reported, dict) else None
         if kind is not None:
             found[str(name)] = ColumnType(kind)
     return found
 
 
-def _declared(told: Mapping[str, Any]) -> Kind | None:
-    types = set(types_in(told))
+def _declared_type(schema: Mapping[str, Any]) -> Kind | None:
+    types = set(allowed_types(schema))
     kinds = {_DECLARED[type_] for type_ in types if type_ in _DECLARED}
     if kinds == {Kind.LONG, Kind.DOUBLE}:
         return Kind.DOUBLE
@@ -106,7 +106,7 @@ def _declared(told: Mapping[str, Any]) -> Kind | None:
         return Kind.STRING
     kind = next(iter(kinds), None)
     if kind is Kind.STRING:
-        form, airbyte = told.get("format"), told.get("airbyte_type")
+        form, airbyte = schema.get("format"), schema.get("airbyte_type")
         if form == "date":
             return Kind.NAIVE_DATE
         if form == "date-time":
@@ -115,14 +115,14 @@ def _declared(told: Mapping[str, Any]) -> Kind | None:
     return kind
 
 
-def types_in(told: Mapping[str, Any]) -> Iterable[str]:
+def allowed_types(schema: Mapping[str, Any]) -> Iterable[str]:
     """Yield the types that a JSON schema allows."""
-    types = told.get("type", ())
+    types = schema.get("type", ())
     yield from (types,) if isinstance(types, str) else (str(type_) for type_ in types)
     for union in ("anyOf", "oneOf"):
-        for one in told.get(union) or ():
-            if isinstance(one, dict):
-                yield from types_in(one)
+        for alternative in schema.get(union) or ():
+            if isinstance(alternative, dict):
+                yield from allowed_types(alternative)
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Shape:
             ConfigurationError: two fields would become the same column.
         """
         if self.nesting is not None:
-            records = self.nesting.spread(records)
+            records = self.nesting.flatten(records)
         names = dict.fromkeys(self.types)
         for record in records:
             # Most records have the same keys, so this rarely adds names.
@@ -192,25 +192,30 @@ class Shape:
             with self._lock:
                 types = dict(self.types)
             # Another thread may have widened a column in the meantime.
-            old = [name for name, one in made.items() if one is not None and one[1] != types[name]]
+            old = [
+                name
+                for name, array in made.items()
+                if array is not None and array[1] != types[name]
+            ]
             if not old:
                 break
             made |= {name: self._array(name, cells[name]) for name in old}
         columns = [Column(name, kind, name in key) for name, kind in types.items()]
         found = ((kind, made.get(name)) for name, kind in types.items())
         return columns, [
-            pa.nulls(len(records), kind.arrow) if one is None else one[0] for kind, one in found
+            pa.nulls(len(records), kind.arrow) if array is None else array[0]
+            for kind, array in found
         ]
 
     def _array(self, name: str, values: list[Any]) -> tuple[pa.Array, ColumnType] | None:
         """Return a column's values in a type that holds them, or None if no type is known."""
         known = self.types.get(name)
         if known is not None and name in self.declared:
-            given = values_of_texts(values, known) if self.texts_only else values
-            array = None if given is None else array_of(given, known)
+            given = parse_texts(values, known) if self.texts_only else values
+            array = None if given is None else to_array(given, known)
             if array is not None:
                 return array, known
-        found = type_of(values)
+        found = infer_type(values)
         if found is not None and self.nesting is not None and name in self.nesting.places:
             # The remaining fields of objects, and values that are not objects although one is
             # declared.
@@ -228,10 +233,10 @@ class Shape:
                 before=str(before),
                 now=str(kind),
             )
-        return array_of(values, kind), kind
+        return to_array(values, kind), kind
 
 
-def values_of_texts(values: list[Any], kind: ColumnType) -> list[Any] | None:
+def parse_texts(values: list[Any], kind: ColumnType) -> list[Any] | None:
     """Return texts converted to a type, or None if one of them cannot be converted.
 
     No digit is lost: a text with leading zeros is not a number, and neither is a text with more
@@ -240,17 +245,17 @@ def values_of_texts(values: list[Any], kind: ColumnType) -> list[Any] | None:
     if kind.kind is Kind.STRING:
         return values
     found = [
-        _value_of(value, kind.kind) if isinstance(value, str) and value else value
+        _parse_text(value, kind.kind) if isinstance(value, str) and value else value
         for value in values
     ]
     if None in found and kind.kind is not Kind.JSON:
         spelled = zip(values, found, strict=True)
-        if any(value not in {None, ""} and one is None for value, one in spelled):
+        if any(value not in {None, ""} and parsed is None for value, parsed in spelled):
             return None
-    return [None if one == "" else one for one in found]
+    return [None if parsed == "" else parsed for parsed in found]
 
 
-def _value_of(text: str, kind: Kind) -> Any:
+def _parse_text(text: str, kind: Kind) -> Any:
     match kind:
         case Kind.BOOLEAN:
             return _TRUTHS.get(text.lower())
@@ -260,18 +265,18 @@ def _value_of(text: str, kind: Kind) -> Any:
             number = float(text)
             return number if Decimal(repr(number)) == Decimal(text) else None
         case Kind.JSON:
-            return _json_of(text)
+            return _parse_json(text)
     return None if kind is Kind.DOUBLE else text
 
 
-def _json_of(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return orjson.loads(text)
     except ValueError:
         return text
 
 
-def type_of(values: Iterable[Any]) -> ColumnType | None:
+def infer_type(values: Iterable[Any]) -> ColumnType | None:
     """Return the narrowest type that holds JSON values, or None if all are null.
 
     Integers and other numbers have no common type except text, so that 5 does not become 5.0.
@@ -286,20 +291,22 @@ def type_of(values: Iterable[Any]) -> ColumnType | None:
     return ColumnType(next(iter(kinds))) if kinds else None
 
 
-def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
+def to_array(values: list[Any], kind: ColumnType) -> pa.Array | None:
     """Return JSON values in a type, or None if it does not hold all of them."""
     types = set(map(type, values)) - {type(None)}
     if kind.kind is Kind.STRING:
-        return _texts(values if types <= {str} else [_spelled(value) for value in values])
+        return _to_text_array(
+            values if types <= {str} else [_to_optional_text(value) for value in values]
+        )
     if kind.kind is Kind.JSON:
-        return _texts([None if value is None else json_text(value) for value in values])
+        return _to_text_array([None if value is None else to_json_text(value) for value in values])
     if not types:
         return pa.nulls(len(values), kind.arrow)
     try:
         if kind.kind in _TIMES:
             return pa.array(values, pa.string()).cast(kind.arrow) if types <= {str} else None
         if kind.kind is Kind.DOUBLE:
-            fits = types <= {int, float} and (int not in types or _are_exact_in(values))
+            fits = types <= {int, float} and (int not in types or _are_exact_numbers(values))
         else:
             fits = {_KINDS[type_] for type_ in types} == {kind.kind}
         return pa.array(values, kind.arrow) if fits else None
@@ -307,29 +314,31 @@ def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
         return None
 
 
-def _texts(texts: list[str | None]) -> pa.Array:
+def _to_text_array(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
         # APIs truncate text within a surrogate pair; the remaining half is not a valid character.
-        return pa.array([None if text is None else _whole(text) for text in texts], pa.string())
+        return pa.array(
+            [None if text is None else _replace_surrogates(text) for text in texts], pa.string()
+        )
 
 
-def _whole(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _are_exact_in(values: list[Any]) -> bool:
+def _are_exact_numbers(values: list[Any]) -> bool:
     return all(not isinstance(value, int) or -_EXACT <= value <= _EXACT for value in values)
 
 
-def _spelled(value: Any) -> str | None:
+def _to_optional_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    return json_text(value)
+    return to_json_text(value)
 
 
-def json_text(value: Any) -> str:
+def to_json_text(value: Any) -> str:
     """Return a JSON value as text."""
     try:
         return orjson.dumps(value).decode()
@@ -386,42 +395,42 @@ class Nesting:
         }
         self._inner = {name: path for name, path in self._paths.items() if len(path) > 1}
 
-    def _fields_of(self, path: _Path, told: Mapping[str, Any]) -> dict[str, str | _Object]:
-        properties = told.get("properties")
+    def _fields_of(self, path: _Path, schema: Mapping[str, Any]) -> dict[str, str | _Object]:
+        properties = schema.get("properties")
         found: dict[str, str | _Object] = {}
-        for name, one in properties.items() if isinstance(properties, dict) else ():
+        for name, field_schema in properties.items() if isinstance(properties, dict) else ():
             place = (*path, str(name))
             column = "_".join(place)
             if self._paths.setdefault(column, place) != place:
-                raise self._both(place, column)
-            if _is_spread(one) and column not in self._key:
+                raise self._conflict_error(place, column)
+            if _is_flattened(field_schema) and column not in self._key:
                 self.places.add(column)
-                found[str(name)] = _Object(column, self._fields_of(place, one))
+                found[str(name)] = _Object(column, self._fields_of(place, field_schema))
             else:
-                self.declared |= declared_columns({"properties": {column: one}})
+                self.declared |= declared_columns({"properties": {column: field_schema}})
                 found[str(name)] = column
         return found
 
-    def spread(self, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    def flatten(self, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the records with their objects flattened.
 
         Raises:
             ConfigurationError: an undeclared field has the same name as a nested field's column.
         """
-        return [self._spread(record) for record in records] if self._objects else records
+        return [self._flatten(record) for record in records] if self._objects else records
 
-    def _spread(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def _flatten(self, record: Mapping[str, Any]) -> dict[str, Any]:
         if clash := record.keys() & self._inner.keys():
-            raise self._both((min(clash),), min(clash))
+            raise self._conflict_error((min(clash),), min(clash))
         found: dict[str, Any] = {}
         for name, value in record.items():
             if name in self._objects:
-                _put(found, self._objects[name], value)
+                _set_fields(found, self._objects[name], value)
             else:
                 found[name] = value
         return found
 
-    def _both(self, path: _Path, column: str) -> ConfigurationError:
+    def _conflict_error(self, path: _Path, column: str) -> ConfigurationError:
         one, other = ".".join(self._paths[column]), ".".join(path)
         return ConfigurationError(
             f"The fields {one} and {other} of the stream {self._stream} would both "
@@ -432,29 +441,29 @@ class Nesting:
         )
 
 
-def _is_spread(told: Any) -> bool:
+def _is_flattened(schema: Any) -> bool:
     """Return whether a schema declares an object with fields, possibly also null or an array."""
-    if not isinstance(told, dict) or not isinstance(told.get("properties"), dict):
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return False
-    types = set(types_in(told))
-    return bool(told["properties"]) and "object" in types <= {"object", "array", "null"}
+    types = set(allowed_types(schema))
+    return bool(schema["properties"]) and "object" in types <= {"object", "array", "null"}
 
 
-def _put(found: dict[str, Any], one: _Object, value: Any) -> None:
+def _set_fields(found: dict[str, Any], flattened: _Object, value: Any) -> None:
     """Store an object's fields in their columns."""
     if not isinstance(value, dict):
-        found[one.column] = value
+        found[flattened.column] = value
         return
     rest = {}
     for name, inside in value.items():
-        place = one.fields.get(name)
+        place = flattened.fields.get(name)
         if place is None:
             rest[name] = inside
         elif isinstance(place, _Object):
-            _put(found, place, inside)
+            _set_fields(found, place, inside)
         else:
             found[place] = inside
-    found[one.column] = rest or None
+    found[flattened.column] = rest or None
 
 
 #: The key column of streams without a primary key, or with a key inside an object.
@@ -497,7 +506,7 @@ class Identity:
         own = (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
         return own if self.cursor is None else tuple(dict.fromkeys([*own, self.cursor]))
 
-    def typed(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
+    def add_key_column(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
         """Return the declared columns, preceded by the hash column if there is one.
 
         A key column that is declared as a number of any kind gets the type of its values. As a
@@ -508,13 +517,13 @@ class Identity:
         of_key = {name for name in self.columns if declared.get(name) == number}
         return {**own, **{name: kind for name, kind in declared.items() if name not in of_key}}
 
-    def added(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    def add_keys(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Return the records with their key.
 
         Raises:
             SourceError: a record lacks a part of its key.
         """
-        if self.cursor is not None and any(one.get(self.cursor) is None for one in records):
+        if self.cursor is not None and any(record.get(self.cursor) is None for record in records):
             raise SourceError(
                 f"A record has no {self.cursor}, which is part of its key (`cursor_in_key`).",
                 column=self.cursor,
@@ -539,10 +548,10 @@ class Identity:
         if not self.paths:
             reported = record
         else:
-            values = (looked_up(record, path) for path in self.paths)
+            values = (look_up(record, path) for path in self.paths)
             reported = {"key": [None if value is MISSING else value for value in values]}
         try:
             text = orjson.dumps(reported, option=orjson.OPT_SORT_KEYS)
         except TypeError:
-            text = json_text(dict(sorted(reported.items()))).encode("utf-8", "surrogatepass")
+            text = to_json_text(dict(sorted(reported.items()))).encode("utf-8", "surrogatepass")
         return sha256(text).hexdigest()[:40]

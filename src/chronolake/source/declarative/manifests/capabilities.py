@@ -11,7 +11,7 @@ from chronolake.source.declarative.models.streams import (
     DeclarativeStream,
     IncrementingCountCursor,
 )
-from chronolake.source.declarative.templating.templates import as_text, evaluated
+from chronolake.source.declarative.templating.templates import as_text, evaluate
 from chronolake.source.protocol import CaptureMethod
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def cursor_field_of(stream: AnyStream, config: Mapping[str, Any]) -> str | None:
     return as_text(model.cursor_field, {"config": config, "parameters": model.parameters})
 
 
-def traits_of(stream: AnyStream) -> StreamCapabilities:
+def capabilities_of(stream: AnyStream) -> StreamCapabilities:
     """Return the stream's capabilities.
 
     Only a cursor over time reports when records changed.
@@ -70,22 +70,22 @@ def epsilon_of(stream: AnyStream) -> int:
     return 1 if any(_FINE.search(format_) for format_ in formats) else _MILLISECOND
 
 
-def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
+def max_concurrency(manifest: Manifest, config: Mapping[str, Any]) -> int:
     """Return the maximum number of concurrent requests."""
     level = manifest.content.get("concurrency_level")
     reported = level if isinstance(level, dict) else {}
-    wanted = _count(reported.get("default_concurrency"), config) or _CONCURRENCY
-    most = _count(reported.get("max_concurrency"), config) or _MOST_CONCURRENCY
+    wanted = _positive_number(reported.get("default_concurrency"), config) or _CONCURRENCY
+    most = _positive_number(reported.get("max_concurrency"), config) or _MOST_CONCURRENCY
     return min(wanted, most, _MOST_CONCURRENCY)
 
 
-def reports_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
+def max_async_jobs(manifest: Manifest, config: Mapping[str, Any]) -> int:
     """Return the maximum number of concurrent export jobs; 1 if the manifest has no valid one."""
-    return _count(manifest.content.get("max_concurrent_async_job_count"), config) or 1
+    return _positive_number(manifest.content.get("max_concurrent_async_job_count"), config) or 1
 
 
-def _count(told: Any, config: Mapping[str, Any]) -> int | None:
+def _positive_number(value: Any, config: Mapping[str, Any]) -> int | None:
     """Return a number, given directly or by a template, or None if it is not a positive integer."""
-    if isinstance(told, str):
-        told = evaluated(told, {"config": config, "parameters": {}})
-    return told if isinstance(told, int) and told > 0 else None
+    if isinstance(value, str):
+        value = evaluate(value, {"config": config, "parameters": {}})
+    return value if isinstance(value, int) and value > 0 else None

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from urllib.parse import quote, quote_plus
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import path_of, places, put, removed
-from chronolake.source.declarative.manifests.manifest import rules_of
+from chronolake.source.declarative.field_paths import evaluate_path, find_places, put, remove
+from chronolake.source.declarative.manifests.manifest import parse_rules
 from chronolake.source.declarative.models.spec import (
     ConfigAddFields,
     ConfigRemapField,
@@ -28,7 +28,7 @@ from chronolake.source.declarative.records.transformations import KINDS
 from chronolake.source.declarative.templating.templates import (
     as_mapping,
     as_truth,
-    evaluated,
+    evaluate,
     is_template,
 )
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 #: The path of an invalid value, and what the schema requires there.
-Misfit = tuple[str, str]
-_Check = Callable[[Any, Any, Mapping[str, Any], Any], Iterator[Misfit]]
+Violation = tuple[str, str]
+_Check = Callable[[Any, Any, Mapping[str, Any], Any], Iterator[Violation]]
 
 _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "null": lambda value: value is None,
@@ -52,7 +52,7 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
-def misfit_of(value: Any, schema: Any) -> Misfit | None:
+def find_violation(value: Any, schema: Any) -> Violation | None:
     """Return the first violation of a schema in a value, or None.
 
     The result contains nothing of the value itself. `format` is not checked, as in JSON Schema.
@@ -61,20 +61,20 @@ def misfit_of(value: Any, schema: Any) -> Misfit | None:
         ConfigurationError: the schema is invalid, or refers to another document.
     """
     try:
-        return next(_misfits(value, schema, schema), None)
+        return next(_violations(value, schema, schema), None)
     except (AttributeError, TypeError, ValueError, RecursionError, re.error) as failure:
         raise ConfigurationError(
             "A JSON schema in the manifest is not valid.", hint="Correct it in the manifest."
         ) from failure
 
 
-def _misfits(value: Any, schema: Any, whole: Any) -> Iterator[Misfit]:
+def _violations(value: Any, schema: Any, whole: Any) -> Iterator[Violation]:
     if isinstance(schema, bool):
         if not schema:
             yield "", "no value is allowed"
         return
     if "$ref" in schema:
-        yield from _misfits(value, _referred(schema["$ref"], whole), whole)
+        yield from _violations(value, _resolve_reference(schema["$ref"], whole), whole)
     for keyword, asked in schema.items():
         applies_to, check = _CHECKS.get(keyword, _NO_CHECK)
         if applies_to(value):
@@ -82,15 +82,15 @@ def _misfits(value: Any, schema: Any, whole: Any) -> Iterator[Misfit]:
 
 
 def _fits(value: Any, schema: Any, whole: Any) -> bool:
-    return next(_misfits(value, schema, whole), None) is None
+    return next(_violations(value, schema, whole), None) is None
 
 
-def _within(key: object, value: Any, schema: Any, whole: Any) -> Iterator[Misfit]:
-    for place, message in _misfits(value, schema, whole):
+def _violations_within(key: object, value: Any, schema: Any, whole: Any) -> Iterator[Violation]:
+    for place, message in _violations(value, schema, whole):
         yield f"/{key}{place}", message
 
 
-def _referred(reference: str, whole: Any) -> Any:
+def _resolve_reference(reference: str, whole: Any) -> Any:
     found = whole
     if not reference.startswith("#"):
         raise ConfigurationError(
@@ -114,194 +114,214 @@ def _is_any(_: Any) -> bool:
     return True
 
 
-def _same(one: Any, other: Any) -> bool:
+def _equals(one: Any, other: Any) -> bool:
     """Compare two values as JSON does: `true` differs from 1, and 1.0 equals 1."""
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_equals, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_equals(one[key], other[key]) for key in one)
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def _typed(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
+def _check_type(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
     kinds = [asked] if isinstance(asked, str) else asked
     if not any(_TYPES[kind](value) for kind in kinds if kind in _TYPES):
         yield "", f"it must have the type {' or '.join(kinds)}"
 
 
-def _told(holds: Callable[[Any, Any], bool], words: str) -> _Check:
+def _check_by(holds: Callable[[Any, Any], bool], words: str) -> _Check:
     """Return a check that compares the value with the keyword's argument only."""
 
-    def check(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
+    def check(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
         if not holds(value, asked):
             yield "", words.format(asked)
 
     return check
 
 
-def _required(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
+def _check_required(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
     yield from (("", f"it lacks {name}") for name in asked if name not in value)
 
 
-def _dependent(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_dependent(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for name, needs in asked.items():
         if name not in value:
             continue
         if isinstance(needs, list):
-            yield from _required(value, needs, None, None)
+            yield from _check_required(value, needs, None, None)
         else:
-            yield from _misfits(value, needs, whole)
+            yield from _violations(value, needs, whole)
 
 
-def _properties(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_properties(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for name, schema in asked.items():
         if name in value:
-            yield from _within(name, value[name], schema, whole)
+            yield from _violations_within(name, value[name], schema, whole)
 
 
-def _patterns(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_patterns(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for pattern, schema in asked.items():
         for name in value:
             if re.search(pattern, name):
-                yield from _within(name, value[name], schema, whole)
+                yield from _violations_within(name, value[name], schema, whole)
 
 
-def _others(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+def _check_additional(
+    value: Any, asked: Any, schema: Mapping[str, Any], whole: Any
+) -> Iterator[Violation]:
     patterns = schema.get("patternProperties", {})
     for name in value:
         if name in schema.get("properties", {}):
             continue
         if not any(re.search(pattern, name) for pattern in patterns):
-            yield from _within(name, value[name], asked, whole)
+            yield from _violations_within(name, value[name], asked, whole)
 
 
-def _names(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_names(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for name in value:
-        yield from _within(name, name, asked, whole)
+        yield from _violations_within(name, name, asked, whole)
 
 
-def _items(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+def _check_items(
+    value: Any, asked: Any, schema: Mapping[str, Any], whole: Any
+) -> Iterator[Violation]:
     if isinstance(asked, list):
-        yield from _first_items(value, asked, schema, whole)
+        yield from _check_first_items(value, asked, schema, whole)
         return
     before = len(schema.get("prefixItems", ()))
     for number, item in enumerate(value[before:], before):
-        yield from _within(number, item, asked, whole)
+        yield from _violations_within(number, item, asked, whole)
 
 
-def _first_items(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_first_items(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for number, (item, schema) in enumerate(zip(value, asked, strict=False)):
-        yield from _within(number, item, schema, whole)
+        yield from _violations_within(number, item, schema, whole)
 
 
-def _more_items(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+def _check_more_items(
+    value: Any, asked: Any, schema: Mapping[str, Any], whole: Any
+) -> Iterator[Violation]:
     before = schema.get("items")
     if isinstance(before, list):
         for number, item in enumerate(value[len(before) :], len(before)):
-            yield from _within(number, item, asked, whole)
+            yield from _violations_within(number, item, asked, whole)
 
 
-def _contains(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_contains(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     if not any(_fits(item, asked, whole) for item in value):
         yield "", "it lacks a required item"
 
 
-def _all(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_all_of(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for schema in asked:
-        yield from _misfits(value, schema, whole)
+        yield from _violations(value, schema, whole)
 
 
-def _some(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_any_of(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     if not any(_fits(value, schema, whole) for schema in asked):
         yield "", "it matches none of the alternatives"
 
 
-def _one(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_one_of(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     if sum(_fits(value, schema, whole) for schema in asked) != 1:
         yield "", "it does not match exactly one of the alternatives"
 
 
-def _none(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+def _check_not(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
     if _fits(value, asked, whole):
         yield "", "it matches what is not allowed"
 
 
-def _depending(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+def _check_if(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Violation]:
     way = "then" if _fits(value, asked, whole) else "else"
-    yield from _misfits(value, schema.get(way, True), whole)
+    yield from _violations(value, schema.get(way, True), whole)
 
 
-def _distinct(values: list[Any]) -> bool:
+def _are_distinct(values: list[Any]) -> bool:
     return not any(
-        _same(value, other) for at, value in enumerate(values) for other in values[at + 1 :]
+        _equals(value, other) for at, value in enumerate(values) for other in values[at + 1 :]
     )
 
 
 _object, _array, _text = _TYPES["object"], _TYPES["array"], _TYPES["string"]
 
 _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], _Check]]] = {
-    "type": (_is_any, _typed),
+    "type": (_is_any, _check_type),
     "enum": (
         _is_any,
-        _told(lambda value, asked: any(_same(value, one) for one in asked), "it is not one of {}"),
+        _check_by(
+            lambda value, asked: any(_equals(value, one) for one in asked), "it is not one of {}"
+        ),
     ),
-    "const": (_is_any, _told(_same, "it is not {}")),
-    "allOf": (_is_any, _all),
-    "anyOf": (_is_any, _some),
-    "oneOf": (_is_any, _one),
-    "not": (_is_any, _none),
-    "if": (_is_any, _depending),
-    "required": (_object, _required),
-    "dependencies": (_object, _dependent),
-    "dependentRequired": (_object, _dependent),
-    "dependentSchemas": (_object, _dependent),
-    "properties": (_object, _properties),
-    "patternProperties": (_object, _patterns),
-    "additionalProperties": (_object, _others),
-    "propertyNames": (_object, _names),
+    "const": (_is_any, _check_by(_equals, "it is not {}")),
+    "allOf": (_is_any, _check_all_of),
+    "anyOf": (_is_any, _check_any_of),
+    "oneOf": (_is_any, _check_one_of),
+    "not": (_is_any, _check_not),
+    "if": (_is_any, _check_if),
+    "required": (_object, _check_required),
+    "dependencies": (_object, _check_dependent),
+    "dependentRequired": (_object, _check_dependent),
+    "dependentSchemas": (_object, _check_dependent),
+    "properties": (_object, _check_properties),
+    "patternProperties": (_object, _check_patterns),
+    "additionalProperties": (_object, _check_additional),
+    "propertyNames": (_object, _check_names),
     "minProperties": (
         _object,
-        _told(lambda value, n: len(value) >= n, "it has fewer than {} keys"),
+        _check_by(lambda value, n: len(value) >= n, "it has fewer than {} keys"),
     ),
-    "maxProperties": (_object, _told(lambda value, n: len(value) <= n, "it has more than {} keys")),
-    "items": (_array, _items),
-    "prefixItems": (_array, _first_items),
-    "additionalItems": (_array, _more_items),
-    "contains": (_array, _contains),
-    "minItems": (_array, _told(lambda value, n: len(value) >= n, "it has fewer than {} items")),
-    "maxItems": (_array, _told(lambda value, n: len(value) <= n, "it has more than {} items")),
-    "uniqueItems": (_array, _told(lambda value, n: not n or _distinct(value), "it repeats items")),
+    "maxProperties": (
+        _object,
+        _check_by(lambda value, n: len(value) <= n, "it has more than {} keys"),
+    ),
+    "items": (_array, _check_items),
+    "prefixItems": (_array, _check_first_items),
+    "additionalItems": (_array, _check_more_items),
+    "contains": (_array, _check_contains),
+    "minItems": (_array, _check_by(lambda value, n: len(value) >= n, "it has fewer than {} items")),
+    "maxItems": (_array, _check_by(lambda value, n: len(value) <= n, "it has more than {} items")),
+    "uniqueItems": (
+        _array,
+        _check_by(lambda value, n: not n or _are_distinct(value), "it repeats items"),
+    ),
     "minLength": (
         _text,
-        _told(lambda value, n: len(value) >= n, "it has fewer than {} characters"),
+        _check_by(lambda value, n: len(value) >= n, "it has fewer than {} characters"),
     ),
-    "maxLength": (_text, _told(lambda value, n: len(value) <= n, "it has more than {} characters")),
+    "maxLength": (
+        _text,
+        _check_by(lambda value, n: len(value) <= n, "it has more than {} characters"),
+    ),
     "pattern": (
         _text,
-        _told(lambda value, one: bool(re.search(one, value)), "it does not match {}"),
+        _check_by(lambda value, one: bool(re.search(one, value)), "it does not match {}"),
     ),
-    "minimum": (_is_number, _told(lambda value, n: value >= n, "it is less than {}")),
-    "maximum": (_is_number, _told(lambda value, n: value <= n, "it is greater than {}")),
+    "minimum": (_is_number, _check_by(lambda value, n: value >= n, "it is less than {}")),
+    "maximum": (_is_number, _check_by(lambda value, n: value <= n, "it is greater than {}")),
     "exclusiveMinimum": (
         _is_number,
-        _told(lambda value, n: value > n, "it is not greater than {}"),
+        _check_by(lambda value, n: value > n, "it is not greater than {}"),
     ),
-    "exclusiveMaximum": (_is_number, _told(lambda value, n: value < n, "it is not less than {}")),
+    "exclusiveMaximum": (
+        _is_number,
+        _check_by(lambda value, n: value < n, "it is not less than {}"),
+    ),
     "multipleOf": (
         _is_number,
-        _told(lambda value, n: value % n == 0, "it is not a multiple of {}"),
+        _check_by(lambda value, n: value % n == 0, "it is not a multiple of {}"),
     ),
 }
-_NO_CHECK: Final[tuple[Callable[[Any], bool], _Check]] = (lambda _: False, _all)
+_NO_CHECK: Final[tuple[Callable[[Any], bool], _Check]] = (lambda _: False, _check_all_of)
 
 
-_HIDDEN: Final = "****"
+_MASK: Final = "****"
 _SECRET: Final = "airbyte_secret"  # noqa: S105 - a key of the specification
 #: The minimum length of a secret to mask. A shorter one would mask parts of harmless words.
-_SHORTEST: Final = 3
+_SHORTEST_SECRET: Final = 3
 
 
-def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+def prepare_config(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Return a copy of the configuration with the manifest's rules applied, and validate it.
 
     The rules are part of the manifest's `spec`.
@@ -309,7 +329,7 @@ def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     Raises:
         ConfigurationError: a rule is invalid, or the configuration violates a validation.
     """
-    rules, wrong = rules_of(manifest.content)
+    rules, wrong = parse_rules(manifest.content)
     if wrong:
         line = "" if wrong[0].line is None else f", line {wrong[0].line}"
         raise ConfigurationError(
@@ -342,12 +362,12 @@ def _transform(config: dict[str, Any], step: ConfigTransformation) -> None:
             if step.condition and not as_truth(step.condition, variables):
                 return
             for pointer in filter(None, step.field_pointers):
-                for place in tuple(places(config, pointer)):
-                    removed(place)
+                for place in tuple(find_places(config, pointer)):
+                    remove(place)
         case ConfigAddFields():
             for added in step.fields:
                 kinds = (KINDS[added.value_type],) if added.value_type else ()
-                value = evaluated(
+                value = evaluate(
                     added.value,
                     {"config": config, "parameters": added.parameters},
                     default=added.value,
@@ -355,13 +375,13 @@ def _transform(config: dict[str, Any], step: ConfigTransformation) -> None:
                 )
                 reported = {**variables, "value": value, "path": added.path}
                 if not step.condition or as_truth(step.condition, reported):
-                    _put(config, added.path, value)
+                    _add_field(config, added.path, value)
         case _:
             assert_never(step)
 
 
 def _remap(config: dict[str, Any], step: ConfigRemapField) -> None:
-    *above, name = path_of(step.field_path, config, {})
+    *above, name = evaluate_path(step.field_path, config, {})
     holder: Any = config
     for segment in above:
         holder = holder.get(segment) if isinstance(holder, dict) else None
@@ -372,7 +392,7 @@ def _remap(config: dict[str, Any], step: ConfigRemapField) -> None:
         holder[name] = table[holder[name]]
 
 
-def _put(config: dict[str, Any], path: list[str], value: Any) -> None:
+def _add_field(config: dict[str, Any], path: list[str], value: Any) -> None:
     try:
         put(config, path, value)
     except SourceError as failure:
@@ -388,14 +408,14 @@ def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator
         what = "The value that the manifest computes from the configuration"
         reported = asked.value
         if is_template(reported):
-            reported = evaluated(reported, {"config": config, "parameters": {}})
+            reported = evaluate(reported, {"config": config, "parameters": {}})
         values = [reported]
     else:
-        path = path_of(asked.field_path, {}, {})
+        path = evaluate_path(asked.field_path, {}, {})
         what = f"The configuration's {'.'.join(map(str, path))}"
-        values = [place.value for place in places(config, path)]
+        values = [place.value for place in find_places(config, path)]
     for value in values:
-        if misfit := _misfit(value, asked.validation_strategy.base_schema):
+        if misfit := _find_violation_in(value, asked.validation_strategy.base_schema):
             place, words = misfit
             where = f" at {place}" if place else ""
             raise ConfigurationError(
@@ -404,17 +424,17 @@ def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator
             )
 
 
-def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
+def _find_violation_in(value: Any, schema: Mapping[str, Any]) -> Violation | None:
     if isinstance(value, str):
         # The schema applies to the JSON document that the string contains.
         try:
             value = json.loads(value)
         except ValueError:
             return "", "it is a string that is not valid JSON"
-    return misfit_of(value, schema)
+    return find_violation(value, schema)
 
 
-def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -> None:
+def raise_if_incomplete(config: Mapping[str, Any], manifest: Manifest, where: str) -> None:
     """Raise ConfigurationError if a configuration lacks required keys.
 
     `where` is the location of the configuration, for the error message.
@@ -422,14 +442,14 @@ def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -
     Raises:
         ConfigurationError: a required key is missing.
     """
-    if missing := missing_in(config, manifest):
+    if missing := missing_keys(config, manifest):
         raise ConfigurationError(
             f"{where} lacks {', '.join(missing)}.",
             hint="The manifest's `spec` describes each of them.",
         )
 
 
-def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
+def missing_keys(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
     """Return the keys that the specification requires and that the rules do not add either."""
     required = manifest.specification.get("required")
     missing = [
@@ -441,48 +461,48 @@ def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
         # A missing key is a better message than rules that fail, or render an empty string, because
         # of it.
         with suppress(ConfigurationError):
-            ready = made_ready(config, manifest)
+            ready = prepare_config(config, manifest)
             return [name for name in missing if ready.get(name) is None or ready[name] == ""]
     return missing
 
 
-def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], str]:
+def create_mask(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], str]:
     """Return a function that masks the configuration's secrets in a text.
 
     The manifest's specification marks secrets with `airbyte_secret`.
     """
-    reported = [*secrets_in(config, manifest.specification)]
+    reported = [*find_secrets(config, manifest.specification)]
     with suppress(ConfigurationError):
         # The rules may move a secret to a key that the specification marks.
-        reported += secrets_in(made_ready(config, manifest), manifest.specification)
+        reported += find_secrets(prepare_config(config, manifest), manifest.specification)
     spelled = {form(text) for text in reported for form in (str, quote, quote_plus)}
-    found = {text for text in spelled if len(text) >= _SHORTEST}
+    found = {text for text in spelled if len(text) >= _SHORTEST_SECRET}
     secrets = sorted(found, key=len, reverse=True)
 
     def mask(text: str) -> str:
         for secret in secrets:
-            text = text.replace(secret, _HIDDEN)
+            text = text.replace(secret, _MASK)
         return text
 
     return mask
 
 
-def secrets_in(value: Any, schema: Mapping[str, Any]) -> Iterator[str]:
+def find_secrets(value: Any, schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield the secrets in a value according to its JSON schema."""
     if schema.get(_SECRET):
         yield from _texts_in(value)
         return
     for union in ("oneOf", "anyOf", "allOf"):
-        for one in schema.get(union) or ():
-            if isinstance(one, dict):
-                yield from secrets_in(value, one)
+        for alternative in schema.get(union) or ():
+            if isinstance(alternative, dict):
+                yield from find_secrets(value, alternative)
     if isinstance(value, dict):
         for name, inner in (schema.get("properties") or {}).items():
             if name in value and isinstance(inner, dict):
-                yield from secrets_in(value[name], inner)
+                yield from find_secrets(value[name], inner)
     elif isinstance(value, list) and isinstance(schema.get("items"), dict):
         for item in value:
-            yield from secrets_in(item, schema["items"])
+            yield from find_secrets(item, schema["items"])
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -19,23 +19,23 @@ from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.manifests.problems import (
     Problem,
     Spot,
-    problems_in,
+    convert_errors,
     problems_of_code,
 )
 from chronolake.source.declarative.manifests.reference_validation import (
+    known_settings,
     problems_of_lookups,
-    settings_of,
 )
 from chronolake.source.declarative.manifests.text_validation import problems_of_texts
 from chronolake.source.declarative.manifests.yaml_source import (
     Listed,
     Mapped,
-    Unknown,
-    inherited,
-    is_unknown,
+    Unresolved,
+    apply_inheritance,
+    find_unresolved,
+    is_unresolved,
     read,
-    resolved,
-    unknown_in,
+    resolve,
 )
 from chronolake.source.declarative.models.base import Origin
 from chronolake.source.declarative.models.requests import HTTPAPIBudget
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 STREAM: Final[TypeAdapter[AnyStream]] = TypeAdapter(AnyStream)
 
 
-class Gathering:
+class StreamCollector:
     """A collector of a manifest's streams and of their problems.
 
     Attributes:
@@ -77,32 +77,40 @@ class Gathering:
         self.allow_components = allow_components
         self.streams: dict[str, AnyStream] = {}
         self.problems: list[Problem] = []
-        self.unread: dict[Unknown, list[str]] = {}
+        self.unread: dict[Unresolved, list[str]] = {}
 
-    def nothing(self) -> Gathering:
+    def new_empty(self) -> StreamCollector:
         """Return an empty collector for the same manifest."""
-        return Gathering(self.file, allow_components=self.allow_components, settings=self.settings)
+        return StreamCollector(
+            self.file, allow_components=self.allow_components, settings=self.settings
+        )
 
-    def lacks_nothing(self, described: Any, name: str) -> bool:
+    def note_unresolved_references(self, described: Any, name: str) -> bool:
         """Return whether all references in a stream are resolved; if not, record it in `unread`."""
-        unknown = set(unknown_in(described))
-        for one in unknown:
-            self.unread.setdefault(one, []).append(name)
+        unknown = set(find_unresolved(described))
+        for reference in unknown:
+            self.unread.setdefault(reference, []).append(name)
         return not unknown
 
-    def of_references(self, unknown: list[Unknown]) -> list[Problem]:
+    def reference_problems(self, unknown: list[Unresolved]) -> list[Problem]:
         """Return a problem for each unresolved reference, with the streams that cannot be read."""
         problems = []
-        for one in unknown:
-            names = tuple(self.unread.get(one, ()))
+        for reference in unknown:
+            names = tuple(self.unread.get(reference, ()))
             if len(names) == 1:
-                problems.append(Problem(one.line, one.path, one.message, names[0], one.hint))
+                problems.append(
+                    Problem(
+                        reference.line, reference.path, reference.message, names[0], reference.hint
+                    )
+                )
                 continue
             reported = (
                 f"; therefore, these streams cannot be read: {', '.join(names)}" if names else ""
             )
-            message = f"{one.message}{reported}"
-            problems.append(Problem(one.line, one.path, message, None, one.hint, names))
+            message = f"{reference.message}{reported}"
+            problems.append(
+                Problem(reference.line, reference.path, message, None, reference.hint, names)
+            )
         return problems
 
     def may_run(self, described: Any, spot: Spot, name: str) -> bool:
@@ -114,11 +122,11 @@ class Gathering:
     def add(self, described: Any, spot: Spot) -> None:
         """Add a stream, which has its inherited values filled in, or its problems."""
         if not isinstance(described, Mapped):
-            if not is_unknown(described):
+            if not is_unresolved(described):
                 self.problems.append(spot.problem("a stream must be a mapping"))
             return
         name = name_of(described, spot)
-        is_known = self.lacks_nothing(described, name)
+        is_known = self.note_unresolved_references(described, name)
         self.problems += problems_of_texts(described, spot, name)
         if is_known:
             self.problems += problems_of_lookups(described, spot, name, self.settings)
@@ -126,7 +134,7 @@ class Gathering:
         try:
             stream = STREAM.validate_python(described, context=Origin(self.file, name))
         except ValidationError as failure:
-            self.problems += problems_in(failure, described, spot, name)
+            self.problems += convert_errors(failure, described, spot, name)
             return
         if not (may_run and is_known):
             return
@@ -142,7 +150,7 @@ class Gathering:
 def name_of(described: Mapped, spot: Spot) -> str:
     """Return a stream's name, or its path if it has no name, for use in problems."""
     name = described.get("name")
-    return spot.path if not name or is_unknown(name) else str(name)
+    return spot.path if not name or is_unresolved(name) else str(name)
 
 
 _KEY: Final = "check"
@@ -150,7 +158,7 @@ _CONFIGS: Final = "dynamic_streams_check_configs"
 _CHECK: Final[TypeAdapter[CheckStream | CheckDynamicStream]] = TypeAdapter(Check)
 
 
-def check_of(
+def parse_check(
     content: Mapped, templates: Collection[str]
 ) -> tuple[CheckStream | CheckDynamicStream | None, list[Problem]]:
     """Return the manifest's connection check, or None, and its problems.
@@ -163,7 +171,7 @@ def check_of(
     try:
         found = _CHECK.validate_python(described)
     except ValidationError as failure:
-        return None, problems_in(failure, described, Spot.of(content, (_KEY,)))
+        return None, convert_errors(failure, described, Spot.of(content, (_KEY,)))
     if isinstance(found, CheckDynamicStream):
         return found, []
     return found, [
@@ -276,7 +284,7 @@ class Manifest:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the manifest alone determines its streams (see `api_of`)."""
+        """Return whether the manifest alone determines its streams (see `create_api`)."""
         return not (self.conditional or self.dynamic)
 
     def lists(self, wanted: Collection[str] | None) -> bool:
@@ -288,19 +296,20 @@ class Manifest:
         """Return the JSON schema of the configuration; empty if the manifest has no valid one."""
         spec = self.content.get("spec")
         found = spec.get("connection_specification") if isinstance(spec, dict) else None
-        return found if isinstance(found, dict) and not any(unknown_in(found)) else {}
+        return found if isinstance(found, dict) and not any(find_unresolved(found)) else {}
 
-    def expect_known(self) -> None:
+    def raise_if_unresolved(self) -> None:
         """Raise ConfigurationError if unresolved references hide secrets or API limits.
 
         Raises:
             ConfigurationError: a reference outside of the streams cannot be resolved.
         """
         for key, value in self.content.items():
-            if key not in _OF_STREAMS and (one := next(unknown_in(value), None)):
-                line = "" if one.line is None else f", line {one.line}"
+            if key not in _OF_STREAMS and (reference := next(find_unresolved(value), None)):
+                line = "" if reference.line is None else f", line {reference.line}"
                 raise ConfigurationError(
-                    f"{self.file}{line}: {one.path}: {one.message}.", hint=one.hint
+                    f"{self.file}{line}: {reference.path}: {reference.message}.",
+                    hint=reference.hint,
                 )
 
     def stream(self, name: str) -> AnyStream:
@@ -379,40 +388,40 @@ def load(file: Path, *, allow_components: bool = False) -> Manifest:
     Raises:
         ConfigurationError: the file is not valid YAML, or is too large.
     """
-    return of(read(file), file, allow_components=allow_components)
+    return parse(read(file), file, allow_components=allow_components)
 
 
-def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manifest:
+def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Manifest:
     """Return a manifest from the content of its file; see `load` for the arguments.
 
     Raises:
         ConfigurationError: the manifest is too large.
     """
-    whole, unknown = resolved(content, file=str(file))
+    whole, unknown = resolve(content, file=str(file))
     whole.setdefault("type", "DeclarativeSource")
-    whole = inherited(whole)
-    found = Gathering(file, allow_components=allow_components, settings=settings_of(whole))
-    found.problems += (*rules_of(whole)[1], *_of_the_api(whole))
+    whole = apply_inheritance(whole)
+    found = StreamCollector(file, allow_components=allow_components, settings=known_settings(whole))
+    found.problems += (*parse_rules(whole)[1], *_api_problems(whole))
     if not whole.get("streams") and not whole.get(_DYNAMIC):
         found.problems.append(
             Spot.of(whole, ("streams",)).problem("the manifest has no streams", hint=_STREAMS)
         )
     conditional: list[Conditional] = []
-    for described, spot in _listed(whole, "streams"):
+    for described, spot in _get_list(whole, "streams"):
         if isinstance(described, Mapped) and described.get("type") == "ConditionalStreams":
-            conditional += _conditional(described, spot, found)
+            conditional += _parse_conditional(described, spot, found)
         else:
             found.add(described, spot)
     dynamic: list[Dynamic] = []
     templates: list[str] = []
-    for number, (described, spot) in enumerate(_listed(whole, _DYNAMIC)):
-        templates.append(_called(described, number))
-        dynamic += _dynamic(described, spot, found, templates[-1])
-    check, wrong = check_of(whole, templates)
+    for number, (described, spot) in enumerate(_get_list(whole, _DYNAMIC)):
+        templates.append(_group_name(described, number))
+        dynamic += _parse_dynamic(described, spot, found, templates[-1])
+    check, wrong = parse_check(whole, templates)
     return Manifest(
         file,
         found.streams,
-        (*found.of_references(unknown), *found.problems, *wrong),
+        (*found.reference_problems(unknown), *found.problems, *wrong),
         whole,
         tuple(conditional),
         tuple(dynamic),
@@ -421,14 +430,14 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     )
 
 
-def _of_the_api(whole: Mapped) -> list[Problem]:
+def _api_problems(whole: Mapped) -> list[Problem]:
     """Return the problems of the API budget, the concurrency level and the configuration rules."""
     found: list[Problem] = []
     if described := whole.get(_BUDGET):
         try:
             HTTPAPIBudget.model_validate(described)
         except ValidationError as failure:
-            found += problems_in(failure, described, Spot.of(whole, (_BUDGET,)))
+            found += convert_errors(failure, described, Spot.of(whole, (_BUDGET,)))
     spec = whole.get("spec")
     for keys, described, kind in (
         ((_BUDGET,), whole.get(_BUDGET), "HTTPAPIBudget"),
@@ -439,7 +448,9 @@ def _of_the_api(whole: Mapped) -> list[Problem]:
     return found
 
 
-def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | None, list[Problem]]:
+def parse_rules(
+    content: Mapping[str, Any],
+) -> tuple[ConfigNormalizationRules | None, list[Problem]]:
     """Return the rules for the configuration, or None, and their problems."""
     spec = content.get("spec")
     described = spec.get(_RULES) if isinstance(spec, dict) else None
@@ -448,10 +459,10 @@ def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | Non
     try:
         return ConfigNormalizationRules.model_validate(described), []
     except ValidationError as failure:
-        return None, problems_in(failure, described, Spot.of(content, ("spec", _RULES)))
+        return None, convert_errors(failure, described, Spot.of(content, ("spec", _RULES)))
 
 
-def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
+def _get_list(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
     listed = whole.get(key)
     return [
         (described, Spot.of(whole, (key, number)))
@@ -459,7 +470,7 @@ def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
     ]
 
 
-def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Conditional]:
+def _parse_conditional(described: Mapped, spot: Spot, found: StreamCollector) -> list[Conditional]:
     """Return conditional streams; their problems are reported even if the condition is false."""
     alone = Mapped(
         ((key, described[key]) for key in ("type", "condition") if key in described),
@@ -469,35 +480,37 @@ def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Condit
     try:
         condition = ConditionalStreams.model_validate(described).condition
     except ValidationError as failure:
-        found.problems += problems_in(failure, described, spot, spot.path)
+        found.problems += convert_errors(failure, described, spot, spot.path)
         return []
-    tried = found.nothing()
+    tried = found.new_empty()
     streams = [
-        (one, spot.within(described, ("streams", number)))
-        for number, one in enumerate(described["streams"])
+        (stream, spot.within(described, ("streams", number)))
+        for number, stream in enumerate(described["streams"])
     ]
-    for one, place in streams:
-        tried.add(one, place)
+    for stream, place in streams:
+        tried.add(stream, place)
     found.problems += tried.problems
     for unknown, names in tried.unread.items():
         found.unread.setdefault(unknown, []).extend(names)
     return [Conditional(condition, tuple(streams))]
 
 
-def _called(described: Any, number: int) -> str:
+def _group_name(described: Any, number: int) -> str:
     """Return the name of the group of streams of a template."""
     name = described.get("name") if isinstance(described, Mapped) else None
-    return f"dynamic_stream_{number}" if name is None or is_unknown(name) else str(name)
+    return f"dynamic_stream_{number}" if name is None or is_unresolved(name) else str(name)
 
 
-def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[Dynamic]:
+def _parse_dynamic(
+    described: Any, spot: Spot, found: StreamCollector, called: str
+) -> list[Dynamic]:
     """Return a dynamic stream unless problems are found before streams are generated from it."""
     if not isinstance(described, Mapped):
-        if not is_unknown(described):
+        if not is_unresolved(described):
             found.problems.append(spot.problem("a dynamic stream must be a mapping", spot.path))
         return []
     name = name_of(described, spot)
-    is_known = found.lacks_nothing(described, name)
+    is_known = found.note_unresolved_references(described, name)
     if not found.may_run(described, spot, name):
         return []
     origin = Origin(found.file, name)
@@ -506,16 +519,16 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
     try:
         definition = DynamicDeclarativeStream.model_validate(described, context=origin)
     except ValidationError as failure:
-        found.problems += problems_in(failure, described, spot, name)
+        found.problems += convert_errors(failure, described, spot, name)
         return []
     template: Mapped = described["stream_template"]
     place = spot.within(described, ("stream_template",))
-    paths = [one.field_path for one in definition.components_resolver.components_mapping]
+    paths = [mapping.field_path for mapping in definition.components_resolver.components_mapping]
     found.problems += problems_of_texts(template, place, name, open_to=paths)
     try:
         STREAM.validate_python(template, context=origin)
     except ValidationError as failure:
-        wrong = problems_in(failure, template, place, name, open_to=paths)
+        wrong = convert_errors(failure, template, place, name, open_to=paths)
         if wrong:
             found.problems += wrong
             return []
@@ -524,10 +537,10 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
     return [Dynamic(called, definition, template, place)]
 
 
-def mapped(value: Any) -> Any:
+def to_mapped(value: Any) -> Any:
     """Convert plain dictionaries and lists to the types of values that are read from a file."""
     if isinstance(value, dict):
-        return Mapped(((str(key), mapped(one)) for key, one in value.items()))
+        return Mapped(((str(key), to_mapped(item)) for key, item in value.items()))
     if isinstance(value, list):
-        return Listed((mapped(one) for one in value), [1] * len(value))
+        return Listed((to_mapped(item) for item in value), [1] * len(value))
     return value

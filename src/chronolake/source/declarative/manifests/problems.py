@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.formatting import did_you_mean
-from chronolake.source.declarative.manifests.yaml_source import is_unknown, line_of, value_of
+from chronolake.source.declarative.manifests.yaml_source import is_unresolved, line_of, value_of
 from chronolake.source.declarative.models.base import RUNNABLE
-from chronolake.source.declarative.templating.templates import is_template, shown
+from chronolake.source.declarative.templating.templates import is_template, quote_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -93,7 +93,7 @@ class Spot:
         return Problem(self.line, self.path, message, stream, hint, is_warning=is_warning)
 
 
-def problems_in(
+def convert_errors(
     failure: ValidationError,
     described: Any,
     spot: Spot,
@@ -121,10 +121,10 @@ def problems_in(
         and not is_open(_keys_of(error["loc"]), paths)
     ]
     return [
-        spot.within(described, _place(error)).problem(
-            _words(error, described), stream, _hint(error)
+        spot.within(described, _error_location(error)).problem(
+            _message(error, described), stream, _hint(error)
         )
-        for error in _describing(errors)
+        for error in _root_errors(errors)
     ]
 
 
@@ -157,13 +157,13 @@ def _code_in(
 
 def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
     """Return whether an error is only a consequence of an unresolved reference."""
-    if is_unknown(error["input"]) or is_unknown(value_of(described, error["loc"])):
+    if is_unresolved(error["input"]) or is_unresolved(value_of(described, error["loc"])):
         return True
     reported = error["input"]
     return (
         error["type"] == "union_tag_invalid"
         and isinstance(reported, dict)
-        and is_unknown(reported.get("type"))
+        and is_unresolved(reported.get("type"))
     )
 
 
@@ -174,10 +174,10 @@ def _keys_of(place: Iterable[int | str]) -> list[int | str]:
 
 def is_open(keys: Sequence[int | str], paths: Iterable[Sequence[str]]) -> bool:
     """Return whether one of several paths matches `keys`, up to the length of the shorter one."""
-    return any(_may_be_at(keys, path) for path in paths)
+    return any(_matches(keys, path) for path in paths)
 
 
-def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
+def _matches(keys: Sequence[int | str], path: Sequence[str]) -> bool:
     """Return whether a path matches `keys`, up to the length of the shorter one.
 
     Segments of the path may be templates or patterns.
@@ -191,7 +191,7 @@ def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
     return True
 
 
-def _describing(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+def _root_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Return the errors that are not consequences of others.
 
     An error in a list's item also makes the list invalid. If a component has the wrong type, errors
@@ -220,10 +220,10 @@ def _is_other_type(
     error: ErrorDetails, before: Sequence[ErrorDetails], after: Sequence[ErrorDetails]
 ) -> bool:
     """Return whether an error is one of several for the alternative types of one value."""
-    if _place(error) == error["loc"]:
+    if _error_location(error) == error["loc"]:
         return False
-    stem = _place(error)
-    others = (*before, *(one for one in after if _place(one) == one["loc"]))
+    stem = _error_location(error)
+    others = (*before, *(later for later in after if _error_location(later) == later["loc"]))
     return any(other["loc"][: len(stem)] == stem for other in others)
 
 
@@ -233,13 +233,13 @@ def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bo
     return len(keys) > len(above) and keys[: len(above)] == above
 
 
-def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+def _error_location(error: ErrorDetails) -> tuple[int | str, ...]:
     """Return the location of an error, without the assumed type of a value with several types."""
     place = error["loc"]
     return place[:-1] if place and place[-1] in _PLAIN else place
 
 
-def _words(error: ErrorDetails, described: Any) -> str:
+def _message(error: ErrorDetails, described: Any) -> str:
     """Return the message of an error in the terms of manifests."""
     if error["type"] == "missing":
         return "it is missing"
@@ -269,7 +269,7 @@ def _hint(error: ErrorDetails) -> str | None:
     if kind == "union_tag_not_found":
         return "Add a `type`."
     if kind.endswith(("_type", "_parsing")) and not isinstance(reported, dict | list):
-        return f"The value is {shown(str(reported))}."
+        return f"The value is {quote_text(str(reported))}."
     return None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import nodes
 
-from chronolake.source.declarative.templating.templates import is_template, looks_up, syntax_of
+from chronolake.source.declarative.templating.templates import is_lookup, is_template, parse_syntax
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -278,7 +278,7 @@ _OF_RECORDS: Final = frozenset({"AddedFieldDefinition", "AddFields", "RemoveFiel
 _OPTIONAL: Final = frozenset({"request_headers", "request_parameters", "request_body_json"})
 
 
-def settings_of(content: Mapping[str, Any]) -> frozenset[str] | None:
+def known_settings(content: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the names that a configuration can have, or None if they are unknown.
 
     They are the names in the manifest's `spec`, names that its rules add, and the paths where
@@ -288,7 +288,7 @@ def settings_of(content: Mapping[str, Any]) -> frozenset[str] | None:
     asked = spec.get("connection_specification") if isinstance(spec, dict) else None
     if not isinstance(asked, dict) or not isinstance(asked.get("properties"), dict):
         return None
-    found = set(_properties(asked))
+    found = set(_property_names(asked))
     left: list[Any] = [content]
     while left:
         node = left.pop()
@@ -296,28 +296,34 @@ def settings_of(content: Mapping[str, Any]) -> frozenset[str] | None:
             kind = node.get("type")
             if kind == "CustomConfigTransformation":
                 return None
-            found.update(_made_by(node))
-            left += [one for name, one in node.items() if name != "connection_specification"]
+            found.update(_created_settings(node))
+            left += [child for name, child in node.items() if name != "connection_specification"]
         elif isinstance(node, list):
             left += node
     return frozenset(found)
 
 
-def _made_by(node: Mapping[str, Any]) -> Iterator[str]:
+def _created_settings(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings that a component of a manifest creates itself."""
-    for one in [node, *(node.get("fields") or [])] if _is_of_settings(node.get("type")) else ():
-        path = one.get("path") or one.get("field_path") if isinstance(one, dict) else None
+    for component in (
+        [node, *(node.get("fields") or [])] if _creates_settings(node.get("type")) else ()
+    ):
+        path = (
+            component.get("path") or component.get("field_path")
+            if isinstance(component, dict)
+            else None
+        )
         yield from map(str, path[:1] if isinstance(path, list) else ())
     for name, value in node.items():
         if name.endswith("_config_path") and isinstance(value, list):
             yield from map(str, value[:1])
 
 
-def _is_of_settings(kind: object) -> bool:
+def _creates_settings(kind: object) -> bool:
     return isinstance(kind, str) and kind in {"ConfigAddFields", "ConfigRemapField"}
 
 
-def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
+def _property_names(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of an object's properties, including all alternatives."""
     properties = schema.get("properties")
     yield from properties if isinstance(properties, dict) else ()
@@ -325,7 +331,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
         forms = schema.get(several)
         for form in forms if isinstance(forms, list) else ():
             if isinstance(form, dict):
-                yield from _properties(form)
+                yield from _property_names(form)
 
 
 def problems_of_lookups(
@@ -336,19 +342,19 @@ def problems_of_lookups(
     `described` is the stream with inherited values filled in. `settings` are the names that a
     configuration can have, or None if they are unknown.
     """
-    for keys, message, hint, is_warning in _in_node(described, (), None, None, settings):
+    for keys, message, hint, is_warning in _check_node(described, (), None, None, settings):
         yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
 
 
 _Found = tuple[_Keys, str, str, bool]
 
 
-def _in_node(
+def _check_node(
     node: Any, keys: _Keys, kind: str | None, slices: frozenset[str] | None, settings: Any
 ) -> Iterator[_Found]:
     if isinstance(node, list):
-        for number, one in enumerate(node):
-            yield from _in_node(one, (*keys, number), kind, slices, settings)
+        for number, item in enumerate(node):
+            yield from _check_node(item, (*keys, number), kind, slices, settings)
         return
     if not isinstance(node, dict):
         return
@@ -357,19 +363,19 @@ def _in_node(
     if kind is not None and kind.startswith("Custom"):
         return
     if "retriever" in node:
-        slices = _names_of_slices(node)
-        yield from _of_stream(node, keys)
+        slices = _slice_names(node)
+        yield from _check_stream(node, keys)
     for name, value in node.items():
         here = (*keys, name)
         if kind is not None and (kind, name) in VARIABLES:
-            yield from _in_field(value, here, (kind, name), slices, settings)
+            yield from _check_field(value, here, (kind, name), slices, settings)
         if name == "$parameters":
             continue
         inner = None if name in _OTHER_SLICES else slices
-        yield from _in_node(value, here, None, inner, settings)
+        yield from _check_node(value, here, None, inner, settings)
 
 
-def _in_field(
+def _check_field(
     value: Any,
     keys: _Keys,
     field: tuple[str, str],
@@ -377,11 +383,13 @@ def _in_field(
     settings: Collection[str] | None,
 ) -> Iterator[_Found]:
     kind, name = field
-    for text, within in _texts(value, ()):
-        for found in _looked_up(text):
-            may_lack = found.variable == "config" and name in _OPTIONAL and looks_up(text)
+    for text, within in _templates_in(value, ()):
+        for found in _find_lookups(text):
+            may_lack = found.variable == "config" and name in _OPTIONAL and is_lookup(text)
             is_warning = kind in _OF_RECORDS or may_lack
-            yield from _unknown((*keys, *within), found, slices, settings, is_warning=is_warning)
+            yield from _unknown_names(
+                (*keys, *within), found, slices, settings, is_warning=is_warning
+            )
 
 
 class _Lookup(NamedTuple):
@@ -398,7 +406,7 @@ class _Lookup(NamedTuple):
     is_needed: bool
 
 
-def _unknown(
+def _unknown_names(
     keys: _Keys,
     found: _Lookup,
     slices: frozenset[str] | None,
@@ -412,7 +420,7 @@ def _unknown(
         there = "the `spec` has no such setting"
     else:
         known = None if slices is None else slices | _OF_SLICES
-        there = f"the stream's slices contain {_listed(slices or ())}"
+        there = f"the stream's slices contain {_join_names(slices or ())}"
     if known is None or key in known or key in _METHODS:
         return
     near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
@@ -423,47 +431,47 @@ def _unknown(
     yield keys, f"`{variable}['{key}']` does not exist: {there}", hint, is_warning
 
 
-def _listed(names: Collection[str]) -> str:
+def _join_names(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "no names"
 
 
-def _texts(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
+def _templates_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
     """Yield the templates of a field; components in it report their own."""
     if isinstance(value, str):
         if is_template(value):
             yield value, keys
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _texts(one, (*keys, number))
+        for number, item in enumerate(value):
+            yield from _templates_in(item, (*keys, number))
     elif isinstance(value, dict) and "type" not in value:
-        for name, one in value.items():
-            yield from _texts(one, (*keys, name))
+        for name, item in value.items():
+            yield from _templates_in(item, (*keys, name))
 
 
-def _looked_up(text: str) -> Iterator[_Lookup]:
+def _find_lookups(text: str) -> Iterator[_Lookup]:
     """Yield the names that a template looks up in the configuration and in slices."""
-    tree = syntax_of(text)
+    tree = parse_syntax(text)
     if tree is None:
         return
-    own = {one.name for one in tree.find_all(nodes.Name) if one.ctx != "load"}
+    own = {child.name for child in tree.find_all(nodes.Name) if child.ctx != "load"}
     variables = (_SLICES | {"config"}) - own
     tolerant = {
         id(inner)
-        for one in tree.find_all((nodes.Test, nodes.Filter, nodes.Or, nodes.CondExpr, nodes.If))
-        for inner in one.find_all((nodes.Getattr, nodes.Getitem))
+        for child in tree.find_all((nodes.Test, nodes.Filter, nodes.Or, nodes.CondExpr, nodes.If))
+        for inner in child.find_all((nodes.Getattr, nodes.Getitem))
     }
-    for one in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        name, key = _named_in(one)
+    for child in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        name, key = _lookup_parts(child)
         if name in variables and key is not None:
-            yield _Lookup(name, key, id(one) not in tolerant)
+            yield _Lookup(name, key, id(child) not in tolerant)
     for call in tree.find_all(nodes.Call):
-        name, method = _named_in(call.node)
+        name, method = _lookup_parts(call.node)
         first = call.args[0] if call.args else None
         if name in variables and method == "get" and isinstance(first, nodes.Const):
             yield _Lookup(name, str(first.value), is_needed=False)
 
 
-def _named_in(node: nodes.Node) -> tuple[str, str | None]:
+def _lookup_parts(node: nodes.Node) -> tuple[str, str | None]:
     """Return the variable and the key of a lookup; the key is None unless constant."""
     if isinstance(node, nodes.Getattr | nodes.Getitem) and isinstance(node.node, nodes.Name):
         if isinstance(node, nodes.Getattr):
@@ -473,7 +481,7 @@ def _named_in(node: nodes.Node) -> tuple[str, str | None]:
     return "", None
 
 
-def _names_of_slices(stream: Mapping[str, Any]) -> frozenset[str] | None:
+def _slice_names(stream: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the names in a stream's slices, or None if a class or a template determines them."""
     retriever = stream.get("retriever")
     if not isinstance(retriever, dict):
@@ -492,14 +500,14 @@ def _names_of_slices(stream: Mapping[str, Any]) -> frozenset[str] | None:
         found.add("start")
     routers = retriever.get("partition_router") or []
     for router in routers if isinstance(routers, list) else [routers]:
-        names = _names_of_router(router)
+        names = _router_names(router)
         if names is None:
             return None
         found |= names
     return None if any(map(is_template, found)) else frozenset(found)
 
 
-def _names_of_router(router: Any) -> set[str] | None:
+def _router_names(router: Any) -> set[str] | None:
     match router:
         case {"type": "ListPartitionRouter", "cursor_field": str(name)}:
             return {name}
@@ -507,30 +515,30 @@ def _names_of_router(router: Any) -> set[str] | None:
             names = {
                 parent.get("partition_field") for parent in parents if isinstance(parent, dict)
             }
-            return {one for one in names if isinstance(one, str)}
+            return {name for name in names if isinstance(name, str)}
         case {"type": "UnionPartitionRouter", "partition_field": str(name)}:
             return {name}
         case {"type": "GroupingPartitionRouter", "underlying_partition_router": inner}:
-            return _names_of_router(inner)
+            return _router_names(inner)
     return None
 
 
 # ------------------------------------------------------------------ fields of records
 
 
-def _of_stream(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
+def _check_stream(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
     """Yield the problems that concern several parts of a stream."""
     cursor = stream.get("incremental_sync")
-    fields = _fields_of(stream)
+    fields = _schema_fields(stream)
     if isinstance(cursor, dict) and cursor.get("type") in _CURSORS:
         name = cursor.get("cursor_field")
         place = (*keys, "incremental_sync", "cursor_field")
         if isinstance(name, str) and not is_template(name):
-            yield from _of_cursor_field(name, place, fields)
-    yield from _of_dependencies(stream, keys)
+            yield from _check_cursor_field(name, place, fields)
+    yield from _check_dependencies(stream, keys)
 
 
-def _of_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterator[_Found]:
+def _check_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterator[_Found]:
     if fields is not None and name in fields:
         return
     if "." in name or "/" in name:
@@ -551,7 +559,7 @@ def _of_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterat
         )
 
 
-def _fields_of(stream: Mapping[str, Any]) -> set[str] | None:
+def _schema_fields(stream: Mapping[str, Any]) -> set[str] | None:
     """Return the fields of a stream's records according to its schema; None if they are unknown."""
     loader = stream.get("schema_loader")
     schema = loader.get("schema") if isinstance(loader, dict) else None
@@ -571,7 +579,7 @@ def _fields_of(stream: Mapping[str, Any]) -> set[str] | None:
     return found
 
 
-def _of_dependencies(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
+def _check_dependencies(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
     """Yield incremental dependencies on parents that cannot be read incrementally."""
     retriever = stream.get("retriever")
     routers = retriever.get("partition_router") if isinstance(retriever, dict) else None

@@ -35,13 +35,13 @@ from chronolake.source.declarative.models import requests, spec, streams
 from chronolake.source.declarative.models.base import Component
 from chronolake.source.declarative.templating.template_checks import (
     Fault,
-    faults_of,
-    faults_of_duration,
-    faults_of_format,
-    faults_of_pattern,
+    find_duration_faults,
+    find_faults,
+    find_format_faults,
+    find_pattern_faults,
 )
 from chronolake.source.declarative.templating.templates import is_template
-from chronolake.source.declarative.templating.times import parsed
+from chronolake.source.declarative.templating.times import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -55,14 +55,14 @@ _MODULES: Final = (requests, spec, spec, streams, streams)
 _CLOSE: Final = 0.8
 
 
-def misspelled_in(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
+def find_misspelled(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
     """Yield the unknown keys of a component, each with the field that it is similar to.
 
     Args:
         node: the component, with inherited values filled in.
         kind: its `type`.
     """
-    fields = _fields().get(kind)
+    fields = _fields_by_type().get(kind)
     if fields is None or kind.startswith("Custom"):
         return
     inherited = node.get("$parameters")
@@ -77,22 +77,22 @@ def misspelled_in(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str
 
 
 @cache
-def _fields() -> dict[str, dict[str, bool]]:
+def _fields_by_type() -> dict[str, dict[str, bool]]:
     """Return the fields of each component type, and whether they are required."""
     return {
         name: {
             field.alias or key: field.is_required() for key, field in component.model_fields.items()
         }
-        for component in _below(Component)
+        for component in _subclasses(Component)
         if "type" in component.model_fields
         for name in get_args(component.model_fields["type"].annotation)
     }
 
 
-def _below(kind: type[Component]) -> Iterator[type[Component]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _below(one)
+def _subclasses(kind: type[Component]) -> Iterator[type[Component]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 _Keys = tuple[str | int, ...]
@@ -121,15 +121,15 @@ def problems_of_texts(
         open_to: paths whose values will be replaced, optionally patterns or templates. Problems at
             these paths are ignored.
     """
-    carried = _carried_in(described)
+    carried = _extra_fields_in(described)
     return [
         spot.within(described, keys).problem(fault.message, stream, fault.hint)
-        for keys, fault in _in_component(described, (), kind, carried)
+        for keys, fault in _check_component(described, (), kind, carried)
         if not is_open(keys, open_to)
     ]
 
 
-def _carried_in(described: Any) -> frozenset[str] | None:
+def _extra_fields_in(described: Any) -> frozenset[str] | None:
     """Return the extra fields of partitions, or None if a custom class determines them."""
     found: set[str] = set()
     left = [described]
@@ -138,19 +138,19 @@ def _carried_in(described: Any) -> frozenset[str] | None:
         if isinstance(node, dict):
             if node.get("type") == "CustomPartitionRouter":
                 return None
-            found.update(one for one, _ in _texts_in(node.get("extra_fields"), ()))
+            found.update(field for field, _ in _texts_in(node.get("extra_fields"), ()))
             left += node.values()
         elif isinstance(node, list):
             left += node
     return frozenset(found)
 
 
-def _in_component(
+def _check_component(
     node: Any, keys: _Keys, place: str, carried: frozenset[str] | None
 ) -> Iterator[tuple[_Keys, Fault]]:
     if isinstance(node, list):
-        for number, one in enumerate(node):
-            yield from _in_component(one, (*keys, number), place, carried)
+        for number, item in enumerate(node):
+            yield from _check_component(item, (*keys, number), place, carried)
         return
     if not isinstance(node, dict):
         return
@@ -160,20 +160,20 @@ def _in_component(
         if isinstance(reported, str)
         else UNTYPED.get(place, place if "." not in place else "")
     )
-    for key, near in misspelled_in(node, kind):
+    for key, near in find_misspelled(node, kind):
         yield (*keys, key), Fault(f"a {kind} has no `{key}`", f"Did you mean {near!r}?")
     if kind == "DatetimeBasedCursor":
-        yield from _of_cursor(node, keys)
+        yield from _check_cursor(node, keys)
     for name, value in node.items():
-        for within, fault in _of_field(kind, name, value, carried):
+        for within, fault in _check_field(kind, name, value, carried):
             yield (*keys, name, *within), fault
         # Only a custom class knows its options.
         is_known = not kind.startswith("Custom") or name == "parent_stream_configs"
         if name not in OPAQUE and is_known:
-            yield from _in_component(value, (*keys, name), f"{kind}.{name}", carried)
+            yield from _check_component(value, (*keys, name), f"{kind}.{name}", carried)
 
 
-def _of_field(
+def _check_field(
     kind: str, name: str, value: Any, carried: frozenset[str] | None
 ) -> Iterator[tuple[_Keys, Fault]]:
     field = (kind, name)
@@ -182,12 +182,12 @@ def _of_field(
         if kind == REQUESTER:
             known = None if carried is None or known is None else known | carried
         for text, within in _templates_in(field, value):
-            for fault in faults_of(text, known):
+            for fault in find_faults(text, known):
                 yield within, fault
-    for fields, look in _LOOKS:
+    for fields, look in _TEXT_CHECKS:
         if field in fields:
-            for one, within in _plain_in(value, is_always=field not in VARIABLES):
-                for fault in look(one):
+            for text_or_number, within in _plain_in(value, is_always=field not in VARIABLES):
+                for fault in look(text_or_number):
                     yield within, fault
 
 
@@ -205,30 +205,30 @@ def _texts_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
     if isinstance(value, str):
         yield value, keys
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _texts_in(one, (*keys, number))
+        for number, item in enumerate(value):
+            yield from _texts_in(item, (*keys, number))
     elif isinstance(value, dict) and value.get("type") != "QueryProperties":
-        for name, one in value.items():
+        for name, item in value.items():
             if name != "$parameters":
                 yield str(name), (*keys, name)
-                yield from _texts_in(one, (*keys, name))
+                yield from _texts_in(item, (*keys, name))
 
 
 def _plain_in(value: Any, *, is_always: bool) -> Iterator[tuple[Any, _Keys]]:
     """Yield the texts and numbers of a field, without templates if the field may contain them."""
     if isinstance(value, list):
-        for number, one in enumerate(value):
-            for found, _ in _plain_in(one, is_always=is_always):
+        for number, item in enumerate(value):
+            for found, _ in _plain_in(item, is_always=is_always):
                 yield found, (number,)
     elif isinstance(value, str | int) and value != "" and (is_always or not is_template(value)):
         yield value, ()
 
 
-def _of_text(look: Callable[[str], Iterator[Fault]]) -> Callable[[Any], Iterator[Fault]]:
+def _only_text(look: Callable[[str], Iterator[Fault]]) -> Callable[[Any], Iterator[Fault]]:
     return lambda value: look(value) if isinstance(value, str) else iter(())
 
 
-def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
+def _check_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
     """Yield the problems of a cursor that concern several of its fields."""
     step, granularity = node.get("step"), node.get("cursor_granularity")
     if bool(step) is not bool(granularity):
@@ -243,9 +243,9 @@ def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault
     text = node.get("datetime_format")
     if isinstance(text, str):
         # A format that is not used for parsing may have more directives.
-        for fault in faults_of_format(text, is_read=not node.get("cursor_datetime_formats")):
+        for fault in find_format_faults(text, is_read=not node.get("cursor_datetime_formats")):
             yield (*keys, "datetime_format"), fault
-    yield from _of_moments(node, keys)
+    yield from _check_times(node, keys)
     clamping = node.get("clamping")
     target = clamping.get("target") if isinstance(clamping, dict) else None
     if isinstance(target, str) and not is_template(target) and target not in _PERIODS:
@@ -253,7 +253,7 @@ def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault
         yield (*keys, "clamping", "target"), Fault(f"the target {target} does not exist", hint)
 
 
-def _of_whole_number(text: str) -> Iterator[Fault]:
+def _check_whole_number(text: str) -> Iterator[Fault]:
     try:
         int(text)
     except ValueError:
@@ -262,7 +262,7 @@ def _of_whole_number(text: str) -> Iterator[Fault]:
         )
 
 
-def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
+def _check_times(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
     """Yield the times of a cursor that do not match their format."""
     own = node.get("datetime_format")
     for name in ("start_datetime", "end_datetime"):
@@ -274,9 +274,9 @@ def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Faul
             reported, within = reported.get("datetime"), (*within, "datetime")
         if not isinstance(reported, str) or not isinstance(form, str) or is_template(reported):
             continue
-        if reported and not is_template(form) and not any(faults_of_format(form)):
+        if reported and not is_template(form) and not any(find_format_faults(form)):
             try:
-                parsed(reported, form)
+                parse_time(reported, form)
             except ValueError:
                 yield (
                     within,
@@ -287,13 +287,13 @@ def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Faul
                 )
 
 
-def _of_method(text: str) -> Iterator[Fault]:
+def _check_method(text: str) -> Iterator[Fault]:
     if text.upper() not in _METHODS:
         hint = did_you_mean(text, _METHODS, f"Use one of {', '.join(_METHODS)}.")
         yield Fault(f"{text} is not a valid HTTP method", hint)
 
 
-def _of_status(value: Any) -> Iterator[Fault]:
+def _check_status(value: Any) -> Iterator[Fault]:
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if isinstance(number, int) and number not in _STATUSES:
         yield Fault(
@@ -302,7 +302,7 @@ def _of_status(value: Any) -> Iterator[Fault]:
         )
 
 
-def _of_encoding(text: str) -> Iterator[Fault]:
+def _check_encoding(text: str) -> Iterator[Fault]:
     try:
         codecs.lookup(text)
     except (LookupError, ValueError):
@@ -312,13 +312,13 @@ def _of_encoding(text: str) -> Iterator[Fault]:
         )
 
 
-def _of_url(text: str) -> Iterator[Fault]:
+def _check_url(text: str) -> Iterator[Fault]:
     found = _SCHEME.match(text)
     if found and found[1].lower() not in {"http", "https"}:
         yield Fault(f"{found[1]}:// is not supported", "Use a URL that begins with https://.")
 
 
-def _of_segment(text: str) -> Iterator[Fault]:
+def _check_path_segment(text: str) -> Iterator[Fault]:
     if _JSON_PATH.match(text):
         yield Fault(
             f"{text!r} is a JSONPath, but keys are expected",
@@ -326,15 +326,15 @@ def _of_segment(text: str) -> Iterator[Fault]:
         )
 
 
-_Look = tuple["Collection[tuple[str, str]]", "Callable[[Any], Iterator[Fault]]"]
-_LOOKS: Final[tuple[_Look, ...]] = (
-    (DURATIONS, _of_text(faults_of_duration)),
-    (FORMATS, _of_text(faults_of_format)),
-    (PATTERNS, _of_text(faults_of_pattern)),
-    (WHOLE, _of_text(_of_whole_number)),
-    (PATHS, _of_text(_of_segment)),
-    (STATUSES, _of_status),
-    (ENCODINGS, _of_text(_of_encoding)),
-    (METHODS, _of_text(_of_method)),
-    (URLS, _of_text(_of_url)),
+_TextCheck = tuple["Collection[tuple[str, str]]", "Callable[[Any], Iterator[Fault]]"]
+_TEXT_CHECKS: Final[tuple[_TextCheck, ...]] = (
+    (DURATIONS, _only_text(find_duration_faults)),
+    (FORMATS, _only_text(find_format_faults)),
+    (PATTERNS, _only_text(find_pattern_faults)),
+    (WHOLE, _only_text(_check_whole_number)),
+    (PATHS, _only_text(_check_path_segment)),
+    (STATUSES, _check_status),
+    (ENCODINGS, _only_text(_check_encoding)),
+    (METHODS, _only_text(_check_method)),
+    (URLS, _only_text(_check_url)),
 )

@@ -31,7 +31,7 @@ _LITERAL: Final = ("config_overrides",)
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unresolved:
     """A reference that cannot be resolved; it takes the place of the value.
 
     Attributes:
@@ -57,7 +57,7 @@ class Mapped(dict[str, Any]):
         self,
         entries: Iterable[tuple[str, Any]] = (),
         lines: dict[str, int] | None = None,
-        incomplete: Unknown | None = None,
+        incomplete: Unresolved | None = None,
     ) -> None:
         super().__init__(entries)
         self.lines: dict[str, int] = lines if lines is not None else {}
@@ -82,11 +82,11 @@ def read(path: Path) -> Mapped:
     loader_type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = path.read_text(encoding="utf-8")
-        _expect_shallow(text, loader_type)
+        _raise_if_too_deep(text, loader_type)
         loader = loader_type(text)
         try:
             node = loader.get_single_node()
-            found = None if node is None else _located(loader, node, {}, 0)
+            found = None if node is None else _with_lines(loader, node, {}, 0)
         finally:
             loader.dispose()
     except (OSError, UnicodeDecodeError) as failure:
@@ -103,7 +103,7 @@ def read(path: Path) -> Mapped:
     return found
 
 
-def _expect_shallow(text: str, loader_type: Any) -> None:
+def _raise_if_too_deep(text: str, loader_type: Any) -> None:
     """Raise MarkedYAMLError if a text is nested so deeply that parsing would overflow the stack."""
     if max(text.count("["), text.count("{"), text.count("- "), text.count(":")) < _OVERFLOWS:
         return
@@ -116,7 +116,7 @@ def _expect_shallow(text: str, loader_type: Any) -> None:
             raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=mark)
 
 
-def _located(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) -> Any:
+def _with_lines(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) -> Any:
     if depth > _DEEPEST:
         raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=node.start_mark)
     if id(node) in known:
@@ -127,11 +127,11 @@ def _located(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) ->
         found = Mapped()
         for key_node, value_node in node.value:
             key = str(loader.construct_object(key_node, deep=True))
-            found[key] = _located(loader, value_node, known, depth + 1)
+            found[key] = _with_lines(loader, value_node, known, depth + 1)
             found.lines[key] = key_node.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         found = Listed(
-            (_located(loader, item, known, depth + 1) for item in node.value),
+            (_with_lines(loader, item, known, depth + 1) for item in node.value),
             [item.start_mark.line + 1 for item in node.value],
         )
     else:
@@ -140,7 +140,7 @@ def _located(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) ->
     return found
 
 
-def resolved(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unknown]]:
+def resolve(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unresolved]]:
     """Return a copy with all references resolved, and the references that cannot be resolved.
 
     `#/a/b` is the value of `b` in `a`. Keys may contain slashes; the longest existing key is used.
@@ -151,7 +151,7 @@ def resolved(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unknown]]:
     """
     resolution = _Resolution(whole, file)
     found: Mapped = resolution.of(whole, ())
-    return found, sorted(resolution.unknown.values(), key=lambda one: one.line or 0)
+    return found, sorted(resolution.unknown.values(), key=lambda unresolved: unresolved.line or 0)
 
 
 #: The keys and indexes of a value.
@@ -171,7 +171,7 @@ class _Resolution:
         self.file = file
         self.nodes = 0
         self.open: list[str] = []
-        self.unknown: dict[object, Unknown] = {}
+        self.unknown: dict[object, Unresolved] = {}
 
     def of(self, node: Any, keys: _Keys, line: int | None = None) -> Any:
         self.nodes += 1
@@ -181,16 +181,16 @@ class _Resolution:
                 hint="Refer to smaller parts: each reference copies everything that it refers to.",
             )
         if isinstance(node, Mapped):
-            return self._mapping(node, keys)
+            return self._resolve_mapping(node, keys)
         if isinstance(node, Listed):
             lines = enumerate(zip(node, node.lines, strict=True))
             items = (self.of(item, (*keys, number), at) for number, (item, at) in lines)
             return Listed(items, list(node.lines))
         if isinstance(node, str) and node.startswith("#/"):
-            return self._referred(node, keys, line)
+            return self._resolve_reference(node, keys, line)
         return node
 
-    def _mapping(self, node: Mapped, keys: _Keys) -> Any:
+    def _resolve_mapping(self, node: Mapped, keys: _Keys) -> Any:
         own = Mapped(
             (
                 (
@@ -205,36 +205,36 @@ class _Resolution:
         if _REFERENCE not in node:
             return own
         base = self.of(node[_REFERENCE], (*keys, _REFERENCE), node.lines.get(_REFERENCE))
-        if isinstance(base, Unknown):
+        if isinstance(base, Unresolved):
             own.incomplete = base
             return own
         if not isinstance(base, Mapped):
             return base
         return Mapped({**base, **own}.items(), {**base.lines, **own.lines}, base.incomplete)
 
-    def _referred(self, reference: str, keys: _Keys, line: int | None) -> Any:
+    def _resolve_reference(self, reference: str, keys: _Keys, line: int | None) -> Any:
         if reference in self.open:
             circle = frozenset(self.open[self.open.index(reference) :])
             message = f"the reference {reference} refers to itself"
-            return self._nothing(
+            return self._note_unresolved(
                 circle, keys, message, "Replace one of the references by its value."
             )
         try:
-            target, place = _at(self.whole, reference.removeprefix("#/"))
+            target, place = _find(self.whole, reference.removeprefix("#/"))
         except (KeyError, IndexError, TypeError, ValueError):
             message = f"the reference {reference} does not exist"
             hint = "Write references as #/definitions/name, from the top of the file."
-            return self._nothing(keys, keys, message, hint)
+            return self._note_unresolved(keys, keys, message, hint)
         self.open.append(reference)
         found = self.of(target, place, line)
         self.open.pop()
         return found
 
-    def _nothing(self, what: object, keys: _Keys, message: str, hint: str) -> Unknown:
-        return self.unknown.setdefault(what, Unknown(*line_of(self.whole, keys), message, hint))
+    def _note_unresolved(self, what: object, keys: _Keys, message: str, hint: str) -> Unresolved:
+        return self.unknown.setdefault(what, Unresolved(*line_of(self.whole, keys), message, hint))
 
 
-def _at(node: Any, path: str) -> tuple[Any, _Keys]:
+def _find(node: Any, path: str) -> tuple[Any, _Keys]:
     keys: _Keys = ()
     while path:
         if isinstance(node, Mapped) and path in node:
@@ -245,23 +245,25 @@ def _at(node: Any, path: str) -> tuple[Any, _Keys]:
     return node, keys
 
 
-def unknown_in(node: Any) -> Iterator[Unknown]:
+def find_unresolved(node: Any) -> Iterator[Unresolved]:
     """Yield the unresolved references in a value."""
-    if isinstance(node, Unknown):
+    if isinstance(node, Unresolved):
         yield node
     elif isinstance(node, dict):
         if isinstance(node, Mapped) and node.incomplete is not None:
             yield node.incomplete
         for value in node.values():
-            yield from unknown_in(value)
+            yield from find_unresolved(value)
     elif isinstance(node, list):
         for value in node:
-            yield from unknown_in(value)
+            yield from find_unresolved(value)
 
 
-def is_unknown(node: Any) -> bool:
+def is_unresolved(node: Any) -> bool:
     """Return whether a value, or a part that it may need, is an unresolved reference."""
-    return isinstance(node, Unknown) or (isinstance(node, Mapped) and node.incomplete is not None)
+    return isinstance(node, Unresolved) or (
+        isinstance(node, Mapped) and node.incomplete is not None
+    )
 
 
 def line_of(node: Any, path: Iterable[str | int]) -> tuple[int | None, str]:
@@ -350,7 +352,7 @@ _CUSTOM_KINDS: Final = {
 }
 
 
-def inherited(
+def apply_inheritance(
     component: Mapped,
     place: str = "",
     given: dict[str, Any] | None = None,
@@ -370,7 +372,7 @@ def inherited(
         kinds = _CUSTOM_KINDS if "class_name" in found else KINDS
         if place in kinds:
             found["type"] = kinds[place]
-    around, own = given or {}, _own(found)
+    around, own = given or {}, _pop_parameters(found)
     parameters = {**own, **around} if is_outer_first else {**around, **own}
     kind = found.get("type")
     if kind == "object" or isinstance(kind, list | dict):
@@ -379,20 +381,22 @@ def inherited(
     if kind is None:
         for name, value in found.items():
             if isinstance(value, Mapped) and value.get("type"):
-                found[name] = inherited(value, place, parameters, is_outer_first=is_outer_first)
+                found[name] = apply_inheritance(
+                    value, place, parameters, is_outer_first=is_outer_first
+                )
         return found
     for name, value in parameters.items():
         found[name] = found.get(name) or value
     for name, value in found.items():
         # A parameter is not passed to the value that has its name.
         handed = {key: parameter for key, parameter in parameters.items() if key != name}
-        found[name] = _within(value, f"{kind}.{name}", handed, is_outer_first=is_outer_first)
+        found[name] = _apply_within(value, f"{kind}.{name}", handed, is_outer_first=is_outer_first)
     if parameters and PARAMETERS not in found:
         found[PARAMETERS] = parameters
     return found
 
 
-def _own(component: Mapped) -> dict[str, Any]:
+def _pop_parameters(component: Mapped) -> dict[str, Any]:
     """Remove and return a component's parameters; invalid ones remain in place to be reported."""
     reported = component.get(PARAMETERS) or {}
     if not isinstance(reported, dict):
@@ -401,16 +405,16 @@ def _own(component: Mapped) -> dict[str, Any]:
     return reported
 
 
-def _within(value: Any, place: str, given: dict[str, Any], *, is_outer_first: bool) -> Any:
-    """Apply `inherited` to the value of a key: a component, a list of them, or a plain value."""
+def _apply_within(value: Any, place: str, given: dict[str, Any], *, is_outer_first: bool) -> Any:
+    """Apply inheritance to the value of a key: a component, a list of them, or a plain value."""
     if isinstance(value, Mapped):
-        return inherited(value, place, given, is_outer_first=is_outer_first)
+        return apply_inheritance(value, place, given, is_outer_first=is_outer_first)
     if not isinstance(value, Listed):
         return value
     items = (
-        inherited(one, place, given, is_outer_first=is_outer_first)
-        if isinstance(one, Mapped)
-        else one
-        for one in value
+        apply_inheritance(item, place, given, is_outer_first=is_outer_first)
+        if isinstance(item, Mapped)
+        else item
+        for item in value
     )
     return Listed(items, value.lines)

@@ -17,17 +17,17 @@ import structlog
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import (
     MISSING,
+    evaluate_path,
+    find_missing_part,
+    find_places,
+    get_only_value,
     is_empty,
     is_pattern,
-    looked_up,
-    missing_in,
-    only_value,
-    path_of,
-    places,
+    look_up,
     put,
 )
-from chronolake.source.declarative.http.decoders import Memory, decoded
-from chronolake.source.declarative.http.requests_conversion import response_of
+from chronolake.source.declarative.http.decoders import Memory, decode
+from chronolake.source.declarative.http.requests_conversion import to_requests_response
 from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.base import CustomRecordExtractor
 from chronolake.source.declarative.models.records import (
@@ -71,12 +71,14 @@ class Expansion:
                 needs requests that are not available here.
         """
         self._model = model
-        self._path = path_of(model.expand_records_from_field, config, model.parameters)
-        self._indicator = path_of(model.truncation_indicator_path or (), config, model.parameters)
+        self._path = evaluate_path(model.expand_records_from_field, config, model.parameters)
+        self._indicator = evaluate_path(
+            model.truncation_indicator_path or (), config, model.parameters
+        )
         self._parents = [
             (
-                _texts(path_of(field.parent_path, config, field.parameters)),
-                _texts(path_of(field.record_path, config, field.parameters)),
+                _texts(evaluate_path(field.parent_path, config, field.parameters)),
+                _texts(evaluate_path(field.record_path, config, field.parameters)),
             )
             for field in model.parent_fields or ()
         ]
@@ -99,7 +101,7 @@ class Expansion:
                     f"The path {list(path)} of a RecordExpander may match several values.",
                     hint="Write a path without the characters *, ? and [.",
                 )
-        self._is_told = False
+        self._has_warned = False
 
     def of(self, record: Any) -> Iterator[Any]:
         """Yield the records that a record expands to; raise what the list's own requests raise."""
@@ -107,14 +109,16 @@ class Expansion:
             yield record
             return
         lists = [
-            place.value for place in places(record, self._path) if isinstance(place.value, list)
+            place.value
+            for place in find_places(record, self._path)
+            if isinstance(place.value, list)
         ]
         items: Iterable[Any] = (item for list_ in lists for item in list_)
         embedded = sum(map(len, lists))
         base = self._base(record) if self._model.merge_parent else None
-        if self._indicator and looked_up(record, self._indicator) not in (MISSING, False, None, 0):
+        if self._indicator and look_up(record, self._indicator) not in (MISSING, False, None, 0):
             whole = [] if self._fetch is None else list(self._fetch(record))
-            self._tell(record, len(whole) if self._fetch is not None else embedded)
+            self._warn_of_truncation(record, len(whole) if self._fetch is not None else embedded)
             if whole:
                 items, embedded = whole, len(whole)
         for item in items:
@@ -122,11 +126,11 @@ class Expansion:
         if not embedded and self._model.on_no_records == "emit_parent":
             yield record
 
-    def missing_in(self, record: Any) -> str | None:
+    def find_missing_part(self, record: Any) -> str | None:
         """Return where a record lacks its list, or None if the list exists or is optional."""
         if self._model.on_no_records == "emit_parent" or not self._path:
             return None
-        return missing_in(record, self._path)
+        return find_missing_part(record, self._path)
 
     def _with_context(
         self, parent: Mapping[str, Any], item: Any, base: Mapping[str, Any] | None
@@ -142,7 +146,7 @@ class Expansion:
         if base is not None:
             record = {**deepcopy(base), **record}
         for source, target in self._parents:
-            value = looked_up(parent, source)
+            value = look_up(parent, source)
             put(record, target, None if value is MISSING else deepcopy(value))
         if model.remain_original_record:
             record["original_record"] = deepcopy(parent)
@@ -151,18 +155,18 @@ class Expansion:
     def _base(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record without the lists that are expanded."""
         base = deepcopy(dict(record))
-        for place in reversed(list(places(base, self._path))):
+        for place in reversed(list(find_places(base, self._path))):
             if isinstance(place.value, list):
                 del place.holder[place.key]
         return base
 
-    def _tell(self, record: Mapping[str, Any], got: int) -> None:
+    def _warn_of_truncation(self, record: Mapping[str, Any], got: int) -> None:
         """Log once that a list is truncated, unless it is known to be complete."""
-        total = looked_up(record, (*self._indicator[:-1], "total_count"))
+        total = look_up(record, (*self._indicator[:-1], "total_count"))
         is_number = isinstance(total, int) and not isinstance(total, bool)
         is_short = is_number and got < total if self._fetch is not None else True
-        if is_short and not self._is_told:
-            self._is_told = True
+        if is_short and not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "nested_list_is_cut",
                 path=list(self._path),
@@ -219,14 +223,14 @@ def raise_if_missing(found: Extracted) -> None:
         )
 
 
-#: Finds the records of a response. It raises the same errors as `decoded`, and SourceError for a
+#: Finds the records of a response. It raises the same errors as `decode`, and SourceError for a
 #: path whose pattern matches several values.
 Extraction = Callable[[Response], Extracted]
 #: Finds records in decoded values.
 Find = Callable[[Iterable[Any]], Extracted]
 
 
-def extraction_of(
+def create_extraction(
     component: Extractor,
     decoder: Decoder,
     config: Mapping[str, Any],
@@ -244,14 +248,14 @@ def extraction_of(
         ConfigurationError: the extractor's settings contradict each other.
     """
     if isinstance(component, CombinedExtractor):
-        return _combined(component, decoder, config, fetch_of)
+        return _create_combined_extraction(component, decoder, config, fetch_of)
     if isinstance(component, CustomRecordExtractor):
-        return _own(component)
-    find = _finder(component, decoder, config, fetch_of)
-    return lambda answer: find(decoded(decoder, answer))
+        return _create_custom_extraction(component)
+    find = _create_finder(component, decoder, config, fetch_of)
+    return lambda answer: find(decode(decoder, answer))
 
 
-def batches_of(
+def create_batch_extraction(
     component: DownloadExtractor, decoder: Decoder, config: Mapping[str, Any]
 ) -> Callable[[Response], Iterator[Extracted]]:
     """Return a function that finds records with an extractor in batches, as they are decoded.
@@ -262,20 +266,20 @@ def batches_of(
         ConfigurationError: the extractor's settings contradict each other.
     """
     if isinstance(component, CombinedExtractor | CustomRecordExtractor):
-        extraction = extraction_of(component, decoder, config)
+        extraction = create_extraction(component, decoder, config)
         return lambda answer: iter([extraction(answer)])
     if isinstance(component, ResponseToFileExtractor):
-        return _batches(_TABLE, partial(_rows, component))
-    find = _finder(component, decoder, config)
+        return _batches(_TABLE, partial(_extract_rows, component))
+    find = _create_finder(component, decoder, config)
     return _batches(decoder, find)
 
 
 def _batches(decoder: Decoder, find: Find) -> Callable[[Response], Iterator[Extracted]]:
     def batches(answer: Response) -> Iterator[Extracted]:
         memory = Memory(answer.memory_limit)
-        iterator = iter(decoded(decoder, answer, memory))
+        iterator = iter(decode(decoder, answer, memory))
         known = memory.taken
-        while batch := list(_taken(iterator, memory, known)):
+        while batch := list(_take_batch(iterator, memory, known)):
             yield find(batch)
             # Values of earlier batches are no longer in memory.
             memory.taken = known
@@ -283,7 +287,7 @@ def _batches(decoder: Decoder, find: Find) -> Callable[[Response], Iterator[Extr
     return batches
 
 
-def _taken(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator[Any]:
+def _take_batch(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator[Any]:
     """Yield values until their number or size is enough for a batch."""
     for body in itertools.islice(iterator, _BATCH):
         yield body
@@ -291,7 +295,7 @@ def _taken(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator[Any]
             return
 
 
-def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
+def _extract_rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
     missing = {"", None} if component.preserve_na_values else _MISSING
     found = []
     for row in rows:
@@ -303,36 +307,36 @@ def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
         # NUL characters are not valid in text, and are removed.
         texts = ((name, value and value.replace("\0", "")) for name, value in row.items())
         found.append({name: None if text in missing else text for name, text in texts})
-    return _counted(found)
+    return _extract_all(found)
 
 
-def _finder(
+def _create_finder(
     component: DpathExtractor,
     decoder: Decoder,
     config: Mapping[str, Any],
     fetch_of: FetchOf | None = None,
 ) -> Find:
-    path = path_of(component.field_path, config, component.parameters)
-    find = _finder_at(path, isinstance(decoder, XmlDecoder)) if path else _own_records
+    path = evaluate_path(component.field_path, config, component.parameters)
+    find = _create_finder_at(path, isinstance(decoder, XmlDecoder)) if path else _extract_bodies
     if component.record_expander is None:
         return find
     expansion = Expansion(component.record_expander, config, fetch_of)
 
-    def expanded(bodies: Iterable[Any]) -> Extracted:
+    def expand(bodies: Iterable[Any]) -> Extracted:
         found = find(bodies)
-        records = [one for record in found.records for one in expansion.of(record)]
+        records = [expanded for record in found.records for expanded in expansion.of(record)]
         missing = found.missing
         if not path and not records:
             # The body is the record, so the path to its list is the path of the records.
-            missing = next(filter(None, map(expansion.missing_in, found.records)), None)
+            missing = next(filter(None, map(expansion.find_missing_part, found.records)), None)
         return Extracted(records, len(records), missing)
 
-    return expanded
+    return expand
 
 
-def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - it has one caller
+def _create_finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - it has one caller
     has_pattern = any(map(is_pattern, path))
-    lookup = only_value if has_pattern else looked_up
+    lookup = get_only_value if has_pattern else look_up
     # XML has no empty list: without items, the element is missing.
     needed = path[:-1] if is_xml and len(path) > 1 else path
 
@@ -340,7 +344,7 @@ def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - i
         # A pattern returns all of its values; a plain path returns one value: a list of records, or
         # a record.
         if "*" in path:
-            return [place.value for place in places(body, path)]
+            return [place.value for place in find_places(body, path)]
         found = lookup(body, path)
         return _records_of(None if found is MISSING else found)
 
@@ -348,12 +352,14 @@ def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - i
         if isinstance(bodies, list) and len(bodies) == 1:
             records = found_in(bodies[0])
             return Extracted(
-                records, len(records), None if records else missing_in(bodies[0], needed)
+                records, len(records), None if records else find_missing_part(bodies[0], needed)
             )
         records, missing, is_there = [], None, False
         for body in bodies:
             found = found_in(body)
-            lacks = None if found or (missing and not has_pattern) else missing_in(body, needed)
+            lacks = (
+                None if found or (missing and not has_pattern) else find_missing_part(body, needed)
+            )
             missing = missing or lacks
             is_there = is_there or lacks is None
             records.extend(found)
@@ -364,14 +370,14 @@ def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - i
     return find
 
 
-def _counted(records: list[Any]) -> Extracted:
+def _extract_all(records: list[Any]) -> Extracted:
     return Extracted(records, len(records))
 
 
-def _own_records(bodies: Iterable[Any]) -> Extracted:
+def _extract_bodies(bodies: Iterable[Any]) -> Extracted:
     if isinstance(bodies, list) and set(map(type, bodies)) == {dict} and all(bodies):
-        return _counted(bodies)
-    return _counted([record for body in bodies for record in _records_of(body)])
+        return _extract_all(bodies)
+    return _extract_all([record for body in bodies for record in _records_of(body)])
 
 
 def _records_of(found: Any) -> list[Any]:
@@ -380,29 +386,30 @@ def _records_of(found: Any) -> list[Any]:
     return [] if is_empty(found) else [found]
 
 
-def _own(component: CustomRecordExtractor) -> Extraction:
+def _create_custom_extraction(component: CustomRecordExtractor) -> Extraction:
     """Return a function that finds records with a custom extractor class."""
     calls = component.calls
 
-    def extracted(answer: Response) -> Extracted:
-        found = calls.listed("extract_records", response_of(answer))
-        records = [dict(one) if isinstance(one, Mapping) else one for one in found]
+    def extract(answer: Response) -> Extracted:
+        found = calls.listed("extract_records", to_requests_response(answer))
+        records = [dict(record) if isinstance(record, Mapping) else record for record in found]
         return Extracted(records, len(records))
 
-    return extracted
+    return extract
 
 
-def _combined(
+def _create_combined_extraction(
     component: CombinedExtractor,
     decoder: Decoder,
     config: Mapping[str, Any],
     fetch_of: FetchOf | None,
 ) -> Extraction:
     extractions = [
-        extraction_of(extractor, decoder, config, fetch_of) for extractor in component.extractors
+        create_extraction(extractor, decoder, config, fetch_of)
+        for extractor in component.extractors
     ]
 
-    def of(extraction: Extraction, answer: Response) -> Extracted:
+    def extract(extraction: Extraction, answer: Response) -> Extracted:
         found = extraction(answer)
         if not component.skip_empty_records:
             return found
@@ -418,14 +425,14 @@ def _combined(
 
     # The response is decoded again for each extractor, because records are changed in place later.
     def union(answer: Response) -> Extracted:
-        parts = [of(extraction, answer) for extraction in extractions]
+        parts = [extract(extraction, answer) for extraction in extractions]
         records = [record for part in parts for record in part.records]
         return Extracted(records, sum(part.count for part in parts), missing_of(parts))
 
     def first_match(answer: Response) -> Extracted:
         parts: list[Extracted] = []
         for extraction in extractions:
-            parts.append(part := of(extraction, answer))
+            parts.append(part := extract(extraction, answer))
             if part.records:
                 return part
         return Extracted([], 0, missing_of(parts))

@@ -20,10 +20,10 @@ from chronolake.source.declarative.models.base import (
 from chronolake.source.declarative.models.records import RecordFilter
 from chronolake.source.declarative.records.extractors import (
     Extracted,
-    extraction_of,
+    create_extraction,
     raise_if_missing,
 )
-from chronolake.source.declarative.records.transformations import Record, step_of
+from chronolake.source.declarative.records.transformations import Record, create_step
 from chronolake.source.declarative.stream_slice import slice_for_class
 from chronolake.source.declarative.templating.templates import as_truth
 
@@ -56,61 +56,63 @@ class Converter:
     items: Converter | None = None
     others: list[Converter] = field(default_factory=list)
 
-    def within(self, value: Any) -> None:
+    def convert_contents(self, value: Any) -> None:
         """Convert the contents of a value in place; keep what cannot be converted."""
         if isinstance(value, dict):
             for name, converter in self.properties.items():
                 if name in value:
-                    value[name] = converter.converted(value[name])
+                    value[name] = converter.convert(value[name])
         elif isinstance(value, list) and self.items is not None:
-            value[:] = map(self.items.converted, value)
+            value[:] = map(self.items.convert, value)
         for other in self.others:
-            other.within(value)
+            other.convert_contents(value)
 
-    def converted(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Return a value with its contents, converted as far as possible."""
         if self.own is not None:
             value = self.own(value)
         if isinstance(value, dict | list):
-            self.within(value)
+            self.convert_contents(value)
         return value
 
 
-def converter_of(schema: Mapping[str, Any]) -> Converter:
+def create_converter(schema: Mapping[str, Any]) -> Converter:
     """Return a converter for a JSON schema: by `type`, `properties`, `items` and local `$ref`.
 
     A value is converted if its schema has exactly one type other than null. As in the reference, a
     null that the type does not allow becomes the text `None`, or false.
     """
-    return _compiled(schema, schema, {})
+    return _compile(schema, schema, {})
 
 
-def _compiled(part: Any, schema: Mapping[str, Any], known: dict[str, Converter]) -> Converter:
+def _compile(part: Any, schema: Mapping[str, Any], known: dict[str, Converter]) -> Converter:
     converter = Converter()
     if not isinstance(part, Mapping):
         return converter
     converter.own = _conversion(part)
     properties = part.get("properties")
     if isinstance(properties, Mapping):
-        parts = {
-            name: _compiled(property_, schema, known) for name, property_ in properties.items()
+        parts = {name: _compile(property_, schema, known) for name, property_ in properties.items()}
+        converter.properties = {
+            name: inner for name, inner in parts.items() if inner != Converter()
         }
-        converter.properties = {name: one for name, one in parts.items() if one != Converter()}
     if isinstance(part.get("items"), Mapping):
-        converter.items = _compiled(part["items"], schema, known)
+        converter.items = _compile(part["items"], schema, known)
     if isinstance(reference := part.get("$ref"), str):
-        converter.others.append(_referred(reference, schema, known))
+        converter.others.append(_compile_reference(reference, schema, known))
     return converter
 
 
-def _referred(reference: str, schema: Mapping[str, Any], known: dict[str, Converter]) -> Converter:
+def _compile_reference(
+    reference: str, schema: Mapping[str, Any], known: dict[str, Converter]
+) -> Converter:
     if reference not in known:
         # Stored before it is compiled, because a schema may refer to itself.
         known[reference] = Converter()
         found: Any = schema
         for name in reference.removeprefix("#").split("/")[1:]:
             found = found.get(name) if isinstance(found, Mapping) else None
-        known[reference].others.append(_compiled(found, schema, known))
+        known[reference].others.append(_compile(found, schema, known))
     return known[reference]
 
 
@@ -144,7 +146,7 @@ def _list_conversion(part: Mapping[str, Any]) -> Callable[[Any], Any] | None:
     return lambda value: [value] if isinstance(value, _SCALARS) else value
 
 
-def _truth(value: Any) -> bool:
+def _to_boolean(value: Any) -> bool:
     if not isinstance(value, str):
         return bool(value)
     text = value.lower().strip()
@@ -157,7 +159,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "string": str,
     "number": float,
     "integer": int,
-    "boolean": _truth,
+    "boolean": _to_boolean,
 }
 
 
@@ -218,7 +220,7 @@ class Selection:
         Raises:
             ConfigurationError: the manifest uses an unsupported feature.
         """
-        self._extraction = extraction_of(selector.extractor, decoder, config, fetch_of)
+        self._extraction = create_extraction(selector.extractor, decoder, config, fetch_of)
         # As in the reference, an empty condition is false for all records, unless the cursor
         # filters.
         self._filter = selector.record_filter
@@ -226,8 +228,10 @@ class Selection:
             self._filter.calls if isinstance(self._filter, CustomRecordFilter) else None
         )
         transformations = tuple(transformations)
-        self._steps = [step_of(transformation, config) for transformation in transformations]
-        self._convert = _normalizer(selector.schema_normalization, schema) if schema else None
+        self._steps = [create_step(transformation, config) for transformation in transformations]
+        self._convert = (
+            _create_normalizer(selector.schema_normalization, schema) if schema else None
+        )
         #: Whether custom classes of the connector are involved.
         self._is_own = any(
             isinstance(transformation, CustomComponent)
@@ -269,9 +273,9 @@ class Selection:
         found = self._extraction(answer)
         if answer.may_lack_records:
             found = replace(found, missing=None)
-        return self.selected(found, stream_slice, next_page_token, keep=keep)
+        return self.select(found, stream_slice, next_page_token, keep=keep)
 
-    def selected(
+    def select(
         self,
         found: Extracted,
         stream_slice: StreamSlice,
@@ -296,23 +300,29 @@ class Selection:
             raise_if_missing(found)
         context = {"config": self._config, "stream_slice": stream_slice}
         # Computed first, because transformations change records in place.
-        digest = _digest(found.records) if self._is_paged else None
+        digest = _hash_records(found.records) if self._is_paged else None
         if self._is_transformed_first:
-            records = self._transformed(found.records, context)
-            records = self._kept(records, keep, {**context, "next_page_token": next_page_token})
+            records = self._transform(found.records, context)
+            records = self._filter_records(
+                records, keep, {**context, "next_page_token": next_page_token}
+            )
         else:
-            kept = self._kept(found.records, keep, {**context, "next_page_token": next_page_token})
-            records = self._transformed(kept, context)
+            kept = self._filter_records(
+                found.records, keep, {**context, "next_page_token": next_page_token}
+            )
+            records = self._transform(kept, context)
         if self._convert is not None:
             for record in records:
                 self._convert(record)
         if self._is_own:
-            records = _plain(records)
+            records = _to_json_records(records)
         return Page(records, found.count, digest)
 
-    def _kept(self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]) -> list[Any]:
+    def _filter_records(
+        self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]
+    ) -> list[Any]:
         if keep is not None:
-            records = [record for record in _objects(records) if keep(record)]
+            records = [record for record in _expect_objects(records) if keep(record)]
         if self._own_filter is not None:
             kept: list[Any] = self._own_filter.listed(
                 "filter_records",
@@ -335,14 +345,14 @@ class Selection:
 
         return [record for record in records if holds(record)]
 
-    def _transformed(self, records: list[Any], context: Mapping[str, Any]) -> list[Record]:
-        records = _objects(records)
+    def _transform(self, records: list[Any], context: Mapping[str, Any]) -> list[Record]:
+        records = _expect_objects(records)
         for step in self._steps if records else ():
             records = list(map(step(context), records))
         return records
 
 
-def _digest(records: list[Any]) -> bytes | None:
+def _hash_records(records: list[Any]) -> bytes | None:
     """Return a hash of records, or None if they contain values that JSON does not have."""
     try:
         # Version 2 writes equal values identically, without references to shared objects.
@@ -351,7 +361,7 @@ def _digest(records: list[Any]) -> bytes | None:
         return None
 
 
-def _normalizer(
+def _create_normalizer(
     how: str | CustomSchemaNormalization, schema: Mapping[str, Any]
 ) -> Callable[[Record], object] | None:
     """Return a function that converts a record's values in place, or None."""
@@ -359,10 +369,10 @@ def _normalizer(
         calls = how.calls
         own = deepcopy(dict(schema))
         return lambda record: calls.call("transform", record, own)
-    return converter_of(schema).within if how == "Default" else None
+    return create_converter(schema).convert_contents if how == "Default" else None
 
 
-def _plain(records: list[Record]) -> list[Record]:
+def _to_json_records(records: list[Record]) -> list[Record]:
     """Return records that contain only JSON values, whatever custom classes added."""
     try:
         plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
@@ -375,7 +385,7 @@ def _plain(records: list[Record]) -> list[Record]:
     return plain
 
 
-def _objects(records: list[Any]) -> list[Record]:
+def _expect_objects(records: list[Any]) -> list[Record]:
     if not set(map(type, records)) <= {dict}:
         raise SourceError(
             "The API returned records that are not objects.",

@@ -15,12 +15,12 @@ from typing import Any, assert_never
 
 from chronolake.source.declarative.field_paths import (
     MISSING,
+    evaluate_path,
+    find_places,
+    get_only_value,
     is_pattern,
-    only_value,
-    path_of,
-    places,
     put,
-    removed,
+    remove,
 )
 from chronolake.source.declarative.models.base import CustomTransformation
 from chronolake.source.declarative.models.records import (
@@ -35,7 +35,7 @@ from chronolake.source.declarative.models.records import (
     Transformation,
 )
 from chronolake.source.declarative.stream_slice import slice_for_class
-from chronolake.source.declarative.templating.templates import as_truth, evaluated
+from chronolake.source.declarative.templating.templates import as_truth, evaluate
 
 Record = dict[str, Any]
 Context = Mapping[str, Any]
@@ -56,7 +56,7 @@ _LATIN = str.maketrans(
 _FEW = 3
 
 
-def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
+def create_step(component: Transformation, config: Mapping[str, Any]) -> Step:
     """Return a transformation, prepared for many pages.
 
     Its changes raise SourceError if a record has no place for an added field.
@@ -64,27 +64,29 @@ def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
     step: Step
     match component:
         case AddFields():
-            step = _added(component)
+            step = _create_add_fields(component)
         case RemoveFields():
-            step = _without(component)
+            step = _create_remove_fields(component)
         case KeysReplace():
-            step = _replaced(component)
+            step = _create_keys_replace(component)
         case DpathFlattenFields():
-            step = _lifted(component, config)
+            step = _create_flatten_object(component, config)
         case FlattenFields():
-            step = _always(partial(_flattened, lists=component.flatten_lists))
+            step = _same_for_all_pages(partial(_flatten, lists=component.flatten_lists))
         case KeysToLower():
-            step = _always(lambda record: {key.lower(): one for key, one in record.items()})
+            step = _same_for_all_pages(
+                lambda record: {key.lower(): value for key, value in record.items()}
+            )
         case KeysToSnakeCase():
-            step = _always(partial(_renamed, name=_snake_case))
+            step = _same_for_all_pages(partial(_rename_keys, name=_to_snake_case))
         case CustomTransformation():
-            step = _own(component)
+            step = _create_custom_step(component)
         case _:
             assert_never(component)
     return step
 
 
-def _own(component: CustomTransformation) -> Step:
+def _create_custom_step(component: CustomTransformation) -> Step:
     """Return a transformation by a custom class; its return value is ignored."""
     calls = component.calls
     own: list[Any] = []
@@ -108,11 +110,11 @@ def _own(component: CustomTransformation) -> Step:
     return of_page
 
 
-def _always(change: Change) -> Step:
+def _same_for_all_pages(change: Change) -> Step:
     return lambda _: change
 
 
-def _template(
+def _compile_template(
     text: str, parameters: Context, context: Context, kinds: tuple[type, ...] = ()
 ) -> _Value:
     """Return a function that evaluates a template for the records of a page.
@@ -124,7 +126,7 @@ def _template(
 
     def of_record(record: Record) -> Any:
         variables["record"] = record
-        return evaluated(text, variables, default=text, kinds=kinds)
+        return evaluate(text, variables, default=text, kinds=kinds)
 
     if "record" in text:
         return of_record
@@ -132,7 +134,7 @@ def _template(
     return (lambda _: constant) if isinstance(constant, _SCALARS) else of_record
 
 
-def _added(component: AddFields) -> Step:
+def _create_add_fields(component: AddFields) -> Step:
     def of_page(context: Context) -> Change:
         fields = [(field.path, _field_value(field, context)) for field in component.fields]
         variables = {**context, "parameters": component.parameters}
@@ -159,10 +161,10 @@ def _added(component: AddFields) -> Step:
 
 def _field_value(field: AddedFieldDefinition, context: Context) -> _Value:
     kinds = (KINDS[field.value_type],) if field.value_type else ()
-    return _template(field.value, field.parameters, context, kinds)
+    return _compile_template(field.value, field.parameters, context, kinds)
 
 
-def _without(component: RemoveFields) -> Step:
+def _create_remove_fields(component: RemoveFields) -> Step:
     pointers = [pointer for pointer in component.field_pointers if pointer]
     names = [pointer[0] for pointer in pointers if len(pointer) == 1 and not is_pattern(pointer[0])]
     paths = [pointer for pointer in pointers if len(pointer) > 1 or is_pattern(pointer[0])]
@@ -171,8 +173,8 @@ def _without(component: RemoveFields) -> Step:
         for name in names:
             record.pop(name, None)
         for path in paths:
-            for place in tuple(places(record, path)):
-                removed(place)
+            for place in tuple(find_places(record, path)):
+                remove(place)
         return record
 
     def of_page(context: Context) -> Change:
@@ -181,12 +183,12 @@ def _without(component: RemoveFields) -> Step:
         # With a condition, the reference removes every value that meets it, at any depth.
         def conditional(record: Record) -> Record:
             for _ in component.field_pointers:
-                for place in tuple(places(record, ["**"])):
+                for place in tuple(find_places(record, ["**"])):
                     variables["property"] = place.value
                     if isinstance(place.value, _SCALARS) and as_truth(
                         component.condition, variables
                     ):
-                        removed(place)
+                        remove(place)
             return record
 
         return conditional if component.condition else change
@@ -194,40 +196,40 @@ def _without(component: RemoveFields) -> Step:
     return of_page
 
 
-def _replaced(component: KeysReplace) -> Step:
+def _create_keys_replace(component: KeysReplace) -> Step:
     def of_page(context: Context) -> Change:
-        old = _template(component.old, component.parameters, context)
-        new = _template(component.new, component.parameters, context)
+        old = _compile_template(component.old, component.parameters, context)
+        new = _compile_template(component.new, component.parameters, context)
 
         def change(record: Record) -> Record:
             before, after = str(old(record)), str(new(record))
-            return _renamed(record, lambda key: key.replace(before, after))
+            return _rename_keys(record, lambda key: key.replace(before, after))
 
         return change
 
     return of_page
 
 
-def _renamed(record: Record, name: Callable[[str], str]) -> Record:
+def _rename_keys(record: Record, name: Callable[[str], str]) -> Record:
     return {
-        name(key): _renamed(value, name) if isinstance(value, dict) else value
+        name(key): _rename_keys(value, name) if isinstance(value, dict) else value
         for key, value in record.items()
     }
 
 
-def _lifted(component: DpathFlattenFields, config: Mapping[str, Any]) -> Step:
-    path = path_of(component.field_path, config, component.parameters)
+def _create_flatten_object(component: DpathFlattenFields, config: Mapping[str, Any]) -> Step:
+    path = evaluate_path(component.field_path, config, component.parameters)
     prefix, suffix = "", ""
     if keys := component.key_transformation:
         variables = {"config": config, "parameters": component.parameters}
-        prefix = str(evaluated(keys.prefix, variables, default=keys.prefix) or "")
-        suffix = str(evaluated(keys.suffix, variables, default=keys.suffix) or "")
+        prefix = str(evaluate(keys.prefix, variables, default=keys.prefix) or "")
+        suffix = str(evaluate(keys.suffix, variables, default=keys.suffix) or "")
 
     def change(record: Record) -> Record:
         if "*" in path:
-            found = next((place.value for place in places(record, path)), MISSING)
+            found = next((place.value for place in find_places(record, path)), MISSING)
         else:
-            found = only_value(record, path)
+            found = get_only_value(record, path)
         if not isinstance(found, dict):
             return record
         lifted = {f"{prefix}{key}{suffix}": value for key, value in found.items()}
@@ -236,14 +238,14 @@ def _lifted(component: DpathFlattenFields, config: Mapping[str, Any]) -> Step:
         if lifted.keys() & record.keys():
             return record
         if component.delete_origin_value and path:
-            for place in tuple(places(record, path)):
-                removed(place)
+            for place in tuple(find_places(record, path)):
+                remove(place)
         return record | lifted
 
-    return _always(change)
+    return _same_for_all_pages(change)
 
 
-def _flattened(record: Record, *, lists: bool) -> Record:
+def _flatten(record: Record, *, lists: bool) -> Record:
     """Return a record with nested values flattened, in the reference's order: the last one first.
 
     If a name is already used, it is prefixed with the name of the enclosing value. After the first
@@ -256,19 +258,19 @@ def _flattened(record: Record, *, lists: bool) -> Record:
         name, value = ahead.pop()
         if isinstance(value, dict):
             ahead.extend(
-                (f"{name}.{key}" if is_within_list or key in flat else key, one)
-                for key, one in value.items()
+                (f"{name}.{key}" if is_within_list or key in flat else key, inner)
+                for key, inner in value.items()
             )
         elif isinstance(value, list) and lists:
             is_within_list = is_within_list or bool(value)
-            ahead.extend((f"{name}.{at}", one) for at, one in enumerate(value))
+            ahead.extend((f"{name}.{at}", inner) for at, inner in enumerate(value))
         else:
             flat[name] = value
     return flat
 
 
 @lru_cache(maxsize=4096)
-def _snake_case(key: str) -> str:
+def _to_snake_case(key: str) -> str:
     plain = unicodedata.normalize("NFKD", key.translate(_LATIN))
     text = "".join(sign for sign in plain if not unicodedata.combining(sign))
     tokens = ["" if found["gap"] else found[0] for found in _TOKEN.finditer(text)]

@@ -24,8 +24,8 @@ from chronolake.source.declarative.models.records import (
 )
 from chronolake.source.declarative.models.streams import SimpleRetriever
 from chronolake.source.declarative.records.extractors import (
-    batches_of,
-    extraction_of,
+    create_batch_extraction,
+    create_extraction,
     raise_if_missing,
 )
 from chronolake.source.declarative.records.selector import Page
@@ -147,11 +147,11 @@ class AsyncJobs:
         self._abort = self._optional_request(retriever.abort_requester)
         self._delete = self._optional_request(retriever.delete_requester)
         decoder = retriever.decoder or _JSON
-        self._status = extraction_of(retriever.status_extractor, decoder, api.config)
+        self._status = create_extraction(retriever.status_extractor, decoder, api.config)
         target = retriever.download_target_extractor
-        self._targets = None if target is None else extraction_of(target, decoder, api.config)
+        self._targets = None if target is None else create_extraction(target, decoder, api.config)
         extractor, decoder = retriever.download_extractor, retriever.download_decoder or _JSON
-        self._batches = batches_of(extractor or _EVERYTHING, decoder, api.config)
+        self._batches = create_batch_extraction(extractor or _EVERYTHING, decoder, api.config)
         combined = extractor if isinstance(extractor, CombinedExtractor) else None
         self._pages = Pages(retriever.download_paginator, api.config, decoder, combined)
         self._status_names = _status_names(retriever.status_mapping)

@@ -8,7 +8,7 @@ import httpx
 import orjson
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.field_paths import MISSING, looked_up
+from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.records import JsonDecoder
@@ -32,7 +32,7 @@ _ACTIONS: Final = frozenset({Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDO
 
 def first_page(record: Mapping[str, Any], pointer: Sequence[str]) -> Response:
     """Return the embedded part of a parent record in the form of a response."""
-    records = looked_up(record, pointer)
+    records = look_up(record, pointer)
     body = orjson.dumps([] if records is MISSING else records)
     return Response(httpx.codes.OK, httpx.Headers(), body, "", "GET")
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.field_paths import MISSING, only_value, path_of
+from chronolake.source.declarative.field_paths import MISSING, evaluate_path, get_only_value
 from chronolake.source.declarative.http.client import ReadDifferentlyError
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.request_builder import Injection, build_request
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.streams import PropertiesFromEndpoint, SimpleRetriever
 from chronolake.source.declarative.records.selector import Page, Selection
-from chronolake.source.declarative.records.transformations import step_of
+from chronolake.source.declarative.records.transformations import create_step
 from chronolake.source.declarative.retrieval.lazy_read import first_page_in
 from chronolake.source.declarative.retrieval.pagination_reset import (
     LatestRecord,
@@ -120,8 +120,10 @@ class Properties:
             return properties
         with self._lock:
             if self._fetched_names is None:
-                path = path_of(properties.property_field_path, self._config, properties.parameters)
-                values = (only_value(record, path) for record in self._fetch())
+                path = evaluate_path(
+                    properties.property_field_path, self._config, properties.parameters
+                )
+                values = (get_only_value(record, path) for record in self._fetch())
                 self._fetched_names = [str(name) for name in values if name is not MISSING]
             return self._fetched_names
 
@@ -162,7 +164,7 @@ def _selected_properties(
         return None
     properties: Record = {name: {} for name in declared}
     for transformation in model.property_selector.transformations:
-        properties = step_of(transformation, config)(
+        properties = create_step(transformation, config)(
             {"config": config, "stream_slice": StreamSlice()}
         )(properties)
     return set(properties)
@@ -278,7 +280,7 @@ class Retrieval:
             SourceError: there are records that are not objects.
             ConfigurationError: a template cannot be evaluated.
         """
-        return self._selection.selected(found, stream_slice, keep=self._filter(keep))
+        return self._selection.select(found, stream_slice, keep=self._filter(keep))
 
     def pages(self, stream_slice: StreamSlice, keep: Keep, depth: int = 0) -> Iterator[Page]:
         """Yield the pages of a slice; each is requested when it is needed.

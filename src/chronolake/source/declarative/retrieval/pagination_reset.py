@@ -22,7 +22,7 @@ from chronolake.source.declarative.models.pagination import (
 )
 from chronolake.source.declarative.models.requests import CompositeErrorHandler, RequestPath
 from chronolake.source.declarative.stream_slice import StreamSlice
-from chronolake.source.declarative.templating.templates import syntax_of
+from chronolake.source.declarative.templating.templates import parse_syntax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -259,7 +259,7 @@ def _reduction_conflicts(
 
 def _deciding_comparisons(template: str) -> Iterator[nodes.Compare]:
     """Yield the comparisons that can make a condition true on their own."""
-    tree = syntax_of(template)
+    tree = parse_syntax(template)
     pending: list[nodes.Node] = list(tree.body) if tree is not None and len(tree.body) == 1 else []
     while pending:
         node = pending.pop()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.http.decoders import decoded
+from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.http.request_builder import Injection, merge
-from chronolake.source.declarative.http.requests_conversion import response_of
+from chronolake.source.declarative.http.requests_conversion import to_requests_response
 from chronolake.source.declarative.models.base import CustomDecoder, CustomPaginationStrategy
 from chronolake.source.declarative.models.pagination import (
     CursorPagination,
@@ -36,7 +36,7 @@ from chronolake.source.declarative.models.records import (
 )
 from chronolake.source.declarative.models.requests import RequestOption, RequestPath
 from chronolake.source.declarative.stream_slice import slice_for_class
-from chronolake.source.declarative.templating.templates import as_truth, evaluated, syntax_of
+from chronolake.source.declarative.templating.templates import as_truth, evaluate, parse_syntax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -304,7 +304,7 @@ class Pages:
                 arguments["stream_slice"] = slice_for_class(stream_slice)
             value = strategy.calls.call(
                 "next_page_token",
-                response=response_of(response, extracted=extracted),
+                response=to_requests_response(response, extracted=extracted),
                 last_page_size=last_page_size,
                 last_record=last_record,
                 last_page_token_value=last,
@@ -334,11 +334,11 @@ class Pages:
         }
         if strategy.stop_condition and as_truth(strategy.stop_condition, variables):
             return None
-        return evaluated(strategy.cursor_value, variables, default=strategy.cursor_value)
+        return evaluate(strategy.cursor_value, variables, default=strategy.cursor_value)
 
     def _decode_for_templates(self, response: Response) -> Any:
         """Return a response for templates: the first item, if it is an array."""
-        return next(iter(decoded(self._decoder, response)), {})
+        return next(iter(decode(self._decoder, response)), {})
 
     def _requested_size(self, strategy: PaginationStrategy, response: Response) -> int | None:
         if _is_size_in_response(strategy):
@@ -356,7 +356,7 @@ class Pages:
         size = strategy.page_size
         if isinstance(size, str) and size:
             context = {**variables, "config": self._config, "parameters": strategy.parameters}
-            size = int(size) if size.isdigit() else evaluated(size, context, default=size)
+            size = int(size) if size.isdigit() else evaluate(size, context, default=size)
             if not isinstance(size, int):
                 raise ConfigurationError(
                     f"The page_size {strategy.page_size!r} is not a whole number.",
@@ -412,5 +412,5 @@ def _is_union(extractor: Extractor | None) -> bool:
 @cache
 def _refers_to(text: object, variable: str) -> bool:
     """Return whether a template refers to a variable."""
-    tree = syntax_of(text) if isinstance(text, str) else None
+    tree = parse_syntax(text) if isinstance(text, str) else None
     return tree is not None and any(name.name == variable for name in tree.find_all(nodes.Name))

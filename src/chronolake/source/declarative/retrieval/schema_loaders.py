@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, only_value, path_of
+from chronolake.source.declarative.field_paths import MISSING, evaluate_path, get_only_value
 from chronolake.source.declarative.models.base import CustomRecordFilter, CustomSchemaLoader
 from chronolake.source.declarative.models.streams import (
     AsyncRetriever,
@@ -21,7 +21,7 @@ from chronolake.source.declarative.models.streams import (
     DynamicSchemaLoader,
     InlineSchemaLoader,
 )
-from chronolake.source.declarative.records.transformations import step_of
+from chronolake.source.declarative.records.transformations import create_step
 from chronolake.source.declarative.retrieval.async_jobs import AsyncJobs, downloads_of
 from chronolake.source.declarative.retrieval.pages import Retrieval
 from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
@@ -72,7 +72,7 @@ _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
 _EITHER: Final = 2
 
 
-def schema_in(
+def build_schema(
     record: Record | None, loader: DynamicSchemaLoader, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build a schema from a record that lists fields and types.
@@ -90,7 +90,7 @@ def schema_in(
     identifier = loader.schema_type_identifier
     fields: Any = []
     if record:
-        fields = _at(record, identifier.schema_pointer, identifier, config)
+        fields = _value_at(record, identifier.schema_pointer, identifier, config)
     if not isinstance(fields, list | dict):
         raise SourceError(
             "The API's response has no list of fields at the manifest's schema_pointer.",
@@ -98,64 +98,66 @@ def schema_in(
         )
     properties: dict[str, Any] = {}
     for field in fields:
-        name = _at(field, identifier.key_pointer, identifier, config)
+        name = _value_at(field, identifier.key_pointer, identifier, config)
         if not isinstance(name, str):
             raise SourceError(
                 "The API returned a field without a name.",
                 hint=f"Correct the key_pointer: {list(identifier.key_pointer)}.",
             )
-        properties[name] = _type_of(field, name, identifier, config)
+        properties[name] = _field_schema(field, name, identifier, config)
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
         "type": "object",
         "additionalProperties": True,
-        "properties": _changed(_kept(properties, loader, config), loader, config),
+        "properties": _transform_fields(_filter_fields(properties, loader, config), loader, config),
     }
 
 
-def _at(
+def _value_at(
     value: Any,
     pointer: tuple[str, ...],
     identifier: SchemaTypeIdentifier,
     config: Mapping[str, Any],
     default: Any = None,
 ) -> Any:
-    found = only_value(value, path_of(pointer, config, identifier.parameters))
+    found = get_only_value(value, evaluate_path(pointer, config, identifier.parameters))
     return default if found is MISSING else found
 
 
-def _type_of(
+def _field_schema(
     field: Any, name: str, identifier: SchemaTypeIdentifier, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     reported: Any = "string"
     if identifier.type_pointer:
-        reported = _at(field, identifier.type_pointer, identifier, config, default="string")
+        reported = _value_at(field, identifier.type_pointer, identifier, config, default="string")
     variables = {"config": config, "parameters": {}, "raw_schema": field}
-    for one in identifier.types_mapping:
-        if reported == one.current_type and (
-            one.condition is None or as_truth(one.condition, variables)
+    for mapping in identifier.types_mapping:
+        if reported == mapping.current_type and (
+            mapping.condition is None or as_truth(mapping.condition, variables)
         ):
-            reported = one.target_type
+            reported = mapping.target_type
             break
     if isinstance(reported, ComplexFieldType):
-        return _complex(reported, name)
+        return _complex_schema(reported, name)
     if isinstance(reported, list) and len(reported) == _EITHER:
-        return {"oneOf": [_named(one, name) for one in reported]}
-    return _named(reported, name)
+        return {"oneOf": [_named_schema(mapping, name) for mapping in reported]}
+    return _named_schema(reported, name)
 
 
-def _complex(told: ComplexFieldType, name: str) -> dict[str, Any]:
-    found = _named(told.field_type, name)
-    if told.items:
-        items = told.items
+def _complex_schema(field_type: ComplexFieldType, name: str) -> dict[str, Any]:
+    found = _named_schema(field_type.field_type, name)
+    if field_type.items:
+        items = field_type.items
         found["items"] = (
-            _complex(items, name) if isinstance(items, ComplexFieldType) else _named(items, name)
+            _complex_schema(items, name)
+            if isinstance(items, ComplexFieldType)
+            else _named_schema(items, name)
         )
     return found
 
 
-def _named(told: Any, name: str) -> dict[str, Any]:
-    found = _TYPES.get(told) if isinstance(told, str) else None
+def _named_schema(type_name: Any, name: str) -> dict[str, Any]:
+    found = _TYPES.get(type_name) if isinstance(type_name, str) else None
     if found is None:
         raise SourceError(
             f"The API returned an unknown type for the field {name}.",
@@ -164,7 +166,7 @@ def _named(told: Any, name: str) -> dict[str, Any]:
     return deepcopy(dict(found))
 
 
-def _kept(
+def _filter_fields(
     properties: dict[str, Any], loader: DynamicSchemaLoader, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields that the filter keeps.
@@ -182,7 +184,7 @@ def _kept(
             stream_slice=slice_for_class(StreamSlice()),
             next_page_token=None,
         )
-        return {name: one for field in kept for name, one in field.items()}
+        return {name: schema for field in kept for name, schema in field.items()}
     condition = loader.schema_filter.condition
     variables = {
         "config": config,
@@ -197,12 +199,12 @@ def _kept(
     }
 
 
-def _changed(
+def _transform_fields(
     properties: dict[str, Any], loader: DynamicSchemaLoader, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     for transformation in loader.schema_transformations:
         context = {"config": config, "stream_slice": StreamSlice()}
-        properties = step_of(transformation, config)(context)(properties)
+        properties = create_step(transformation, config)(context)(properties)
     return properties
 
 
@@ -212,7 +214,7 @@ _NAME: Final = "dynamic_properties"
 _PACKAGE: Final = re.compile(r"(\./)?source_[a-z0-9_]+/")
 
 
-def schema_of(stream: DeclarativeStream, api: Api) -> dict[str, Any]:
+def load_schema(stream: DeclarativeStream, api: Api) -> dict[str, Any]:
     """Return a stream's schema, or an empty one if the stream has none.
 
     Schema files are located in the folder of the API's manifest. Dynamic schema loaders call the
@@ -225,26 +227,26 @@ def schema_of(stream: DeclarativeStream, api: Api) -> dict[str, Any]:
     loaders, file = stream.schema_loader, api.file
     if not loaders:
         beside = file.parent / "schemas" / f"{stream.name}.json"
-        return _read(beside) if beside.is_file() else {}
+        return _read_file(beside) if beside.is_file() else {}
     if len(loaders) == 1:
-        return _loaded(loaders[0], stream, api)
+        return _load(loaders[0], stream, api)
     properties: dict[str, Any] = {}
     for loader in loaders:
-        properties = {**_loaded(loader, stream, api).get("properties", {}), **properties}
+        properties = {**_load(loader, stream, api).get("properties", {}), **properties}
     return {"type": ["null", "object"], "properties": properties}
 
 
-def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[str, Any]:
+def _load(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[str, Any]:
     file = api.file
     if isinstance(loader, InlineSchemaLoader):
         return loader.schema_
     if isinstance(loader, DynamicSchemaLoader):
-        return schema_in(next(_records(loader.retriever, api), None), loader, api.config)
+        return build_schema(next(_read_records(loader.retriever, api), None), loader, api.config)
     if isinstance(loader, CustomSchemaLoader):
         schema: dict[str, Any] = loader.calls.mapping("get_json_schema") or {}
         return schema
     if not loader.file_path:
-        return _read(file.parent / "schemas" / f"{stream.name}.json")
+        return _read_file(file.parent / "schemas" / f"{stream.name}.json")
     reported = as_text(loader.file_path, {"config": api.config, "parameters": loader.parameters})
     path = (file.parent / _PACKAGE.sub("", reported, count=1)).resolve()
     if not path.is_relative_to(file.parent.resolve()):
@@ -252,27 +254,27 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
             f"{file}: the schema of the stream {stream.name} is outside the manifest's folder.",
             hint="Move the schema file into the manifest's folder.",
         )
-    return _read(path)
+    return _read_file(path)
 
 
-def asked_once(retriever: SimpleRetriever) -> SimpleRetriever:
+def with_response_cache(retriever: SimpleRetriever) -> SimpleRetriever:
     """Return a retriever with a response cache, so that a run sends equal requests only once."""
     requester = retriever.requester.model_copy(update={"use_cache": True})
     return retriever.model_copy(update={"requester": requester})
 
 
-def _records(retriever: Retriever, api: Api) -> Iterator[Record]:
+def _read_records(retriever: Retriever, api: Api) -> Iterator[Record]:
     """Yield a retriever's records without partitions, because partitions do not affect schemas."""
     whole = StreamSlice()
     if not isinstance(retriever, AsyncRetriever):
-        yield from Retrieval(asked_once(retriever), api, _NAME).records(whole)
+        yield from Retrieval(with_response_cache(retriever), api, _NAME).records(whole)
         return
     downloads = Retrieval(downloads_of(retriever), api, _NAME)
     for batch in AsyncJobs(retriever, api, "schema").batches(whole):
         yield from downloads.select(batch, whole, lambda _: True).records
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         found = orjson.loads(path.read_bytes())
     except OSError as failure:

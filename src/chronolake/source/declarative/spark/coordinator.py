@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.http.request_builder import Injection
     from chronolake.source.declarative.http.token_pool import QuotaReport, TokenGrant
-    from chronolake.source.declarative.landing.file_writer import Read
+    from chronolake.source.declarative.landing.file_writer import SliceResult
     from chronolake.types import ColumnType
 
 _SERVICE: Final = "chronolake.Coordinator"
@@ -63,7 +63,7 @@ class Slices(Protocol):
         """Return the numbers of the slices that have no result yet."""
 
     def record_result(
-        self, number: int, result: Read | ChronolakeError, types: dict[str, ColumnType]
+        self, number: int, result: SliceResult | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         """Record a slice's result; return False if another attempt of its task already did."""
 
@@ -193,7 +193,7 @@ class Driver:
         return numbers_left
 
     def report_result(
-        self, number: int, result: Read | ChronolakeError, types: dict[str, ColumnType]
+        self, number: int, result: SliceResult | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         """Report a slice's result to the driver; see `Slices.record_result`."""
         return bool(self._call_driver("read", number, result, types))

@@ -21,8 +21,8 @@ from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.components.custom_auth import custom_authentication
 from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import SliceFiles, unforeseen
-from chronolake.source.declarative.landing.record_schema import Shape, has_texts_only
+from chronolake.source.declarative.landing.file_writer import SliceFiles, unexpected_error
+from chronolake.source.declarative.landing.record_schema import Shape, has_only_texts
 from chronolake.source.declarative.spark.coordinator import Driver, DriverLostError
 from chronolake.source.declarative.stream_reader import SliceReader
 from chronolake.types import now_micros
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from chronolake.source.declarative.landing.file_writer import Read
+    from chronolake.source.declarative.landing.file_writer import SliceResult
     from chronolake.source.declarative.landing.record_schema import Identity, Nesting
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.models.requests import HTTPAPIBudget
@@ -120,7 +120,7 @@ class Assignment:
             self.declared,
             self.nesting,
             self.stream.name,
-            has_texts_only(self.stream),
+            has_only_texts(self.stream),
         )
         with ExitStack() as stack:
             driver = stack.enter_context(Driver(settings.driver))
@@ -170,7 +170,7 @@ class Assignment:
                 except DriverLostError:
                     raise
                 except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
-                    driver.report_result(number, unforeseen(failure, self.mask), {})
+                    driver.report_result(number, unexpected_error(failure, self.mask), {})
                     continue
                 if driver.report_result(number, result, shape.known()):
                     yield _batch_of_files(number, result)
@@ -220,7 +220,7 @@ class _SliceSourceReader(DataSourceReader):  # type: ignore[misc]
         return self._assignment.read(self._settings, self._groups[partition.value])
 
 
-def _batch_of_files(number: int, result: Read) -> pa.RecordBatch:
+def _batch_of_files(number: int, result: SliceResult) -> pa.RecordBatch:
     rows = [
         {"slice": number, "file": str(part.file), "rows": part.rows, "bytes": part.bytes}
         for part in result.parts

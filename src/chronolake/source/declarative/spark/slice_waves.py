@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.http.api_session import ApiSession
-    from chronolake.source.declarative.landing.file_writer import Read, SliceFiles
+    from chronolake.source.declarative.landing.file_writer import SliceFiles, SliceResult
     from chronolake.source.declarative.landing.record_schema import Shape
     from chronolake.source.declarative.models.streams import DeclarativeStream
     from chronolake.source.declarative.stream_reader import StreamReader, Work
@@ -118,7 +118,7 @@ class Cluster:
     shape: Shape
     requests: int
 
-    def read(self, works: Sequence[Work]) -> Iterator[tuple[Work, Read | ChronolakeError]]:
+    def read(self, works: Sequence[Work]) -> Iterator[tuple[Work, SliceResult | ChronolakeError]]:
         """Read slices; yield each slice with its result as soon as it has been read.
 
         Raises:
@@ -171,7 +171,7 @@ class _Wave:
         self._shape = shape
         self._lock = threading.Lock()
         self._unfinished = set(range(len(works)))
-        self._results: SimpleQueue[tuple[int, Read | ChronolakeError] | Exception | None] = (
+        self._results: SimpleQueue[tuple[int, SliceResult | ChronolakeError] | Exception | None] = (
             SimpleQueue()
         )
 
@@ -181,7 +181,7 @@ class _Wave:
             return self._unfinished.intersection(numbers)
 
     def record_result(
-        self, number: int, result: Read | ChronolakeError, types: dict[str, ColumnType]
+        self, number: int, result: SliceResult | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
         """Record a slice's result; return False if another attempt of its task already did."""
         with self._lock:
@@ -202,7 +202,7 @@ class _Wave:
         else:
             self._results.put(None)
 
-    def results(self) -> Iterator[tuple[Work, Read | ChronolakeError]]:
+    def results(self) -> Iterator[tuple[Work, SliceResult | ChronolakeError]]:
         """Yield each slice with its result, until the job is over."""
         while (item := self._results.get()) is not None:
             if isinstance(item, Exception):

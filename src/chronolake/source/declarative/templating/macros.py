@@ -17,7 +17,12 @@ from zoneinfo import ZoneInfo
 from dateutil.parser import isoparse
 
 from chronolake.durations import iso_duration
-from chronolake.source.declarative.templating.times import expect_narrow, formatted, parsed, spelled
+from chronolake.source.declarative.templating.times import (
+    format_time,
+    format_with_strftime,
+    parse_time,
+    raise_if_too_long,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +64,7 @@ def str_to_datetime(s: str) -> datetime:
 
 def day_delta(num_days: float, format: str = "%Y-%m-%dT%H:%M:%S.%f%z") -> str:  # noqa: A002
     """Return the current time plus `num_days` days in a format."""
-    return spelled(datetime.now(UTC) + timedelta(days=num_days), format)
+    return format_with_strftime(datetime.now(UTC) + timedelta(days=num_days), format)
 
 
 def format_datetime(
@@ -73,17 +78,17 @@ def format_datetime(
         ValueError: the value does not match its format (default: ISO 8601, or seconds since 1970).
     """
     if isinstance(dt, datetime):
-        return spelled(dt, format)
+        return format_with_strftime(dt, format)
     if isinstance(dt, int):
-        return formatted(parsed(dt, input_format or "%s"), format)
-    expect_narrow(input_format or "")
+        return format_time(parse_time(dt, input_format or "%s"), format)
+    raise_if_too_long(input_format or "")
     # The reference supports only strptime's formats here, none of its own.
     moment = (
-        datetime.strptime(dt, input_format)  # noqa: DTZ007 - `formatted` assumes UTC
+        datetime.strptime(dt, input_format)  # noqa: DTZ007 - `format_time` assumes UTC
         if input_format
         else str_to_datetime(dt)
     )
-    return formatted(moment, format)
+    return format_time(moment, format)
 
 
 def sanitize_url(value: str) -> str:
@@ -101,7 +106,7 @@ def generate_uuid() -> str:
     return str(uuid.uuid4())
 
 
-def hashed(value: Any, hash_type: str = "md5", salt: str | None = None) -> str:
+def compute_hash(value: Any, hash_type: str = "md5", salt: str | None = None) -> str:
     """Return the hexadecimal digest of a value's string followed by a salt.
 
     Raises:
@@ -115,7 +120,7 @@ def hashed(value: Any, hash_type: str = "md5", salt: str | None = None) -> str:
     return digest.hexdigest()
 
 
-def signed(value: Any, key: str, hash_type: str = "sha256") -> str:
+def compute_hmac(value: Any, key: str, hash_type: str = "sha256") -> str:
     """Return the hexadecimal HMAC of a value's string.
 
     Raises:
@@ -126,12 +131,12 @@ def signed(value: Any, key: str, hash_type: str = "sha256") -> str:
     return keyed.new(str(key).encode(), str(value).encode(), hashlib.sha256).hexdigest()
 
 
-def base64_encoded(value: str) -> str:
+def encode_base64(value: str) -> str:
     """Encode a string's UTF-8 bytes in base64."""
     return base64.b64encode(value.encode()).decode()
 
 
-def base64_decoded(value: str) -> str:
+def decode_base64(value: str) -> str:
     """Decode a base64 string to a UTF-8 string.
 
     Raises:
@@ -140,7 +145,7 @@ def base64_decoded(value: str) -> str:
     return base64.b64decode(value.encode()).decode()
 
 
-def base64_of_ascii(value: str) -> str:
+def encode_ascii_base64(value: str) -> str:
     """Encode an ASCII string in base64; the reference's `base64binascii_decode` encodes, too.
 
     Raises:
@@ -177,11 +182,11 @@ MACROS: dict[str, Callable[..., Any]] = {
 }
 #: `regex_replace` is defined in `sandbox`, because its output is not bounded.
 FILTERS: dict[str, Callable[..., Any]] = {
-    "hash": hashed,
-    "hmac": signed,
-    "base64encode": base64_encoded,
-    "base64decode": base64_decoded,
-    "base64binascii_decode": base64_of_ascii,
+    "hash": compute_hash,
+    "hmac": compute_hmac,
+    "base64encode": encode_base64,
+    "base64decode": decode_base64,
+    "base64binascii_decode": encode_ascii_base64,
     "string": as_string,
     "regex_search": regex_search,
 }

@@ -39,17 +39,17 @@ from chronolake.source.declarative.templating.macros import (
     regex_search,
     sanitize_url,
 )
-from chronolake.source.declarative.templating.times import expect_narrow
+from chronolake.source.declarative.templating.times import raise_if_too_long
 
 if TYPE_CHECKING:
     from jinja2.environment import Template
 
 
 #: Warning filters are global to the process, so that only one thread may change them.
-_reading = threading.Lock()
+_parse_lock = threading.Lock()
 
 
-def parsed(environment: SandboxedEnvironment, text: str) -> nodes.Template:
+def parse_template(environment: SandboxedEnvironment, text: str) -> nodes.Template:
     """Parse a template.
 
     Python warns about invalid escapes, which regular expressions in templates contain. Readers of a
@@ -59,7 +59,7 @@ def parsed(environment: SandboxedEnvironment, text: str) -> nodes.Template:
     Raises:
         jinja2.TemplateSyntaxError: the template is invalid.
     """
-    with _reading, warnings.catch_warnings():
+    with _parse_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return environment.parse(text)
 
@@ -133,15 +133,15 @@ class _Allowance:
             self._shared = set()
             left: list[Any] = list(self._given.values())
             while left:
-                each = left.pop()
-                if isinstance(each, str | bytes | int | float | None) or id(each) in self._shared:
+                node = left.pop()
+                if isinstance(node, str | bytes | int | float | None) or id(node) in self._shared:
                     continue
-                self._shared.add(id(each))
-                if isinstance(each, Mapping):
-                    left += each.values()
-                elif isinstance(each, Sequence | AbstractSet):
-                    left += each
-                left += getattr(each, "__dict__", {}).values()
+                self._shared.add(id(node))
+                if isinstance(node, Mapping):
+                    left += node.values()
+                elif isinstance(node, Sequence | AbstractSet):
+                    left += node
+                left += getattr(node, "__dict__", {}).values()
         return id(owner) in self._shared
 
     def step(self, size: int = 0) -> None:
@@ -163,23 +163,23 @@ class _Allowance:
                 itself.
         """
         if isinstance(value, str):
-            return _bytes_of(value)
+            return _text_size(value)
         size, left = 0, [value]
         while left:
-            each = left.pop()
-            if isinstance(each, str):
-                size += _bytes_of(each)
-            elif isinstance(each, bytes | bytearray):
-                size += len(each)
-            elif isinstance(each, int):
-                size += each.bit_length() // 3
-            elif isinstance(each, Mapping):
-                size += 2 * ELEMENT * len(each)
-                left += each.keys()
-                left += each.values()
-            elif isinstance(each, Sequence | AbstractSet):
-                size += ELEMENT * len(each)
-                left += each
+            node = left.pop()
+            if isinstance(node, str):
+                size += _text_size(node)
+            elif isinstance(node, bytes | bytearray):
+                size += len(node)
+            elif isinstance(node, int):
+                size += node.bit_length() // 3
+            elif isinstance(node, Mapping):
+                size += 2 * ELEMENT * len(node)
+                left += node.keys()
+                left += node.values()
+            elif isinstance(node, Sequence | AbstractSet):
+                size += ELEMENT * len(node)
+                left += node
             if size > self.size:
                 raise OverflowError("A template's value is too large.")
         return size
@@ -199,7 +199,7 @@ class Compiled:
     template: Template
     variables: frozenset[str]
 
-    def rendered(self, context: Mapping[str, Any]) -> tuple[str, Any]:
+    def render(self, context: Mapping[str, Any]) -> tuple[str, Any]:
         """Render the template; return the text and the value that was output last.
 
         Raises:
@@ -210,7 +210,7 @@ class Compiled:
         return self.template.render(context), allowance.shown
 
 
-def compiled(text: str) -> Compiled:
+def compile_template(text: str) -> Compiled:
     """Compile a template.
 
     Raises:
@@ -218,7 +218,7 @@ def compiled(text: str) -> Compiled:
     """
     # Jinja evaluates constant expressions during compilation.
     _allowance.set(_Allowance())
-    tree = _Measuring().visit(parsed(ENVIRONMENT, text))
+    tree = _Measuring().visit(parse_template(ENVIRONMENT, text))
     variables = frozenset(meta.find_undeclared_variables(tree))
     return Compiled(ENVIRONMENT.from_string(tree), variables)
 
@@ -232,7 +232,7 @@ class _Measuring(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 - Jinja's name
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = _piped(node.node, _SLICED)
+            node.node = _pipe(node.node, _SLICED)
         return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
@@ -241,24 +241,22 @@ class _Measuring(NodeTransformer):
         texts = [each.data for each in node.find_all(nodes.TemplateData)]
         texts += [str(each.value) for each in node.find_all(nodes.Const)]
         self.generic_visit(node)
-        node.iter = _piped(
-            cast("nodes.Expr", node.iter), _ROUNDS, nodes.Const(sum(map(len, texts)))
-        )
+        node.iter = _pipe(cast("nodes.Expr", node.iter), _ROUNDS, nodes.Const(sum(map(len, texts))))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _piped(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
+        return _pipe(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
 
     def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _piped(node, _MADE)
+        return _pipe(node, _MADE)
 
     visit_Dict = visit_List  # noqa: N815
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _piped(node, _MADE) if node.ctx == "load" else node
+        return _pipe(node, _MADE) if node.ctx == "load" else node
 
     def visit_Include(self, node: nodes.Stmt) -> nodes.Node:  # noqa: N802
         raise TemplateSyntaxError("templates cannot include others", node.lineno)
@@ -266,7 +264,7 @@ class _Measuring(NodeTransformer):
     visit_Import = visit_FromImport = visit_Extends = visit_Include  # noqa: N815
 
 
-def _piped(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+def _pipe(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(
         value, name, list(args), [], None, None, lineno=value.lineno, environment=ENVIRONMENT
     )
@@ -278,12 +276,12 @@ class _Environment(SandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "//", "%"})
 
     def __init__(self) -> None:
-        super().__init__(finalize=_shown)
+        super().__init__(finalize=_note_output)
         self.filters = {
-            name: _counting(name, run)
+            name: _measure_filter(name, run)
             for name, run in {**GENERAL_FILTERS, **FILTERS, **_GROWING}.items()
             if name not in _LAYOUT
-        } | {_ROUNDS: _counted, _MADE: _measured, _JOINED: _joined, _SLICED: _sliced}
+        } | {_ROUNDS: _count_steps, _MADE: _measure, _JOINED: _join_values, _SLICED: _measure_slice}
         self.globals.update(MACROS)
         for name in _REFUSED_GLOBALS:
             del self.globals[name]
@@ -304,36 +302,37 @@ class _Environment(SandboxedEnvironment):
         allowance = _allowance.get()
         # A list that is extended by an iterator over itself never ends, so iterators are counted.
         args = tuple(
-            _counted(each) if isinstance(each, GeneratorType | reversed) else each for each in args
+            _count_steps(value) if isinstance(value, GeneratorType | reversed) else value
+            for value in args
         )
         allowance.step(sum(map(allowance.weigh, (*args, *options.values()))))
-        _expect_unchanged(obj, args)
-        if any(getattr(each, "__name__", "") in _CHANGING for each in (*args, *options.values())):
+        _raise_if_changing(obj, args)
+        if any(getattr(value, "__name__", "") in _CHANGING for value in (*args, *options.values())):
             # `max(key=config.pop)` would call it.
             raise SecurityError("A method that changes values must not be passed as an argument.")
         if obj is sanitize_url:
-            allowance.step(sum(_GROWS * allowance.weigh(each) for each in args))
+            allowance.step(sum(_GROWS * allowance.weigh(value) for value in args))
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str | bytes | int):
-            args = _method_checked(owner, obj.__name__, args, options)
+            args = _check_method(owner, obj.__name__, args, options)
         if _is_of_times(owner):
             for text in (*args, *options.values()):
                 if isinstance(text, str):
-                    expect_narrow(text)
+                    raise_if_too_long(text)
         made = super().call(context, obj, *args, **options)
-        allowance.step(_shallow(made))
+        allowance.step(_shallow_size(made))
         return made
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         allowance = _allowance.get()
         if isinstance(left, int) and isinstance(right, int):
-            _integers_checked(operator, left, right)
+            _check_integers(operator, left, right)
         elif operator == "*":
             for times, value in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(value, Sequence):
                     allowance.step(max(times, 0) * allowance.weigh(value))
         elif operator == "%" and isinstance(left, str | bytes):
-            _percent_checked(left, right)
+            _check_percent(left, right)
         made = super().call_binop(context, operator, left, right)
         allowance.step(allowance.weigh(made))
         return made
@@ -348,13 +347,13 @@ class _Formatter(SandboxedFormatter):
             raise OverflowError("A template pads too widely.")
         allowance.step(allowance.weigh(value))
         if isinstance(value, date | clock_time):
-            expect_narrow(format_spec)
+            raise_if_too_long(format_spec)
         made = super().format_field(value, format_spec)
         allowance.step(len(made))
         return made
 
 
-def _expect_unchanged(method: Any, args: tuple[Any, ...]) -> None:
+def _raise_if_changing(method: Any, args: tuple[Any, ...]) -> None:
     """Raise SecurityError if a method would change the template's variables."""
     if getattr(method, "__name__", "") not in _CHANGING:
         return
@@ -364,13 +363,13 @@ def _expect_unchanged(method: Any, args: tuple[Any, ...]) -> None:
         raise SecurityError("A template must not change its variables.")
 
 
-def _bytes_of(text: str) -> int:
+def _text_size(text: str) -> int:
     return len(text) if text.isascii() else getsizeof(text)
 
 
-def _shallow(value: object) -> int:
+def _shallow_size(value: object) -> int:
     if isinstance(value, str):
-        return _bytes_of(value)
+        return _text_size(value)
     return getsizeof(value) if isinstance(value, bytes | list | tuple | dict | set) else 0
 
 
@@ -380,24 +379,24 @@ def _is_of_times(owner: object) -> bool:
     return isinstance(owner, kinds) or (isinstance(owner, type) and issubclass(owner, kinds))
 
 
-def _sliced(value: Any) -> Any:
+def _measure_slice(value: Any) -> Any:
     """Return the value after counting the copy of a slice, without the contents of its elements."""
-    _allowance.get().step(_shallow(value))
+    _allowance.get().step(_shallow_size(value))
     return value
 
 
-def _pieces(text: str) -> int:
+def _letter_sizes(text: str) -> int:
     """Return the bytes of a string's letters, each as a separate string."""
     return len(text) * (_LETTER if text.isascii() else _PIECE)
 
 
-def _integers_checked(operator: str, left: int, right: int) -> None:
+def _check_integers(operator: str, left: int, right: int) -> None:
     bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
     if bits > BITS:
         raise OverflowError("A template's number is too large.")
 
 
-def _percent_checked(template: str | bytes, values: Any) -> None:
+def _check_percent(template: str | bytes, values: Any) -> None:
     """Count the result of `%`: each specifier may print the longest value with padding."""
     allowance = _allowance.get()
     text = template.decode("latin-1") if isinstance(template, bytes) else template
@@ -405,7 +404,7 @@ def _percent_checked(template: str | bytes, values: Any) -> None:
         values = tuple(values.values())
     elif not isinstance(values, tuple):
         values = (values,)
-    numbers = [abs(each) for each in values if isinstance(each, int)]
+    numbers = [abs(value) for value in values if isinstance(value, int)]
     longest = max(map(allowance.weigh, values), default=0)
     for found in _SPECIFIER.finditer(text):
         if text.startswith("(", found.end()):
@@ -415,12 +414,12 @@ def _percent_checked(template: str | bytes, values: Any) -> None:
         allowance.step(longest)
 
 
-def _method_checked(
+def _check_method(
     owner: str | bytes | int, name: str, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """Return the arguments of a string's or number's method after counting its possible result."""
     allowance = _allowance.get()
-    numbers = [abs(each) for each in (*args, *options.values()) if isinstance(each, int)]
+    numbers = [abs(value) for value in (*args, *options.values()) if isinstance(value, int)]
     if max(numbers, default=0) > WIDTH:
         raise OverflowError("A template pads too widely.")
     if isinstance(owner, int):
@@ -432,7 +431,7 @@ def _method_checked(
         text = owner if isinstance(owner, str) else owner.decode("latin-1")
         allowance.step(_PIECE * sum(map(text.count, _LINE_ENDS)))
     if name == "join" and args:
-        parts = list(_counted(args[0], len(owner)))
+        parts = list(_count_steps(args[0], len(owner)))
         allowance.step(sum(map(allowance.weigh, parts)))
         return (parts, *args[1:])
     if name == "replace" and len(args) > 1:
@@ -443,51 +442,53 @@ def _method_checked(
     return args
 
 
-def _counted(values: Iterable[Any], weight: int = 0) -> Iterator[Any]:
+def _count_steps(values: Iterable[Any], weight: int = 0) -> Iterator[Any]:
     """Yield the values, each counted as a step of `weight` bytes."""
     allowance = _allowance.get()
-    for each in values:
+    for value in values:
         allowance.step(weight)
-        yield each
+        yield value
 
 
-def _measured(value: Any) -> Any:
+def _measure(value: Any) -> Any:
     """Return the value after counting all its contents."""
     allowance = _allowance.get()
     allowance.step(allowance.weigh(value))
     return value
 
 
-def _shown(value: Any) -> Any:
+def _note_output(value: Any) -> Any:
     """Count a value that is output, and store it before it becomes a string."""
-    _allowance.get().shown = _measured(value)
+    _allowance.get().shown = _measure(value)
     return value
 
 
-def _joined(values: Iterable[Any], separator: str = "") -> str:
-    return separator.join(str(_measured(each)) for each in _counted(values, len(separator)))
+def _join_values(values: Iterable[Any], separator: str = "") -> str:
+    return separator.join(str(_measure(value)) for value in _count_steps(values, len(separator)))
 
 
-def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that counts its arguments and its result."""
 
     @wraps(run)  # also marks, for Jinja, which internal arguments the filter needs
     def counting(*args: Any, **options: Any) -> Any:
         allowance = _allowance.get()
-        for each in (*args, *options.values()):
-            if isinstance(each, str | bytes | int) or (
+        for value in (*args, *options.values()):
+            if isinstance(value, str | bytes | int) or (
                 name not in _STRUCTURAL
-                and isinstance(each, Mapping | Sequence | AbstractSet)
-                and not isinstance(each, Context)
+                and isinstance(value, Mapping | Sequence | AbstractSet)
+                and not isinstance(value, Context)
             ):
-                allowance.step(allowance.weigh(each))
+                allowance.step(allowance.weigh(value))
         if name in _TAKING_APART and args:
             # The environment or the context may be the first argument.
-            allowance.step(sum(_pieces(each) for each in args[:2] if isinstance(each, str)))
+            allowance.step(
+                sum(_letter_sizes(value) for value in args[:2] if isinstance(value, str))
+            )
         if name == "urlencode":
-            allowance.step(sum(_GROWS * allowance.weigh(each) for each in args[:1]))
+            allowance.step(sum(_GROWS * allowance.weigh(value) for value in args[:1]))
         made = run(*args, **options)
-        allowance.step(_shallow(made))
+        allowance.step(_shallow_size(made))
         return made
 
     return counting
@@ -495,7 +496,7 @@ def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _format(value: Any, *args: Any, **options: Any) -> Any:
     text, values = str(value), options or args
-    _percent_checked(text, values)
+    _check_percent(text, values)
     return text % values
 
 
@@ -503,7 +504,7 @@ def _format(value: Any, *args: Any, **options: Any) -> Any:
 def _join(context: Context, value: Any, d: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
         value = GENERAL_FILTERS["map"](context, value, attribute=attribute)
-    return _joined(value, str(d))
+    return _join_values(value, str(d))
 
 
 def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
@@ -525,20 +526,20 @@ def _tojson(context: Context, value: Any, indent: int | None = None) -> Any:
     return GENERAL_FILTERS["tojson"](context.eval_ctx, value, indent)
 
 
-def _expect_short(regex: str) -> None:
+def _raise_if_long(regex: str) -> None:
     if len(regex) > PATTERN:
         raise OverflowError("A template's regular expression is too long.")
 
 
 def _regex_search(value: str, regex: str) -> str:
     """Return the first group of a pattern's first match, or an empty string."""
-    _expect_short(regex)
+    _raise_if_long(regex)
     return regex_search(value, regex)
 
 
 def _regex_replace(value: str, regex: str, replacement: str) -> str:
     """Replace a pattern's matches by a string that may refer to their groups."""
-    _expect_short(regex)
+    _raise_if_long(regex)
     groups = replacement.count("\\")
     _allowance.get().step(
         sum(len(replacement) + groups * len(found[0]) for found in re.finditer(regex, value))

@@ -14,13 +14,13 @@ from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.templating.macros import MACROS
 from chronolake.source.declarative.templating.sandbox import ENVIRONMENT
 from chronolake.source.declarative.templating.templates import (
-    is_refused,
+    compile_cached,
     is_template,
-    made_ready,
-    shown,
-    syntax_of,
+    is_unsupported,
+    parse_syntax,
+    quote_text,
 )
-from chronolake.source.declarative.templating.times import expect_format
+from chronolake.source.declarative.templating.times import raise_if_invalid_format
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -36,43 +36,43 @@ class Fault(NamedTuple):
     hint: str
 
 
-def faults_of(text: str, known: Collection[str] | None) -> Iterator[Fault]:
+def find_faults(text: str, known: Collection[str] | None) -> Iterator[Fault]:
     """Yield the problems of a text that will be evaluated.
 
     `known` are the variables that are available at its place, or None if they are unknown.
     """
-    if is_refused(text) or not is_template(text):
-        if is_refused(text):
+    if is_unsupported(text) or not is_template(text):
+        if is_unsupported(text):
             yield Fault(
-                f"the template {shown(text)} reads `stream_state`, which is not supported",
+                f"the template {quote_text(text)} reads `stream_state`, which is not supported",
                 "Use `stream_interval` instead.",
             )
         return
-    tree = syntax_of(text)
-    found = list(_in_syntax(tree, known) if tree is not None else ())
+    tree = parse_syntax(text)
+    found = list(_check_syntax(tree, known) if tree is not None else ())
     if not found:
         try:
-            made_ready(text)
+            compile_cached(text)
         except ConfigurationError as failure:
             message = failure.message.rstrip(".")
             found = [Fault(message[0].lower() + message[1:], failure.hint or "")]
     yield from found
 
 
-def _in_syntax(tree: nodes.Template, known: Collection[str] | None) -> Iterator[Fault]:
+def _check_syntax(tree: nodes.Template, known: Collection[str] | None) -> Iterator[Fault]:
     for kind, there in (("filter", ENVIRONMENT.filters), ("test", ENVIRONMENT.tests)):
         kinds = nodes.Filter if kind == "filter" else nodes.Test
-        for name in dict.fromkeys(one.name for one in tree.find_all(kinds)):
+        for name in dict.fromkeys(node.name for node in tree.find_all(kinds)):
             if name not in there:
                 yield Fault(f"there is no {kind} `{name}`", did_you_mean(name, there, "Remove it."))
-    called = {id(one.node): one.node for one in tree.find_all(nodes.Call)}
-    functions = {one.name for one in called.values() if isinstance(one, nodes.Name)}
+    called = {id(node.node): node.node for node in tree.find_all(nodes.Call)}
+    functions = {node.name for node in called.values() if isinstance(node, nodes.Name)}
     if known is not None:
-        yield from _unknown(tree, known, functions)
-    yield from _in_constants(tree)
+        yield from _check_names(tree, known, functions)
+    yield from _check_constants(tree)
 
 
-def _unknown(
+def _check_names(
     tree: nodes.Template, known: Collection[str], functions: Collection[str]
 ) -> Iterator[Fault]:
     """Yield a fault for each name that is neither a variable nor a function."""
@@ -96,54 +96,55 @@ def _unknown(
             )
 
 
-def _in_constants(tree: nodes.Template) -> Iterator[Fault]:
+def _check_constants(tree: nodes.Template) -> Iterator[Fault]:
     """Yield the problems of constant arguments of filters and functions."""
-    for one in tree.find_all(nodes.Filter):
-        if one.name in _PATTERNS and (pattern := _constant(one.args)) is not None:
-            yield from faults_of_pattern(pattern)
+    for node in tree.find_all(nodes.Filter):
+        if node.name in _PATTERNS and (pattern := _constant_text(node.args)) is not None:
+            yield from find_pattern_faults(pattern)
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Name) and call.node.name == "duration":
-            text = _constant(call.args)
+            text = _constant_text(call.args)
             if text is not None:
-                yield from faults_of_duration(text)
+                yield from find_duration_faults(text)
 
 
-def _constant(arguments: list[nodes.Expr]) -> str | None:
+def _constant_text(arguments: list[nodes.Expr]) -> str | None:
     value: Any = arguments[0].value if arguments and isinstance(arguments[0], nodes.Const) else None
     return value if isinstance(value, str) else None
 
 
-def faults_of_pattern(text: str) -> Iterator[Fault]:
+def find_pattern_faults(text: str) -> Iterator[Fault]:
     """Yield the problems of a regular expression."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as failure:
         yield Fault(
-            f"{shown(text)} is not a valid regular expression: {failure}", "Correct the expression."
+            f"{quote_text(text)} is not a valid regular expression: {failure}",
+            "Correct the expression.",
         )
 
 
-def faults_of_duration(text: str) -> Iterator[Fault]:
+def find_duration_faults(text: str) -> Iterator[Fault]:
     """Yield the problems of a duration."""
     try:
         iso_duration(text)
     except ValueError:
         yield Fault(
-            f"{shown(text)} is not a valid duration",
+            f"{quote_text(text)} is not a valid duration",
             "Write an ISO 8601 duration, for example P1D, PT1H or P1M.",
         )
 
 
-def faults_of_format(text: str, *, is_read: bool = True) -> Iterator[Fault]:
+def find_format_faults(text: str, *, is_read: bool = True) -> Iterator[Fault]:
     """Yield the problems of a time format.
 
     The format is used for parsing if `is_read`, else only for printing.
     """
     try:
-        expect_format(text, is_read=is_read)
+        raise_if_invalid_format(text, is_read=is_read)
     except ValueError as failure:
         yield Fault(
-            f"{shown(text)} is not a valid time format: {failure}",
+            f"{quote_text(text)} is not a valid time format: {failure}",
             "Use the directives of strptime, for example %Y-%m-%dT%H:%M:%S%z, or "
             "one of %s, %s_as_float, %ms and %epoch_microseconds.",
         )

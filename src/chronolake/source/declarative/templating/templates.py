@@ -24,7 +24,12 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.templating.sandbox import ENVIRONMENT, Compiled, compiled, parsed
+from chronolake.source.declarative.templating.sandbox import (
+    ENVIRONMENT,
+    Compiled,
+    compile_template,
+    parse_template,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,14 +71,14 @@ _NAMES: Final = {"None": None, "True": True, "False": False}
 _OPENS: Final = {"[": "]", "(": ")", "{": "}"}
 
 
-def literal_of(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """Return the value of a text that is a Python literal.
 
     Raises:
         OverflowError: its value would take more memory than a template may use.
         Exception: the text is not a literal; any error of `ast.literal_eval`.
     """
-    value = ast.literal_eval(text) if len(text) <= SHORT else LongText(text).value()
+    value = ast.literal_eval(text) if len(text) <= SHORT else LongLiteral(text).value()
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise ValueError("too long a number")
     return value
@@ -126,7 +131,7 @@ class _Open:
             self.has_comma = True
 
 
-class LongText:
+class LongLiteral:
     """A parser of long literals, which works from start to end without recursion."""
 
     def __init__(self, text: str) -> None:
@@ -226,7 +231,7 @@ Context = Mapping[str, Any]
 
 _SHOWN = 200
 _ALIASES = ("stream_interval", "stream_partition")
-_REFUSED = "stream_state"
+_UNSUPPORTED = "stream_state"
 _FALSE: tuple[Any, ...] = (
     "False",
     "false",
@@ -282,12 +287,12 @@ def is_template(text: object) -> bool:
     return isinstance(text, str) and any(mark in text for mark in _MARKS)
 
 
-def is_refused(text: str) -> bool:
+def is_unsupported(text: str) -> bool:
     """Return whether a text uses a variable that the reference removed."""
-    return _REFUSED in text
+    return _UNSUPPORTED in text
 
 
-def evaluated(
+def evaluate(
     text: Any, context: Context, *, default: str | None = None, kinds: tuple[type, ...] = ()
 ) -> Any:
     """Evaluate a text in a context; values that are not strings are returned unchanged.
@@ -308,34 +313,34 @@ def evaluated(
     if not isinstance(text, str):
         return text
     try:
-        made = _rendered(text, context)
+        made = _render(text, context)
     except UndefinedError:
         made = _NOTHING
     if made.text:
         return _value_of(text, made, kinds)
     if default is None:
         return None
-    return _value_of(default, _with_parts(default, context), kinds)
+    return _value_of(default, _render_or_raise(default, context), kinds)
 
 
 def as_text(text: str, context: Context) -> str:
     """Evaluate a text in a context and return the result as a string.
 
     Raises:
-        ConfigurationError: as for `evaluated`, and if an attribute of a missing value is read.
+        ConfigurationError: as for `evaluate`, and if an attribute of a missing value is read.
     """
-    return str(_value_of(text, _with_parts(text, context), ()))
+    return str(_value_of(text, _render_or_raise(text, context), ()))
 
 
 def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 - as in manifests
     """Evaluate a condition: an empty result, zero, an empty collection and "false" are false.
 
     Raises:
-        ConfigurationError: as for `evaluated`.
+        ConfigurationError: as for `evaluate`.
     """
     if isinstance(condition, bool):
         return condition
-    return evaluated(condition, context, default="False") not in _FALSE
+    return evaluate(condition, context, default="False") not in _FALSE
 
 
 def as_mapping(
@@ -344,10 +349,10 @@ def as_mapping(
     """Evaluate the keys and values of a mapping; keys always remain strings.
 
     Raises:
-        ConfigurationError: as for `evaluated`.
+        ConfigurationError: as for `evaluate`.
     """
     return {
-        evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=kinds)
+        evaluate(name, context, kinds=(str,)): evaluate(value, context, kinds=kinds)
         for name, value in mapping.items()
     }
 
@@ -356,20 +361,20 @@ def as_nested(value: Any, context: Context) -> Any:
     """Evaluate all texts in a value; keys of mappings whose values become None are removed.
 
     Raises:
-        ConfigurationError: as for `evaluated`, or if a key becomes a collection.
+        ConfigurationError: as for `evaluate`, or if a key becomes a collection.
     """
     if isinstance(value, Mapping):
-        pairs = [(as_nested(key, context), as_nested(each, context)) for key, each in value.items()]
+        pairs = [(as_nested(key, context), as_nested(item, context)) for key, item in value.items()]
         try:
-            return {key: each for key, each in pairs if each is not None}
+            return {key: item for key, item in pairs if item is not None}
         except TypeError:
             raise ConfigurationError(
                 "A key of a mapping evaluates to a collection.",
                 hint="Change the template so that it returns a string or a number.",
             ) from None
     if isinstance(value, list):
-        return [as_nested(each, context) for each in value]
-    return evaluated(value, context)
+        return [as_nested(item, context) for item in value]
+    return evaluate(value, context)
 
 
 def variables_of(text: str) -> frozenset[str]:
@@ -378,83 +383,83 @@ def variables_of(text: str) -> frozenset[str]:
     Raises:
         ConfigurationError: the template is invalid.
     """
-    return made_ready(text).variables if is_template(text) else frozenset()
+    return compile_cached(text).variables if is_template(text) else frozenset()
 
 
-class _Made(NamedTuple):
+class _Rendered(NamedTuple):
     """The text that a template produced, and the value that it output last."""
 
     text: str
     shown: Any = None
 
 
-_NOTHING = _Made("")
+_NOTHING = _Rendered("")
 
 
-def _with_parts(text: str, context: Context) -> _Made:
+def _render_or_raise(text: str, context: Context) -> _Rendered:
     try:
-        return _rendered(text, context)
+        return _render(text, context)
     except UndefinedError as error:
-        raise _failure(text, error) from None
+        raise _template_error(text, error) from None
 
 
-def syntax_of(text: str) -> nodes.Template | None:
+def parse_syntax(text: str) -> nodes.Template | None:
     """Return the syntax tree of a template, or None if it is invalid."""
     try:
-        return parsed(ENVIRONMENT, text)
+        return parse_template(ENVIRONMENT, text)
     except TemplateSyntaxError:
         return None
 
 
-def _rendered(text: str, context: Context) -> _Made:
+def _render(text: str, context: Context) -> _Rendered:
     """Render a text.
 
     Raises:
         UndefinedError: an attribute of a missing value is read.
         ConfigurationError: rendering fails for another reason.
     """
-    if is_refused(text):
+    if is_unsupported(text):
         raise ConfigurationError(
-            f"The template {shown(text)} reads `{_REFUSED}`, which is not supported.",
+            f"The template {quote_text(text)} reads `{_UNSUPPORTED}`, which is not supported.",
             hint="Use `stream_interval` instead.",
         )
     if not is_template(text):
-        return _Made(_unfolded(text))
-    ready = made_ready(text)
+        return _Rendered(_trim_newline(text))
+    ready = compile_cached(text)
     variables = dict(context)
     if "stream_slice" in variables:
         variables.update(dict.fromkeys(_ALIASES, variables["stream_slice"]))
     if unknown := [name for name in ready.variables if name not in variables]:
         names = ", ".join(f"`{name}`" for name in sorted(unknown))
         raise ConfigurationError(
-            f"The template {shown(text)} uses {names}, which does not exist there.",
+            f"The template {quote_text(text)} uses {names}, which does not exist there.",
             hint="Correct the spelling, or use a variable that is available in this "
             "part of the manifest.",
         )
     try:
-        return _Made(*ready.rendered(variables))
+        return _Rendered(*ready.render(variables))
     except UndefinedError:
         raise
     except TypeError:
-        return _Made(text)
+        return _Rendered(text)
     except _FAILURES as error:
-        raise _failure(text, error) from None
+        raise _template_error(text, error) from None
 
 
 @lru_cache(maxsize=8192)
-def made_ready(text: str) -> Compiled:
+def compile_cached(text: str) -> Compiled:
     """Return the compiled template.
 
     Raises:
         ConfigurationError: the template is invalid, or uses unknown filters.
     """
     try:
-        return compiled(text)
+        return compile_template(text)
     except _FAILURES as error:
-        raise _failure(text, error) from None
+        raise _template_error(text, error) from None
 
 
-def _failure(text: str, error: BaseException) -> ConfigurationError:
+def _template_error(text: str, error: BaseException) -> ConfigurationError:
     """Return the error to raise. Its message contains nothing but the template's own text."""
     if isinstance(error, TemplateSyntaxError):
         why = f"is not valid: {(error.message or '').rstrip('.')}"
@@ -472,16 +477,16 @@ def _failure(text: str, error: BaseException) -> ConfigurationError:
     else:
         why = f"fails with a {type(error).__name__}"
     return ConfigurationError(
-        f"The template {shown(text)} {why}.", hint="Correct it in the manifest."
+        f"The template {quote_text(text)} {why}.", hint="Correct it in the manifest."
     )
 
 
-def shown(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text as error messages quote it."""
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
-def _unfolded(text: str) -> str:
+def _trim_newline(text: str) -> str:
     """Return a plain text in the form of a rendered template: without a newline at its end."""
     if "\n" not in text and "\r" not in text:
         return text
@@ -489,53 +494,53 @@ def _unfolded(text: str) -> str:
     return "\n".join(lines if lines[-1] else lines[:-1])
 
 
-def _value_of(text: str, made: _Made, kinds: tuple[type, ...]) -> Any:
+def _value_of(text: str, made: _Rendered, kinds: tuple[type, ...]) -> Any:
     """Return the value of a rendered text."""
     if not is_template(text):
-        return _plain(made.text, kinds)
-    value = _read(made.text, kinds)
+        return _parse_plain(made.text, kinds)
+    value = _parse_text(made.text, kinds)
     # If the manifest asks for numbers, they are accepted in any notation.
     if value is made.text or (kinds and str not in kinds):
         return value
-    if isinstance(made.shown, str) and _is_sent(text):
-        return value if _is_plainly(value, made.shown) else made.shown
-    return made.text.strip() if _is_respelled(value, made.text, text) else value
+    if isinstance(made.shown, str) and _is_sent_unchanged(text):
+        return value if _is_plain_value(value, made.shown) else made.shown
+    return made.text.strip() if _changes_notation(value, made.text, text) else value
 
 
 @lru_cache(maxsize=8192)
-def _is_sent(text: str) -> bool:
+def _is_sent_unchanged(text: str) -> bool:
     """Return whether a template returns a token, key or cursor, which must be sent back unchanged.
 
     A string from a record or the configuration may be a list in text form.
     """
-    return looks_up(text) and not made_ready(text).variables <= _WRITTEN
+    return is_lookup(text) and not compile_cached(text).variables <= _WRITTEN
 
 
-def _is_plainly(value: Any, text: str) -> bool:
+def _is_plain_value(value: Any, text: str) -> bool:
     """Return whether a text may be parsed as a value: a number, or the text of an empty value."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_nothing = not value and isinstance(value, bool | list | dict | None)
     return (is_number or is_nothing) and str(value) == text
 
 
-def _is_respelled(value: Any, made: str, text: str) -> bool:
+def _changes_notation(value: Any, made: str, text: str) -> bool:
     """Return whether a parsed literal would be sent in another notation than it was rendered."""
-    if not made_ready(text).variables:
+    if not compile_cached(text).variables:
         return False
     if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
         return True
     if isinstance(value, int | float | None):
         return str(value) != made.strip()
-    if not looks_up(text):
+    if not is_lookup(text):
         return False
     # A looked-up value comes from JSON, so quotes and brackets belong to the string itself.
     return not isinstance(value, list | dict) or str(value) != made.strip()
 
 
 @lru_cache(maxsize=8192)
-def looks_up(text: str) -> bool:
+def is_lookup(text: str) -> bool:
     """Return whether a template only looks up a value."""
-    tree = syntax_of(text)
+    tree = parse_syntax(text)
     return tree is not None and _only_looks_up(tree.body)
 
 
@@ -543,19 +548,19 @@ def _only_looks_up(body: Sequence[nodes.Node]) -> bool:
     outputs = 0
     for node in body:
         if isinstance(node, nodes.If):
-            branches = [node.body, *(one.body for one in node.elif_), node.else_]
+            branches = [node.body, *(child.body for child in node.elif_), node.else_]
             if not all(map(_only_looks_up, branches)):
                 return False
             outputs += 1
         elif isinstance(node, nodes.Output):
-            shown = [
-                one
-                for one in node.nodes
-                if not (isinstance(one, nodes.TemplateData) and not one.data.strip())
+            outputs_here = [
+                child
+                for child in node.nodes
+                if not (isinstance(child, nodes.TemplateData) and not child.data.strip())
             ]
-            if not all(map(_is_lookup, shown)):
+            if not all(map(_is_lookup, outputs_here)):
                 return False
-            outputs += len(shown)
+            outputs += len(outputs_here)
         else:
             return False
     return outputs <= 1
@@ -576,13 +581,13 @@ def _is_lookup(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Name | nodes.Const)
 
 
-def _plain(text: str, kinds: tuple[type, ...]) -> Any:
+def _parse_plain(text: str, kinds: tuple[type, ...]) -> Any:
     value = _remembered(text, kinds)
     # Mutable values are not shared.
-    return _read(text, kinds) if isinstance(value, list | dict | set | tuple) else value
+    return _parse_text(text, kinds) if isinstance(value, list | dict | set | tuple) else value
 
 
-def _read(text: str, kinds: tuple[type, ...]) -> Any:
+def _parse_text(text: str, kinds: tuple[type, ...]) -> Any:
     """Parse a text as a literal, or return it unchanged."""
     if text.isdecimal() and text.isascii() and len(text) <= _SMALL and text[0] != "0":
         value: Any = int(text)
@@ -590,7 +595,7 @@ def _read(text: str, kinds: tuple[type, ...]) -> Any:
         return text
     else:
         try:
-            value = literal_of(text)
+            value = parse_literal(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return text
         except OverflowError as error:
@@ -605,4 +610,4 @@ def _read(text: str, kinds: tuple[type, ...]) -> Any:
     )
 
 
-_remembered: Callable[[str, tuple[type, ...]], Any] = lru_cache(maxsize=8192)(_read)
+_remembered: Callable[[str, tuple[type, ...]], Any] = lru_cache(maxsize=8192)(_parse_text)

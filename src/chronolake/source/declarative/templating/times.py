@@ -50,7 +50,7 @@ _FIXED_OFFSET = re.compile(
 )
 
 
-def parsed(value: Value, format: str) -> datetime:  # noqa: A002
+def parse_time(value: Value, format: str) -> datetime:  # noqa: A002
     """Parse a value in a format and return the time with its offset.
 
     Raises:
@@ -62,7 +62,7 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
         if format == "%s_as_float":
             return datetime.fromtimestamp(float(value), tz=UTC)
         plain = _MILLISECONDS.sub(_any_fraction, format) if "%_ms" in format else format
-        expect_narrow(plain)
+        raise_if_too_long(plain)
         moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - the offset is set below
     except (ValueError, TypeError, OverflowError, OSError, re.error):
         # The value may come from a record, and messages must not contain values of records.
@@ -85,7 +85,7 @@ def _prints_offset(format: str) -> bool:  # noqa: A002
     return any(found[1] == "z" for found in _PRINTS_OFFSET.finditer(format))
 
 
-def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
+def raise_if_invalid_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     """Raise ValueError if a format is invalid.
 
     `is_read` means that times are parsed with the format. More directives are allowed for printing.
@@ -98,7 +98,7 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     if not {found[1] for found in _DIRECTIVE.finditer(format)} & _YEARS:
         raise ValueError("it does not contain the year, as %Y does")
     plain = _MILLISECONDS.sub(_any_fraction, format)
-    expect_narrow(plain)
+    raise_if_too_long(plain)
     if not is_read:
         for found in _DIRECTIVE.finditer(plain):
             if found[1] not in _WRITTEN:
@@ -118,21 +118,21 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
             raise ValueError("it ends with a single %") from failure
 
 
-def parsed_by(value: Value, formats: Sequence[str]) -> datetime:
+def parse_time_by(value: Value, formats: Sequence[str]) -> datetime:
     """Parse a value in the first format that it matches.
 
     Raises:
         ValueError: the value matches none of the formats.
     """
-    for each in formats:
+    for format_ in formats:
         try:
-            return parsed(value, each)
+            return parse_time(value, format_)
         except ValueError:
             continue
     raise ValueError(f"The time matches none of the formats {', '.join(map(repr, formats))}.")
 
 
-def formatted(value: datetime, format: str) -> str:  # noqa: A002
+def format_time(value: datetime, format: str) -> str:  # noqa: A002
     """Format a time in its own offset, not in UTC; fractions of the format's unit are truncated."""
     moment = value if value.tzinfo else value.replace(tzinfo=UTC)
     if unit := _UNITS.get(format):
@@ -145,21 +145,21 @@ def formatted(value: datetime, format: str) -> str:  # noqa: A002
         format = _MILLISECONDS.sub(  # noqa: A001
             lambda found: digits if found[1] == "_ms" else found[0], format
         )
-    return spelled(moment, format)
+    return format_with_strftime(moment, format)
 
 
-def spelled(moment: date, format: str) -> str:  # noqa: A002
+def format_with_strftime(moment: date, format: str) -> str:  # noqa: A002
     """Format a time or a date with strftime.
 
     Raises:
         ValueError: the format is too long, or pads too widely (`%999Y` prints 999 characters).
     """
-    expect_narrow(format)
+    raise_if_too_long(format)
     return moment.strftime(format)
 
 
 @lru_cache(maxsize=256)
-def expect_narrow(format: str) -> None:  # noqa: A002
+def raise_if_too_long(format: str) -> None:  # noqa: A002
     """Raise ValueError if a format would print a long string.
 
     Raises:
@@ -171,20 +171,20 @@ def expect_narrow(format: str) -> None:  # noqa: A002
         raise ValueError("it pads too widely")
 
 
-def formatted_exactly(value: datetime, format: str) -> str:  # noqa: A002
-    """Format a time so that `parsed` returns the same time, except for truncated fractions.
+def format_exactly(value: datetime, format: str) -> str:  # noqa: A002
+    """Format a time so that `parse_time` returns the same time, except for truncated fractions.
 
     A format that prints the time's own offset keeps its time zone. For any other format, the time
     is converted to the offset that the format contains in digits, or to UTC, because its readers
     cannot know another offset.
     """
     if _prints_offset(format) or value.tzinfo is None:
-        return formatted(value, format)
+        return format_time(value, format)
     try:
-        return formatted(value.astimezone(fixed_offset(format)), format)
+        return format_time(value.astimezone(fixed_offset(format)), format)
     except OverflowError:
         bounds = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-        return formatted(bounds[value.year > 1], format)
+        return format_time(bounds[value.year > 1], format)
 
 
 def micros_of(moment: datetime) -> int:
@@ -195,11 +195,11 @@ def micros_of(moment: datetime) -> int:
 class Reader:
     """A parser of one field's times, optimized for values that are similar to each other.
 
-    It returns the times of `parsed_by`, in microseconds since 1970.
+    It returns the times of `parse_time_by`, in microseconds since 1970.
     """
 
     def __init__(self, formats: Sequence[str]) -> None:
-        self._reads = tuple(_reading(each) for each in formats)
+        self._reads = tuple(_create_parser(format_) for format_ in formats)
         # One attribute for both, so that threads never combine a value with another value's result.
         self._last: tuple[str, int | None] = ("", self._read(""))
 
@@ -235,20 +235,20 @@ _LATEST = _micros(datetime.max.replace(tzinfo=UTC) - _EPOCH)
 
 
 @lru_cache(maxsize=256)
-def _reading(format: str) -> _Read:  # noqa: A002
+def _create_parser(format: str) -> _Read:  # noqa: A002
     # Every slice parses times, and the tables of a format take a millisecond to build.
     if unit := _UNITS.get(format):
-        return _counting(unit)
+        return _create_number_parser(unit)
     known = _LAYOUT.fullmatch(format)
     if known is None:
-        return lambda value: _slowly(value, format)
+        return lambda value: _parse_slowly(value, format)
     separator, fraction, suffix = known.groups(default="")
     if not separator:
         return partial(_read_date, format)
-    return _reading_time(_Layout(format, separator, fraction=bool(fraction), suffix=suffix))
+    return _create_time_parser(_Layout(format, separator, fraction=bool(fraction), suffix=suffix))
 
 
-def _counting(unit: int) -> _Read:
+def _create_number_parser(unit: int) -> _Read:
     def read(value: Value) -> int | None:
         try:
             micros = unit * int(value)
@@ -259,9 +259,9 @@ def _counting(unit: int) -> _Read:
     return read
 
 
-def _slowly(value: Value, format: str) -> int | None:  # noqa: A002
+def _parse_slowly(value: Value, format: str) -> int | None:  # noqa: A002
     try:
-        return micros_of(parsed(value, format))
+        return micros_of(parse_time(value, format))
     except ValueError:
         return None
 
@@ -303,7 +303,7 @@ def _read_date(format: str, value: Value) -> int | None:  # noqa: A002
     try:
         return _days[text]
     except KeyError:
-        return None if len(text) > _DATE_LENGTH else _slowly(text, format)
+        return None if len(text) > _DATE_LENGTH else _parse_slowly(text, format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,14 +331,16 @@ class _Layout:
         return signed or not (text.endswith(self.suffix) and end.isdecimal())
 
 
-def _reading_time(layout: _Layout) -> _Read:
+def _create_time_parser(layout: _Layout) -> _Read:
     """Return a function that parses strings of a layout with lookup tables, the fastest way.
 
     The tables contain the parts that have all their digits; strptime accepts each of them. All
     other strings ("2024-1-1") are parsed by strptime, unless they cannot match whatever their
     digits are.
     """
-    quickly = _quickly_with_fraction(layout) if layout.fraction else _quickly(layout)
+    quickly = (
+        _create_fast_fraction_parser(layout) if layout.fraction else _create_fast_parser(layout)
+    )
     dotless = not layout.fraction and layout.suffix != "%z"
 
     def read(value: Value) -> int | None:
@@ -348,19 +350,19 @@ def _reading_time(layout: _Layout) -> _Read:
         try:
             return quickly(text)
         except (KeyError, ValueError):
-            return None if layout.refuses(text) else _slowly(text, layout.format)
+            return None if layout.refuses(text) else _parse_slowly(text, layout.format)
 
     return read
 
 
-def _quickly(layout: _Layout) -> Callable[[str], int]:
-    days, offsets, minutes = _days, _offsets, _minutes(layout)
+def _create_fast_parser(layout: _Layout) -> Callable[[str], int]:
+    days, offsets, minutes = _days, _offsets, _minute_table(layout)
     if layout.suffix == "%z":
-        seconds = _seconds("")
+        seconds = _second_table("")
         return lambda text: (
             days[text[:10]] + minutes[text[10:16]] + seconds[text[16:19]] - offsets[text[19:]]
         )
-    ends = _seconds(layout.suffix)
+    ends = _second_table(layout.suffix)
     offset = _fixed_micros(layout.format)
     return lambda text: days[text[:10]] + minutes[text[10:16]] + ends[text[16:]] - offset
 
@@ -369,15 +371,15 @@ def _fixed_micros(format: str) -> int:  # noqa: A002
     return _micros(fixed_offset(format).utcoffset(None))
 
 
-def _quickly_with_fraction(layout: _Layout) -> Callable[[str], int]:
-    days, minutes, seconds = _days, _minutes(layout), _seconds(".")
+def _create_fast_fraction_parser(layout: _Layout) -> Callable[[str], int]:
+    days, minutes, seconds = _days, _minute_table(layout), _second_table(".")
     offsets: dict[str, int] = (
         _offsets if layout.suffix == "%z" else {layout.suffix: _fixed_micros(layout.format)}
     )
     size = None if layout.suffix == "%z" else len(layout.suffix)
 
     def quickly(text: str) -> int:
-        end = len(text) - (_size_of_offset(text) if size is None else size)
+        end = len(text) - (_offset_length(text) if size is None else size)
         digits = text[20:end]
         if not (digits.isdecimal() and digits.isascii()):
             raise KeyError(text)
@@ -392,7 +394,7 @@ def _quickly_with_fraction(layout: _Layout) -> Callable[[str], int]:
     return quickly
 
 
-def _size_of_offset(text: str) -> int:
+def _offset_length(text: str) -> int:
     if text.endswith("Z"):
         return 1
     return 6 if text[-3:-2] == ":" else 5
@@ -402,14 +404,14 @@ def _size_of_offset(text: str) -> int:
 _FRACTIONS = {digits: int("1".ljust(7 - digits, "0")) for digits in range(1, 7)}
 
 
-def _minutes(layout: _Layout) -> dict[str, int]:
+def _minute_table(layout: _Layout) -> dict[str, int]:
     return {
         f"{layout.separator}{minute // 60:02d}:{minute % 60:02d}": minute * _MINUTE
         for minute in range(24 * 60)
     }
 
 
-def _seconds(suffix: str) -> dict[str, int]:
+def _second_table(suffix: str) -> dict[str, int]:
     return {f":{second:02d}{suffix}": second * _SECOND for second in range(60)}
 
 
@@ -427,13 +429,13 @@ def seconds_of(text: str, where: str, *, none: bool = False) -> float:
     try:
         seconds = in_seconds(iso_duration(text))
     except (ValueError, OverflowError) as error:
-        raise _no_span(text, where) from error
+        raise _duration_error(text, where) from error
     if seconds < 0 or (seconds == 0 and not none):
-        raise _no_span(text, where)
+        raise _duration_error(text, where)
     return seconds
 
 
-def _no_span(text: str, where: str) -> ConfigurationError:
+def _duration_error(text: str, where: str) -> ConfigurationError:
     return ConfigurationError(
         f"{text!r} is not a valid duration for {where}.",
         hint="Write an ISO 8601 duration, for example PT1M.",
