@@ -22,7 +22,7 @@ import orjson
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT
 from chronolake.core import usage
-from chronolake.core.batch_profile import is_since, measured, same_key
+from chronolake.core.batch_profile import profile_versions
 from chronolake.core.omitted_columns import OMITTED_PROPERTY
 from chronolake.core.pipeline_table import ensure_hidden, layout_of
 from chronolake.core.row_hash import HASHED_PROPERTY, hashed_columns, property_for
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from chronolake.core.batch_profile import Pulled
+    from chronolake.core.batch_profile import BatchProfile
     from chronolake.core.scd2_sql import Layout
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -67,27 +67,42 @@ if TYPE_CHECKING:
 LATEST_PROPERTY: Final = "chronolake.latest"
 
 
-def are_later(write: StagedWrite, pulled: Pulled, layout: Layout) -> bool:
+def are_later(write: StagedWrite, profile: BatchProfile, layout: Layout) -> bool:
     """Return whether landed rows can be written without reading the stored rows.
 
     If the table's latest time is not known, all times in the table are read once.
 
     The table must have rows.
     """
-    if layout.mode is not Mode.HISTORY or layout.omitted or not pulled.say_one_thing_each:
+    if layout.mode is not Mode.HISTORY or layout.omitted or not _has_one_change_per_record(profile):
         return False
     latest = _latest_of(write)
     return (
-        latest is not None and pulled.since is not None and pulled.since >= latest + layout.epsilon
+        latest is not None
+        and profile.since is not None
+        and profile.since >= latest + layout.epsilon
     )
 
 
-def stage_later(write: StagedWrite, pulled: Pulled, layout: Layout, *, synced_micros: int) -> int:
+def _has_one_change_per_record(profile: BatchProfile) -> bool:
+    """Return whether each row is its record's only row: a version or a plain deletion."""
+    are_plain = profile.deleted == profile.tombstones == profile.deletions
+    return profile.has_each_once and are_plain and not (profile.purges or profile.omitted)
+
+
+def _are_active_versions(profile: BatchProfile) -> bool:
+    """Return whether each row is the only version of its record, and active."""
+    return profile.has_each_once and not (profile.deleted or profile.tombstones or profile.omitted)
+
+
+def stage_later(
+    write: StagedWrite, profile: BatchProfile, layout: Layout, *, synced_micros: int
+) -> int:
     """Stage landed rows that are later than the table: end versions, add new ones and tombstones.
 
     Args:
         write: the attempt.
-        pulled: the landed rows.
+        profile: the landed rows.
         layout: the table.
         synced_micros: `_fivetran_synced` of the new rows, in microseconds since 1970.
 
@@ -95,24 +110,26 @@ def stage_later(write: StagedWrite, pulled: Pulled, layout: Layout, *, synced_mi
         The number of versions that end.
     """
     ends = f"IF({PROVIDES_DATA}, {MODIFIED} - {layout.epsilon}L, {DELETED_AT})"
-    hint = broadcast(pulled.view, pulled.rows)
+    hint = broadcast(profile.view, profile.rows)
     reach("write.planned")
     ended = write.update(
-        f"SELECT {hint} {numbered(layout.key)}, {ends} AS ends FROM {pulled.view}",
-        " AND ".join([*same_key(layout.key, pulled.bounds), f"{TABLE}.{ACTIVE}"]),
+        f"SELECT {hint} {numbered(layout.key)}, {ends} AS ends FROM {profile.view}",
+        " AND ".join([*profile.same_key(layout.key), f"{TABLE}.{ACTIVE}"]),
         assignments=f"{TABLE}.{END} = timestamp_micros({KEYS}.ends), {TABLE}.{ACTIVE} = false",
         changed="true",
     )
-    if pulled.marks < pulled.rows:
-        write.append(_new(PROVIDES_DATA, layout.columns, pulled, layout, synced_micros))
-    if pulled.marks:
+    if profile.tombstones < profile.rows:
+        write.append(_new(PROVIDES_DATA, layout.columns, profile, layout, synced_micros))
+    if profile.tombstones:
         columns = (*layout.data, SYNCED, VERSION)
-        write.hidden.append(_new(f"NOT {PROVIDES_DATA}", columns, pulled, layout, synced_micros))
+        write.hidden.append(_new(f"NOT {PROVIDES_DATA}", columns, profile, layout, synced_micros))
     return ended
 
 
-def _new(which: str, columns: tuple[str, ...], pulled: Pulled, layout: Layout, synced: int) -> str:
-    landed = of_landed(f"{pulled.view} WHERE {which}", layout)
+def _new(
+    which: str, columns: tuple[str, ...], profile: BatchProfile, layout: Layout, synced: int
+) -> str:
+    landed = of_landed(f"{profile.view} WHERE {which}", layout)
     return f"SELECT {listed(columns)} FROM ({states(landed, layout, synced_micros=synced)})"
 
 
@@ -225,16 +242,20 @@ def write_versions(
     spark = versions.sparkSession
     with viewed(versions) as view:
         with watch.stage("read"):
-            pulled = measured(spark, view, description, layout, has_each_once=has_each_once)
+            profile = profile_versions(
+                spark, view, description, layout, has_each_once=has_each_once
+            )
             layout = replace(
-                layout, omitted=tuple(dict.fromkeys([*layout.omitted, *pulled.omitted]))
+                layout, omitted=tuple(dict.fromkeys([*layout.omitted, *profile.omitted]))
             )
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal result
             expect_unaltered(attempt, description)
-            outcome = _stage(attempt, pulled, layout, synced_micros, watch)
-            result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
+            outcome = _stage(attempt, profile, layout, synced_micros, watch)
+            result = PullResult(
+                batch, profile.rows, outcome.written, outcome.removed, watch.seconds
+            )
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
             latest = outcome.latest
             of_latest = {} if latest is None else latest_with_data(attempt, latest)
@@ -267,18 +288,18 @@ def _omitted_of(table: IcebergTable) -> tuple[str, ...]:
 
 
 def _stage(
-    write: StagedWrite, pulled: Pulled, layout: Layout, synced: int, watch: Stopwatch
+    write: StagedWrite, profile: BatchProfile, layout: Layout, synced: int, watch: Stopwatch
 ) -> _Outcome:
-    if not pulled.rows:
+    if not profile.rows:
         return _Outcome()
-    layout = replace(layout, has_marks=bool(pulled.marks) or not write.hidden.is_empty)
-    at_once = _at_once(write, pulled, layout, synced, watch)
+    layout = replace(layout, has_marks=bool(profile.tombstones) or not write.hidden.is_empty)
+    at_once = _at_once(write, profile, layout, synced, watch)
     if at_once is not None:
         return at_once
-    events = _events(write, pulled, layout)
+    events = _events(write, profile, layout)
     resolved = write.spark.sql(succession(events, layout, synced_micros=synced))
     if write.is_empty and write.hidden.is_empty:
-        return _fill(write, resolved, pulled, layout)
+        return _fill(write, resolved, profile, layout)
     with ExitStack() as until_published:
         with watch.stage("resolve"):
             rows = until_published.enter_context(kept(resolved))
@@ -290,9 +311,9 @@ def _stage(
             ).collect()
         reach("write.planned")
         if found["removed"]:
-            _remove(write, rows, found["removed"], pulled, layout)
+            _remove(write, rows, found["removed"], profile, layout)
         if found["revealed"]:
-            _reveal(write, rows, found["revealed"], pulled, layout)
+            _reveal(write, rows, found["revealed"], profile, layout)
         if found["added"]:
             write.append(_added(rows, layout))
         if found["concealed"]:
@@ -300,47 +321,49 @@ def _stage(
     return _Outcome(found["added"], found["removed"], found["sketch"])
 
 
-def _events(write: StagedWrite, pulled: Pulled, layout: Layout) -> list[str]:
+def _events(write: StagedWrite, profile: BatchProfile, layout: Layout) -> list[str]:
     """Return queries of the landed rows, and of the stored rows that they can change."""
-    events = [of_landed(pulled.view, layout)]
-    if pulled.purges and layout.mode is not Mode.LIVE:
+    events = [of_landed(profile.view, layout)]
+    if profile.purges and layout.mode is not Mode.LIVE:
         # A live table shows no purged record, whatever its versions are.
-        events.append(of_purged(pulled.view, layout))
+        events.append(of_purged(profile.view, layout))
     if not write.is_empty:
-        events.append(_reached(write, pulled, layout))
+        events.append(_reached(write, profile, layout))
     if not write.hidden.is_empty:
-        events.append(_hidden(write, pulled, layout))
+        events.append(_hidden(write, profile, layout))
     return events
 
 
 def _at_once(
-    write: StagedWrite, pulled: Pulled, layout: Layout, synced: int, watch: Stopwatch
+    write: StagedWrite, profile: BatchProfile, layout: Layout, synced: int, watch: Stopwatch
 ) -> _Outcome | None:
     """Stage rows without reading the stored rows; return None if these must be read."""
     if not write.is_empty:
         with watch.stage("read"):
-            is_later = are_later(write, pulled, layout)
+            is_later = are_later(write, profile, layout)
         if not is_later:
             return None
-        ended = stage_later(write, pulled, layout, synced_micros=synced)
-        added = ended + pulled.rows - pulled.marks
-        return _Outcome(added, ended, pulled.sketch, pulled.latest)
-    if not (write.hidden.is_empty and pulled.are_states):
+        ended = stage_later(write, profile, layout, synced_micros=synced)
+        added = ended + profile.rows - profile.tombstones
+        return _Outcome(added, ended, profile.sketch, profile.latest)
+    if not (write.hidden.is_empty and _are_active_versions(profile)):
         return None
     reach("write.planned")
-    write.append(states(of_landed(pulled.view, layout), layout, synced_micros=synced))
-    return _Outcome(pulled.rows, 0, pulled.sketch, pulled.latest)
+    write.append(states(of_landed(profile.view, layout), layout, synced_micros=synced))
+    return _Outcome(profile.rows, 0, profile.sketch, profile.latest)
 
 
-def _fill(write: StagedWrite, resolved: DataFrame, pulled: Pulled, layout: Layout) -> _Outcome:
+def _fill(
+    write: StagedWrite, resolved: DataFrame, profile: BatchProfile, layout: Layout
+) -> _Outcome:
     """Stage the first rows of a table: nothing to remove, and nothing is kept in memory."""
     with viewed(resolved) as view:
         reach("write.planned")
         write.append(_added(view, layout))
-        if pulled.marks or layout.mode is Mode.LIVE:
+        if profile.tombstones or layout.mode is Mode.LIVE:
             write.hidden.append(_concealed(view, layout))
     written = write.table.refreshed().rows_of(write.branch)
-    return _Outcome(written or 0, 0, pulled.sketch)
+    return _Outcome(written or 0, 0, profile.sketch)
 
 
 def _added(rows: str, layout: Layout) -> str:
@@ -352,11 +375,13 @@ def _concealed(rows: str, layout: Layout) -> str:
     return f"SELECT {columns} FROM {rows} WHERE {CONCEALED}"
 
 
-def _remove(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: Layout) -> None:
+def _remove(
+    write: StagedWrite, rows: str, number: int, profile: BatchProfile, layout: Layout
+) -> None:
     """Remove rows of `main`, by file and position."""
-    conditions = [*same_key(layout.key, pulled.bounds), *same_row(FILE, POSITION)]
+    conditions = [*profile.same_key(layout.key), *same_row(FILE, POSITION)]
     if layout.mode is Mode.HISTORY:
-        conditions += _in_reach(pulled, layout)
+        conditions += _in_reach(profile, layout)
     write.delete(
         f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {FILE}, {POSITION} "
         f"FROM {rows} WHERE {REMOVED}",
@@ -364,17 +389,19 @@ def _remove(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: 
     )
 
 
-def _reveal(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: Layout) -> None:
+def _reveal(
+    write: StagedWrite, rows: str, number: int, profile: BatchProfile, layout: Layout
+) -> None:
     """Remove hidden rows that are no longer needed, or that are now shown in `main`."""
     same_version = f"{TABLE}.{VERSION} = {KEYS}.{STORED}"
     write.hidden.delete(
         f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {STORED} "
         f"FROM {rows} WHERE {REVEALED}",
-        " AND ".join([*same_key(layout.key, pulled.bounds), same_version]),
+        " AND ".join([*profile.same_key(layout.key), same_version]),
     )
 
 
-def _reached(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
+def _reached(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
     """Return a query of the rows of `main` that landed rows can change, with their metadata.
 
     In a history table these are the versions that are active, or that end when their record's first
@@ -382,34 +409,34 @@ def _reached(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
     """
     keys = (
         f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
-        f"FROM {pulled.view} GROUP BY {listed(layout.key)}"
+        f"FROM {profile.view} GROUP BY {listed(layout.key)}"
     )
-    conditions = same_key(layout.key, pulled.bounds)
+    conditions = profile.same_key(layout.key)
     if layout.mode is Mode.HISTORY:
         since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
         reached = f"{TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since}"
         if layout.erased:
             # Such a purge changes all versions before it.
             reached += f" OR {KEYS}.purged IS NOT NULL"
-        conditions += [f"({reached})", *_in_reach(pulled, layout)]
+        conditions += [f"({reached})", *_in_reach(profile, layout)]
     return (
-        f"SELECT {broadcast(KEYS, pulled.rows)} {of_stored(layout, hidden=False)} "
+        f"SELECT {broadcast(KEYS, profile.rows)} {of_stored(layout, hidden=False)} "
         f"FROM {write.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {' AND '.join(conditions)}"
     )
 
 
-def _hidden(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
+def _hidden(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
     """Return a query of the hidden rows of the landed keys, with their metadata."""
-    keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {pulled.view}"
-    matched = " AND ".join(same_key(layout.key, pulled.bounds))
+    keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {profile.view}"
+    matched = " AND ".join(profile.same_key(layout.key))
     return (
-        f"SELECT {broadcast(KEYS, pulled.rows)} {of_stored(layout, hidden=True)} "
+        f"SELECT {broadcast(KEYS, profile.rows)} {of_stored(layout, hidden=True)} "
         f"FROM {write.hidden.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
     )
 
 
-def _in_reach(pulled: Pulled, layout: Layout) -> list[str]:
+def _in_reach(profile: BatchProfile, layout: Layout) -> list[str]:
     """Return SQL conditions to prune files, true for all versions that landed rows can change."""
-    if layout.erased and pulled.purges:
+    if layout.erased and profile.purges:
         return []
-    return [f"({TABLE}.{ACTIVE} OR {is_since(END, (pulled.since or 0) - layout.epsilon)})"]
+    return [f"({TABLE}.{ACTIVE} OR {profile.is_since(END, layout.epsilon)})"]

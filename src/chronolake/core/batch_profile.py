@@ -4,7 +4,7 @@ A destination batch is a change set that is kept in memory while it is merged in
 is the only time that the batch's files are decoded, and its result is the only part of the batch
 that reaches the driver: one row of counts and bounds, whatever the batch's size.
 
-Landed rows of pipeline tables are profiled before their table is read.
+Landed record versions of pipeline tables are profiled before their table is read.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from chronolake.core.scd2_sql import Layout
     from chronolake.core.staging import Stopwatch
@@ -66,91 +66,89 @@ _DAYS: Final = (date.min.toordinal(), date.max.toordinal())
 _HOUR_MICROS: Final = 3_600_000_000
 
 
-@dataclass(frozen=True)
-class Incoming:
-    """A batch's rows and their profile.
+@dataclass(frozen=True, kw_only=True)
+class BatchProfile:
+    """The rows of a batch, with their counts and bounds.
+
+    The rows are a change set or record versions (`chronolake.change_set`). Counts that only one of
+    the two has are 0 for the other.
 
     Attributes:
-        rows: the change set of `chronolake.change_set`, kept, as a SQL name.
-        names: its data columns, in the order of the unmodified bits.
-        replaced, updated, deleted, earliest: number of rows by kind of file.
-        repeated: not for history: whether some key occurs in more than one row.
-        unmodified: names of the columns that some update row leaves unmodified.
+        view: the rows as a SQL name.
+        rows: number of rows.
+        names: their data columns; of a change set, in the order of the unmodified bits.
+        omitted: the data columns that some row does not provide, in the order of `names`: an update
+            row leaves them unmodified, or a version omits them.
         with_nulls: key columns that are null in some row.
         bounds: bounds of key columns as SQL, for types where bounds prune files.
-        since: history only: the earliest time in microseconds that the batch affects, or None.
-        contradicting: history only: number of rows whose times contradict `_fivetran_active`.
-        writing: not for history: the sketch of its replace and update rows (`core/usage.py`).
+        since: the earliest time in microseconds that the rows affect; None if there is none, or for
+            a change set without history.
+        sketch: the sketch of the rows that count as usage (`core/usage.py`): replace and update
+            rows, or versions. None for a history batch, whose result is counted.
+        has_each_once: whether no two rows are of one record; False if this is not known, as in a
+            history batch.
+        deleted: number of delete rows, or of versions with a deletion time.
+        replaced, updated, earliest: number of rows of a change set by kind of file.
+        contradicting: number of rows of a history batch whose times contradict `_fivetran_active`.
+        tombstones: number of versions without data: the record is deleted or purged.
+        deletions: number of tombstones with a deletion at the row's own time.
+        purges: number of versions that purge their record.
+        latest: the latest time in any version, in microseconds, or None.
     """
 
-    rows: str
+    view: str
+    rows: int
     names: tuple[str, ...]
-    replaced: int
-    updated: int
-    deleted: int
-    earliest: int
-    repeated: bool
-    unmodified: frozenset[str]
-    with_nulls: frozenset[str]
+    omitted: tuple[str, ...]
+    with_nulls: frozenset[str] = frozenset()
     bounds: dict[str, tuple[str, str]]
     since: int | None
-    contradicting: int
-    writing: bytes | None
-
-    @property
-    def rows_count(self) -> int:
-        """Return the number of rows in all files."""
-        return self.replaced + self.updated + self.deleted + self.earliest
+    sketch: bytes | None
+    has_each_once: bool
+    deleted: int
+    replaced: int = 0
+    updated: int = 0
+    earliest: int = 0
+    contradicting: int = 0
+    tombstones: int = 0
+    deletions: int = 0
+    purges: int = 0
+    latest: int | None = None
 
     @property
     def is_empty(self) -> bool:
         """Return whether the batch has no rows."""
-        return self.rows_count == 0
+        return self.rows == 0
 
     def same_key(self, key: Sequence[str]) -> list[str]:
         """Return SQL conditions that match a row of `TABLE` with the `numbered` key of `KEYS`.
 
         They include bounds of all keys of the batch, which prune files and row groups.
         """
-        return same_key(key, self.bounds, self.with_nulls)
+        conditions = []
+        for number, name in enumerate(key):
+            column = f"{TABLE}.{quoted(name)}"
+            # Without nulls, Spark's join hashes a single key as a number instead of a row.
+            equals = "<=>" if name in self.with_nulls else "="
+            conditions.append(f"{column} {equals} {KEYS}.k{number}")
+            if name in self.bounds:
+                least, greatest = self.bounds[name]
+                conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
+        return conditions
 
-    def since_of(self, column: str) -> str:
+    def is_since(self, column: str, epsilon: int) -> str:
         """Return a SQL condition: a time column of `TABLE` is not before the batch's first time.
 
-        For history only: the batch cannot change versions that end and start earlier, unless they
-        are active.
+        The batch can change a version that ends and starts earlier only if it is active. The time
+        is rounded down to an hour.
+
+        Args:
+            column: the time column.
+            epsilon: microseconds between a version's end and the start of the next.
         """
-        return is_since(column, (self.since or 0) - EPSILON_MICROS)
-
-
-def same_key(
-    key: Sequence[str],
-    bounds: Mapping[str, tuple[str, str]],
-    with_nulls: AbstractSet[str] = frozenset(),
-) -> list[str]:
-    """Return SQL conditions that match a row of `TABLE` with the `numbered` key of `KEYS`.
-
-    Args:
-        key: the key columns.
-        bounds: bounds of all keys, as SQL: they prune files and row groups.
-        with_nulls: key columns that may be null.
-    """
-    conditions = []
-    for number, name in enumerate(key):
-        column = f"{TABLE}.{quoted(name)}"
-        # Without nulls, Spark's join hashes a single key as a number instead of a row.
-        equals = "<=>" if name in with_nulls else "="
-        conditions.append(f"{column} {equals} {KEYS}.k{number}")
-        if name in bounds:
-            least, greatest = bounds[name]
-            conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
-    return conditions
-
-
-def is_since(column: str, micros: int) -> str:
-    """Return a SQL condition: a column of `TABLE` is not before a time rounded down to an hour."""
-    since = micros // _HOUR_MICROS * _HOUR_MICROS
-    return f"{TABLE}.{column} >= timestamp_micros({since})"
+        micros = (self.since or 0) - epsilon
+        hour = micros // _HOUR_MICROS * _HOUR_MICROS
+        return f"{TABLE}.{column} >= timestamp_micros({hour})"
 
 
 def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
@@ -182,8 +180,42 @@ def _rounded(least: int, greatest: int, first: int, last: int) -> tuple[int, int
     return max(least // step * step, first), min(-(-greatest // step) * step, last)
 
 
+def _extremes(key: Sequence[str], ordered: AbstractSet[str], columns: Sequence[str]) -> list[str]:
+    """Return SQL aggregates for `_bounds_in`: the least and greatest cell of ordered key columns.
+
+    Args:
+        key: the key columns.
+        ordered: those whose bounds prune files.
+        columns: the SQL name of each key column.
+    """
+    return [
+        f"{aggregate}({column}) AS {aggregate}{number}"
+        for number, (name, column) in enumerate(zip(key, columns, strict=True))
+        if name in ordered
+        for aggregate in ("min", "max")
+    ]
+
+
+def _bounds_in(
+    row: Row, description: TableDescription, key: Sequence[str], ordered: AbstractSet[str]
+) -> dict[str, tuple[str, str]]:
+    """Return bounds of key columns from a row with the aggregates of `_extremes`."""
+    return {
+        name: bounds_of(
+            description.by_name[name].type.kind, row[f"min{number}"], row[f"max{number}"]
+        )
+        for number, name in enumerate(key)
+        if name in ordered and row[f"min{number}"] is not None
+    }
+
+
+def _ordered(description: TableDescription, key: Sequence[str]) -> set[str]:
+    """Return the key columns whose bounds prune files."""
+    return {name for name in key if description.by_name[name].type.kind in ORDERED}
+
+
 @contextmanager
-def incoming(
+def profile_changes(
     changes: DataFrame,
     description: TableDescription,
     key: Sequence[str],
@@ -191,8 +223,8 @@ def incoming(
     watch: Stopwatch,
     *,
     is_history: bool,
-) -> Iterator[Incoming]:
-    """Decode a batch once, and keep it while the block runs.
+) -> Iterator[BatchProfile]:
+    """Decode a change set once, profile it, and keep it while the block runs.
 
     Args:
         changes: the change set.
@@ -212,10 +244,10 @@ def incoming(
     _check_columns(description, key, names)
     with kept(_with_tmax(changes, names)) as rows:
         with watch.stage("read"):
-            measured = _measure(
+            profile = _profile_of_changes(
                 changes.sparkSession, rows, description, key, names, is_history=is_history
             )
-        yield measured
+        yield profile
 
 
 def _with_tmax(changes: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -255,90 +287,84 @@ def _check_columns(description: TableDescription, key: Sequence[str], names: Seq
             )
 
 
-def _measure(
+def _profile_of_changes(
     spark: SparkSession,
-    rows: str,
+    view: str,
     description: TableDescription,
     key: Sequence[str],
     names: tuple[str, ...],
     *,
     is_history: bool,
-) -> Incoming:
+) -> BatchProfile:
     words = range((len(names) + BITS_PER_WORD - 1) // BITS_PER_WORD)
-    ordered = {name for name in key if description.by_name[name].type.kind in ORDERED}
-    statement = _measuring(rows, key, ordered, len(words), is_history=is_history)
-    (found,) = spark.sql(statement).collect()
-    if is_history and found["timeless"]:
+    ordered = _ordered(description, key)
+    statement = _statement_for_changes(view, key, ordered, len(words), is_history=is_history)
+    (row,) = spark.sql(statement).collect()
+    if is_history and row["timeless"]:
         raise BatchError(
-            f"{found['timeless']} rows of the batch have no {START}, {END} or {ACTIVE}.",
+            f"{row['timeless']} rows of the batch have no {START}, {END} or {ACTIVE}.",
             table=str(description.name),
             hint="Every version needs its times; a delete needs its end.",
         )
-    bits = [found[f"w{word}"] or 0 for word in words]
-    nullable = {name for number, name in enumerate(key) if found[f"nulls{number}"]}
-    return Incoming(
-        rows=rows,
+    bits = [row[f"w{word}"] or 0 for word in words]
+    with_nulls = frozenset(name for number, name in enumerate(key) if row[f"nulls{number}"])
+    counts = {op: row[f"n{int(op)}"] or 0 for op in Op}
+    return BatchProfile(
+        view=view,
+        rows=sum(counts.values()),
         names=names,
-        replaced=found[f"n{int(Op.REPLACE)}"] or 0,
-        updated=found[f"n{int(Op.UPDATE)}"] or 0,
-        deleted=found[f"n{int(Op.DELETE)}"] or 0,
-        earliest=found[f"n{int(Op.EARLIEST)}"] or 0,
-        repeated=not is_history and bool(found["repeated"]),
-        unmodified=frozenset(
+        omitted=tuple(
             name
             for number, name in enumerate(names)
             if bits[number // BITS_PER_WORD] >> (number % BITS_PER_WORD) & 1
         ),
-        with_nulls=frozenset(nullable),
-        bounds={
-            name: bounds_of(
-                description.by_name[name].type.kind,
-                found[f"least{number}"],
-                found[f"greatest{number}"],
-            )
-            for number, name in enumerate(key)
-            if name in ordered - nullable and found[f"least{number}"] is not None
-        },
-        since=found["since"] if is_history else None,
-        contradicting=found["contradicting"] if is_history else 0,
-        writing=None if is_history else found["writing"],
+        with_nulls=with_nulls,
+        bounds=_bounds_in(row, description, key, ordered - with_nulls),
+        since=row["since"] if is_history else None,
+        sketch=None if is_history else row["sketch"],
+        has_each_once=not (is_history or row["repeated"]),
+        deleted=counts[Op.DELETE],
+        replaced=counts[Op.REPLACE],
+        updated=counts[Op.UPDATE],
+        earliest=counts[Op.EARLIEST],
+        contradicting=row["contradicting"] if is_history else 0,
     )
 
 
-def _measuring(
-    batch: str, key: Sequence[str], ordered: AbstractSet[str], words: int, *, is_history: bool
+def _statement_for_changes(
+    view: str, key: Sequence[str], ordered: AbstractSet[str], words: int, *, is_history: bool
 ) -> str:
-    """Return the only statement that reads all rows of a batch."""
+    """Return the only statement that reads all rows of a change set."""
     kinds = [f"n{int(kind)}" for kind in Op]
     counts = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
     bits = [f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}" for word in range(words)]
     if is_history:
         time = micros_of_change()
         no_times = f"{OP} IN (1, 2) AND ({END} IS NULL OR {ACTIVE} IS NULL)"
-        found = [
+        aggregates = [
             *counts,
             *bits,
             f"min({time}) AS since",
             f"count_if({time} IS NULL OR ({no_times})) AS timeless",
             f"count_if({OP} IN (1, 2) AND {_contradicts()}) AS contradicting",
         ]
-        rows, columns = batch, list(map(quoted, key))
+        rows, columns = view, list(map(quoted, key))
     else:
         # Group by key first, to find repeated keys: a separate query would take as long again.
         columns = [f"k{number}" for number in range(len(key))]
         own = ", ".join([numbered(key), "count(1) AS number", *counts, *bits])
-        rows = f"(SELECT {own} FROM {batch} GROUP BY {listed(key)})"
-        found = [
+        rows = f"(SELECT {own} FROM {view} GROUP BY {listed(key)})"
+        aggregates = [
             *(f"sum({name}) AS {name}" for name in kinds),
             *(f"bit_or(w{word}) AS w{word}" for word in range(words)),
             "max(number) > 1 AS repeated",
-            f"{sketching(columns, f'n{int(Op.REPLACE)} + n{int(Op.UPDATE)} > 0')} AS writing",
+            f"{sketching(columns, f'n{int(Op.REPLACE)} + n{int(Op.UPDATE)} > 0')} AS sketch",
         ]
-    for number, name in enumerate(columns):
-        found.append(f"count_if({name} IS NULL) AS nulls{number}")
-        if key[number] in ordered:
-            found += [f"min({name}) AS least{number}", f"max({name}) AS greatest{number}"]
-    return f"SELECT {', '.join(found)} FROM {rows}"
+    aggregates += [
+        f"count_if({column} IS NULL) AS nulls{number}" for number, column in enumerate(columns)
+    ]
+    aggregates += _extremes(key, ordered, columns)
+    return f"SELECT {', '.join(aggregates)} FROM {rows}"
 
 
 def _contradicts() -> str:
@@ -360,59 +386,15 @@ def micros_of_change() -> str:
 _FILES: Final = 1_000
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """Landed rows and their profile.
-
-    Attributes:
-        view: the rows as a SQL name.
-        rows: number of rows.
-        marks: number of tombstones: rows that only report that a record is deleted or purged.
-        purges: number of tombstones that are purges.
-        omitted: the data columns that some row omits.
-        since: the least modification time in microseconds, or None.
-        bounds: bounds of key columns as SQL, for types where bounds prune files.
-        sketch: the sketch of their versions (`core/usage.py`).
-        deleted: number of rows with a deletion time.
-        plain_marks: number of tombstones with a deletion at the row's own time.
-        latest: the latest time in any of the rows, in microseconds, or None.
-        has_each_once: whether no two rows are known to be of one record.
-    """
-
-    view: str
-    rows: int
-    marks: int
-    purges: int
-    omitted: tuple[str, ...]
-    since: int | None
-    bounds: dict[str, tuple[str, str]]
-    sketch: bytes | None
-    deleted: int
-    plain_marks: int
-    latest: int | None
-    has_each_once: bool
-
-    @property
-    def are_states(self) -> bool:
-        """Return whether each row is the only version of its record, and active."""
-        return self.has_each_once and not (self.deleted or self.marks or self.omitted)
-
-    @property
-    def say_one_thing_each(self) -> bool:
-        """Return whether each row is its record's only row: a version, or a plain deletion."""
-        are_plain = self.deleted == self.marks == self.plain_marks
-        return self.has_each_once and are_plain and not (self.purges or self.omitted)
-
-
-def measured(
+def profile_versions(
     spark: SparkSession,
     view: str,
     description: TableDescription,
     layout: Layout,
     *,
     has_each_once: bool,
-) -> Pulled:
-    """Profile landed rows in one pass, without their data columns.
+) -> BatchProfile:
+    """Profile landed record versions in one pass, without their data columns.
 
     Args:
         spark: the session that reads them.
@@ -424,8 +406,9 @@ def measured(
     Raises:
         IncompleteRowsError: a row lacks its key, its time or its sequence.
     """
-    ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
-    needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
+    ordered = _ordered(description, layout.key)
+    key = [quoted(name) for name in layout.key]
+    needed = [*key, MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
     is_provided = (
         PROVIDES_DATA if layout.mode is Mode.LIVE else f"{PROVIDES_DATA} OR {PURGED_AT} IS NOT NULL"
@@ -433,24 +416,22 @@ def measured(
     sketch = usage.sketching(layout.counted, is_provided)
     place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
     sorted_files = f"array_sort(collect_set({LANDED_FILE}) FILTER (WHERE {incomplete}))"
-    found = [
+    aggregates = [
         "count(1) AS rows",
         f"min({place}) FILTER (WHERE {incomplete}) AS place",
-        f"count_if(NOT {PROVIDES_DATA}) AS marks",
+        f"count_if(NOT {PROVIDES_DATA}) AS tombstones",
         f"count_if({PURGED_AT} IS NOT NULL) AS purges",
         f"count({DELETED_AT}) AS deleted",
-        f"count_if(NOT {PROVIDES_DATA} AND {DELETED_AT} = {MODIFIED}) AS plain_marks",
+        f"count_if(NOT {PROVIDES_DATA} AND {DELETED_AT} = {MODIFIED}) AS deletions",
         f"max(greatest({MODIFIED}, {DELETED_AT}, {PURGED_AT})) AS latest",
-        f"array_distinct(flatten(collect_set({OMITTED}))) AS untold",
+        f"array_distinct(flatten(collect_set({OMITTED}))) AS omitted",
         f"count_if({incomplete}) AS incomplete",
         f"slice({sorted_files}, 1, {_FILES}) AS files",
         f"min({MODIFIED}) AS since",
         f"{sketch} AS sketch",
+        *_extremes(layout.key, ordered, key),
     ]
-    for number, name in enumerate(ordered):
-        column = quoted(name)
-        found += [f"min({column}) AS least{number}", f"max({column}) AS greatest{number}"]
-    (row,) = spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
+    (row,) = spark.sql(f"SELECT {', '.join(aggregates)} FROM {view}").collect()
     if row["incomplete"]:
         error = IncompleteRowsError(
             f"{row['incomplete']} rows lack their key, modification time or sequence; this is the "
@@ -462,26 +443,21 @@ def measured(
         )
         error.files = row["files"]
         raise error
-    return Pulled(
+    return BatchProfile(
         view=view,
         rows=row["rows"],
-        marks=row["marks"],
-        purges=row["purges"],
+        names=layout.data,
         # Names that are not columns of the table are ignored.
         omitted=tuple(
-            name for name in layout.data if name in row["untold"] and name not in layout.key
+            name for name in layout.data if name in row["omitted"] and name not in layout.key
         ),
+        bounds=_bounds_in(row, description, layout.key, ordered),
         since=row["since"],
-        bounds={
-            name: bounds_of(
-                description.by_name[name].type.kind, row[f"least{number}"], row[f"greatest{number}"]
-            )
-            for number, name in enumerate(ordered)
-            if row["rows"]
-        },
         sketch=row["sketch"],
-        deleted=row["deleted"],
-        plain_marks=row["plain_marks"],
-        latest=row["latest"],
         has_each_once=has_each_once,
+        deleted=row["deleted"],
+        tombstones=row["tombstones"],
+        deletions=row["deletions"],
+        purges=row["purges"],
+        latest=row["latest"],
     )

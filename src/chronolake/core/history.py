@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.core import scd2_fold, usage
-from chronolake.core.batch_profile import Incoming, incoming, micros_of_change
+from chronolake.core.batch_profile import BatchProfile, micros_of_change, profile_changes
 from chronolake.core.merge import BatchResult, fold_by_key
 from chronolake.core.scd2_fold import (
     ADDED,
@@ -113,26 +113,26 @@ def write_history_batch(
         )
     watch = Stopwatch()
     outcome = Outcome(0, 0, 0, 0, None, None, 0)
-    with incoming(
+    with profile_changes(
         changes, description, description.record_key, columns, watch, is_history=True
-    ) as batch_rows:
+    ) as profile:
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome
             expect_unaltered(attempt, description)
-            outcome = stage(attempt, batch_rows, description, watch)
+            outcome = stage(attempt, profile, description, watch)
             return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
 
-        if not batch_rows.is_empty:
+        if not profile.is_empty:
             staged(lake, name, write, watch, spark=changes.sparkSession)
     return BatchResult(
         batch=batch,
-        replaced=batch_rows.replaced,
-        updated=batch_rows.updated,
-        deleted=batch_rows.deleted,
+        replaced=profile.replaced,
+        updated=profile.updated,
+        deleted=profile.deleted,
         ignored=outcome.ignored,
         ignored_key=outcome.ignored_key,
-        contradicting=batch_rows.contradicting,
+        contradicting=profile.contradicting,
         closed_at_start=outcome.closed_at_start,
         seconds=watch.seconds,
     )
@@ -162,29 +162,29 @@ class Outcome:
 
 
 def stage(
-    write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
+    write: StagedWrite, profile: BatchProfile, description: TableDescription, watch: Stopwatch
 ) -> Outcome:
     """Compute the changes of a history table by a batch, and stage them.
 
     Args:
         write: the staged write of a history table.
-        batch: the batch; not empty.
+        profile: the batch; not empty.
         description: the table, with the batch's columns.
         watch: gets the time as the stages `resolve`, `branch`, `delete` and `append`.
     """
     with ExitStack() as until_published:
         with watch.stage("resolve"):
-            events = [_of_batch(batch, description)]
+            events = [_of_batch(profile, description)]
             if not write.is_empty:
-                events.append(_overlapping(write.source, batch, description))
-            resolved, outcome = _resolved(write, events, batch, description, until_published)
+                events.append(_overlapping(write.source, profile, description))
+            resolved, outcome = _resolved(write, events, profile, description, until_published)
             if outcome.baseless and not write.is_empty:
                 # Rare: a record that was deleted earlier, or an update older than all history.
-                events.append(_newest_before(write.source, resolved, batch, description))
-                resolved, outcome = _resolved(write, events, batch, description, until_published)
+                events.append(_newest_before(write.source, resolved, profile, description))
+                resolved, outcome = _resolved(write, events, profile, description, until_published)
         reach("write.planned")
         if outcome.removed:
-            _delete(write, resolved, outcome, batch, description)
+            _delete(write, resolved, outcome, profile, description)
         if outcome.added:
             names = listed(column.name for column in description.columns)
             write.append(f"SELECT {names} FROM {resolved} WHERE {ADDED}")
@@ -194,16 +194,16 @@ def stage(
 def _resolved(
     write: StagedWrite,
     events: Sequence[str],
-    batch: Incoming,
+    profile: BatchProfile,
     description: TableDescription,
     until_published: ExitStack,
 ) -> tuple[str, Outcome]:
     """Compute a batch's effects on its keys once and keep them; return SQL name and counts."""
     layout = scd2_fold.Layout(
         columns=tuple(column.name for column in description.columns),
-        carried=batch.names,
+        carried=profile.names,
         key=description.record_key,
-        unmodified=batch.unmodified,
+        unmodified=frozenset(profile.omitted),
         epsilon=description.epsilon,
     )
     resolved = fold_by_key(
@@ -211,7 +211,7 @@ def _resolved(
         " UNION ALL ".join(events),
         key=layout.key,
         order=(TIME, KIND, SEQ),
-        rows=batch.rows_count,
+        rows=profile.rows,
         fold=lambda rows: scd2_fold.resolve(rows, layout),
         description=description,
         others=_OTHERS,
@@ -230,7 +230,7 @@ def _delete(
     write: StagedWrite,
     resolved: str,
     outcome: Outcome,
-    batch: Incoming,
+    profile: BatchProfile,
     description: TableDescription,
 ) -> None:
     """Remove stored versions by file and position."""
@@ -238,21 +238,21 @@ def _delete(
     write.delete(
         f"SELECT {broadcast(resolved, outcome.removed)} {numbered(key)}, {FILE}, {POSITION} "
         f"FROM {resolved} WHERE {REMOVED}",
-        " AND ".join([*batch.same_key(key), *same_row(FILE, POSITION), _in_reach(batch)]),
+        " AND ".join([*profile.same_key(key), *same_row(FILE, POSITION), _in_reach(profile)]),
     )
 
 
-def _of_batch(batch: Incoming, description: TableDescription) -> str:
+def _of_batch(profile: BatchProfile, description: TableDescription) -> str:
     """Return the batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
         f"SELECT CASE {OP} {kinds} END AS {KIND}, {micros_of_change()} AS {TIME}, {SEQ}, "
         f"{UNMODIFIED}, CAST(NULL AS STRING) AS {FILE}, CAST(NULL AS BIGINT) AS {POSITION}, "
-        f"{cells(description, batch.names, of=BATCH)} FROM {batch.rows} AS {BATCH}"
+        f"{cells(description, profile.names, of=BATCH)} FROM {profile.view} AS {BATCH}"
     )
 
 
-def _overlapping(table: str, batch: Incoming, description: TableDescription) -> str:
+def _overlapping(table: str, profile: BatchProfile, description: TableDescription) -> str:
     """Return stored versions that are active, or start or end at their key's first time or later.
 
     The batch can change only these. A version may end before it starts if it is shorter than a
@@ -260,24 +260,25 @@ def _overlapping(table: str, batch: Incoming, description: TableDescription) -> 
     """
     key = description.record_key
     since = f"timestamp_micros(min({micros_of_change()}) - {EPSILON_MICROS}) AS since"
-    keys = f"SELECT {numbered(key)}, {since} FROM {batch.rows} GROUP BY {listed(key)}"
+    keys = f"SELECT {numbered(key)}, {since} FROM {profile.view} GROUP BY {listed(key)}"
     reached = (
         f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {KEYS}.since OR {TABLE}.{START} >= {KEYS}.since)"
     )
-    return _stored(table, batch, description, keys, reached, _in_reach(batch))
+    return _stored(table, profile, description, keys, reached, _in_reach(profile))
 
 
-def _in_reach(batch: Incoming) -> str:
+def _in_reach(profile: BatchProfile) -> str:
     """Return a SQL condition that is true for all versions that the batch can change.
 
     It prunes files and row groups by their statistics, so that the cost does not grow with the
     history before the batch.
     """
-    return f"({TABLE}.{ACTIVE} OR {batch.since_of(END)} OR {batch.since_of(START)})"
+    times = " OR ".join(profile.is_since(column, EPSILON_MICROS) for column in (END, START))
+    return f"({TABLE}.{ACTIVE} OR {times})"
 
 
 def _newest_before(
-    table: str, resolved: str, batch: Incoming, description: TableDescription
+    table: str, resolved: str, profile: BatchProfile, description: TableDescription
 ) -> str:
     """Return the newest stored version before the earliest start, for keys of baseless updates."""
     keys = (
@@ -285,7 +286,7 @@ def _newest_before(
         f"timestamp_micros({EARLIEST}) AS since "
         f"FROM {resolved} WHERE {BASELESS}"
     )
-    found = _stored(table, batch, description, keys, f"{TABLE}.{START} < {KEYS}.since")
+    found = _stored(table, profile, description, keys, f"{TABLE}.{START} < {KEYS}.since")
     newest = f"max_by(struct(*), {TIME}) AS newest"
     key = listed(description.record_key)
     return f"SELECT newest.* FROM (SELECT {newest} FROM ({found}) GROUP BY {key})"
@@ -293,16 +294,16 @@ def _newest_before(
 
 def _stored(
     table: str,
-    batch: Incoming,
+    profile: BatchProfile,
     description: TableDescription,
     keys: str,
     *conditions: str,
 ) -> str:
     """Return stored versions as events, for keys that `keys` numbers, on conditions over both."""
     names = [column.name for column in description.columns]
-    matched = " AND ".join([*batch.same_key(description.record_key), *conditions])
+    matched = " AND ".join([*profile.same_key(description.record_key), *conditions])
     return (
-        f"SELECT {broadcast(KEYS, batch.rows_count)} {scd2_fold.STORED} AS {KIND}, "
+        f"SELECT {broadcast(KEYS, profile.rows)} {scd2_fold.STORED} AS {KIND}, "
         f"unix_micros({TABLE}.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
         f"{UNMODIFIED}, {TABLE}._file AS {FILE}, {TABLE}._pos AS {POSITION}, "
         f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"

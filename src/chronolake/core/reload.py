@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import OP, RESERVED, SEQ, UNMODIFIED, Op
 from chronolake.core import usage
-from chronolake.core.batch_profile import incoming
+from chronolake.core.batch_profile import profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
 from chronolake.core.sql import TABLE, listed, viewed
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from chronolake.core.batch_profile import Incoming
+    from chronolake.core.batch_profile import BatchProfile
     from chronolake.description import TableDescription
     from chronolake.lake import Lake
     from chronolake.types import TableName
@@ -108,13 +108,13 @@ def resync(
         expect_unaltered(attempt, description)
         changes = _changes(attempt, rows, description, at_micros)
         written = None
-        with incoming(
+        with profile_changes(
             changes, description, description.record_key, columns, watch, is_history=True
-        ) as brought:
-            if not brought.is_empty:
-                _expect_one_row_a_key(attempt, brought, description)
-                written = stage(attempt, brought, description, watch).written
-            result = BatchResult(batch, replaced=brought.replaced, seconds=watch.seconds)
+        ) as profile:
+            if not profile.is_empty:
+                _expect_one_row_a_key(attempt, profile, description)
+                written = stage(attempt, profile, description, watch).written
+            result = BatchResult(batch, replaced=profile.replaced, seconds=watch.seconds)
         if gone is not MissingRecords.STAY and not attempt.is_empty:
             ended = at_micros - (description.epsilon if gone is MissingRecords.DEACTIVATE else 0)
             attempt.update_where(
@@ -212,11 +212,11 @@ def _changes(
 
 
 def _expect_one_row_a_key(
-    write: StagedWrite, brought: Incoming, description: TableDescription
+    write: StagedWrite, profile: BatchProfile, description: TableDescription
 ) -> None:
     key = listed(description.record_key)
     (found,) = write.spark.sql(
-        f"SELECT count(1) FROM (SELECT {key} FROM {brought.rows} "
+        f"SELECT count(1) FROM (SELECT {key} FROM {profile.view} "
         f"WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
     ).collect()
     if found[0]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
 from chronolake.core import upsert_fold, usage
-from chronolake.core.batch_profile import Incoming, incoming
+from chronolake.core.batch_profile import BatchProfile, profile_changes
 from chronolake.core.merge import BatchResult, fold_by_key
 from chronolake.core.scd2_fold import Layout
 from chronolake.core.sql import BATCH, KEYS, TABLE, broadcast, cells, kept, listed, numbered, sample
@@ -74,23 +74,23 @@ def write_batch(
         )
     watch = Stopwatch()
     outcome = _Outcome()
-    with incoming(
+    with profile_changes(
         changes, description, description.primary_key, columns, watch, is_history=False
-    ) as batch_rows:
+    ) as profile:
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome
             expect_unaltered(attempt, description)
-            outcome = _stage(attempt, batch_rows, description, watch)
+            outcome = _stage(attempt, profile, description, watch)
             return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
 
-        if not batch_rows.is_empty:
+        if not profile.is_empty:
             staged(lake, name, write, watch, spark=changes.sparkSession)
     return BatchResult(
         batch=batch,
-        replaced=batch_rows.replaced,
-        updated=batch_rows.updated,
-        deleted=batch_rows.deleted,
+        replaced=profile.replaced,
+        updated=profile.updated,
+        deleted=profile.deleted,
         ignored=outcome.ignored,
         ignored_key=outcome.ignored_key,
         seconds=watch.seconds,
@@ -113,43 +113,45 @@ class _Outcome:
 
 
 def _stage(
-    write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
+    write: StagedWrite, profile: BatchProfile, description: TableDescription, watch: Stopwatch
 ) -> _Outcome:
     """Compute the changes of a table by a batch, and stage them."""
     key = description.primary_key
-    retained = [column.name for column in description.columns if column.name not in batch.names]
-    needs_stored = bool(retained and batch.replaced)
-    outcome = _Outcome(written=batch.writing)
+    retained = [column.name for column in description.columns if column.name not in profile.names]
+    needs_stored = bool(retained and profile.replaced)
+    outcome = _Outcome(written=profile.sketch)
     with ExitStack() as until_published:
         added = None
         is_changed_in_place = (
-            batch.updated
-            and not (batch.repeated or needs_stored or write.is_empty)
-            and len(key) < len(batch.names) <= _ASSIGNED_COLUMNS
+            profile.updated
+            and profile.has_each_once
+            and not (needs_stored or write.is_empty)
+            and len(key) < len(profile.names) <= _ASSIGNED_COLUMNS
         )
-        if (batch.updated and not is_changed_in_place) or batch.repeated or needs_stored:
+        needs_merge = needs_stored or not profile.has_each_once
+        if needs_merge or (profile.updated and not is_changed_in_place):
             with watch.stage("resolve"):
                 needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
-                events = [_of_batch(batch, description)]
+                events = [_of_batch(profile, description)]
                 if not write.is_empty:
-                    events.append(_stored(write.source, batch, description, needed))
-                final, outcome = _folded(write, events, batch, description, until_published)
+                    events.append(_stored(write.source, profile, description, needed))
+                final, outcome = _folded(write, events, profile, description, until_published)
                 names = listed(column.name for column in description.columns)
                 added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
-        elif batch.replaced:
-            all_cells = cells(description, batch.names, of=BATCH)
+        elif profile.replaced:
+            all_cells = cells(description, profile.names, of=BATCH)
             added = (
-                f"SELECT {all_cells} FROM {batch.rows} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
+                f"SELECT {all_cells} FROM {profile.view} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
             )
         reach("write.planned")
         if is_changed_in_place:
-            outcome = _change(write, batch, description, watch)
+            outcome = _change(write, profile, description, watch)
         elif not write.is_empty:
             # All stored rows whose key is in the batch: only key columns are read.
-            hint = broadcast(batch.rows, batch.rows_count)
+            hint = broadcast(profile.view, profile.rows)
             write.delete(
-                f"SELECT {hint} {numbered(key)} FROM {batch.rows}",
-                " AND ".join(batch.same_key(key)),
+                f"SELECT {hint} {numbered(key)} FROM {profile.view}",
+                " AND ".join(profile.same_key(key)),
             )
         if added is not None:
             write.append(added)
@@ -157,44 +159,44 @@ def _stage(
 
 
 def _change(
-    write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
+    write: StagedWrite, profile: BatchProfile, description: TableDescription, watch: Stopwatch
 ) -> _Outcome:
     """Change the rows of update rows, and remove those of other rows, in one pass.
 
     Each key occurs at most once in the batch.
     """
     key = description.primary_key
-    data = [name for name in batch.names if name not in key]
-    hint = broadcast(batch.rows, batch.rows_count)
+    data = [name for name in profile.names if name not in key]
+    hint = broadcast(profile.view, profile.rows)
     values = "".join(f", {quoted(name)} AS c{number}" for number, name in enumerate(data))
-    source = f"SELECT {hint} {numbered(key)}, {OP}, {UNMODIFIED}{values} FROM {batch.rows}"
+    source = f"SELECT {hint} {numbered(key)}, {OP}, {UNMODIFIED}{values} FROM {profile.view}"
     assignments = []
     for number, name in enumerate(data):
         value, column = f"{KEYS}.c{number}", f"{TABLE}.{quoted(name)}"
-        if name in batch.unmodified:
-            word, bit = divmod(batch.names.index(name), BITS_PER_WORD)
+        if name in profile.omitted:
+            word, bit = divmod(profile.names.index(name), BITS_PER_WORD)
             is_kept = f"getbit(coalesce(get({KEYS}.{UNMODIFIED}, {word}), 0L), {bit}) = 1"
             value = f"IF({is_kept}, {column}, {value})"
         assignments.append(f"{column} = {value}")
-    matched = " AND ".join(batch.same_key(key))
+    matched = " AND ".join(profile.same_key(key))
     changed = write.update(
         source,
         matched,
         assignments=", ".join(assignments),
         changed=f"{KEYS}.{OP} = {int(Op.UPDATE)}",
     )
-    if changed == batch.updated:
-        return _Outcome(written=batch.writing)
+    if changed == profile.updated:
+        return _Outcome(written=profile.sketch)
     # Rare: some update rows have no row to change.
     with watch.stage("resolve"):
         (found,) = write.spark.sql(
             f"SELECT {sample(key, IGNORED)}, {usage.sketching(key, f'NOT {IGNORED}')} "
-            f"FROM ({_found(write.source, batch, key)})"
+            f"FROM ({_found(write.source, profile, key)})"
         ).collect()
-    return _Outcome(batch.updated - changed, *found)
+    return _Outcome(profile.updated - changed, *found)
 
 
-def _found(table: str, batch: Incoming, key: Sequence[str]) -> str:
+def _found(table: str, profile: BatchProfile, key: Sequence[str]) -> str:
     """Return SQL for the keys of replace and update rows, and for updates without a stored row."""
     stored = ", ".join(f"{TABLE}.{quoted(name)} AS f{number}" for number, name in enumerate(key))
     same = " AND ".join(
@@ -203,10 +205,10 @@ def _found(table: str, batch: Incoming, key: Sequence[str]) -> str:
     is_written = f"({BATCH}.{OP} = {int(Op.REPLACE)} OR {KEYS}.is_stored <=> true)"
     return (
         f"SELECT {listed(key, of=BATCH)}, NOT {is_written} AS {IGNORED} "
-        f"FROM {batch.rows} AS {BATCH} LEFT JOIN ("
-        f"SELECT {broadcast(KEYS, batch.rows_count)} {stored}, true AS is_stored "
-        f"FROM {table} AS {TABLE} JOIN (SELECT {numbered(key)} FROM {batch.rows}) AS {KEYS} "
-        f"ON {' AND '.join(batch.same_key(key))}) AS {KEYS} ON {same} "
+        f"FROM {profile.view} AS {BATCH} LEFT JOIN ("
+        f"SELECT {broadcast(KEYS, profile.rows)} {stored}, true AS is_stored "
+        f"FROM {table} AS {TABLE} JOIN (SELECT {numbered(key)} FROM {profile.view}) AS {KEYS} "
+        f"ON {' AND '.join(profile.same_key(key))}) AS {KEYS} ON {same} "
         f"WHERE {BATCH}.{OP} <> {int(Op.DELETE)}"
     )
 
@@ -214,23 +216,23 @@ def _found(table: str, batch: Incoming, key: Sequence[str]) -> str:
 def _folded(
     write: StagedWrite,
     events: Sequence[str],
-    batch: Incoming,
+    profile: BatchProfile,
     description: TableDescription,
     until_published: ExitStack,
 ) -> tuple[str, _Outcome]:
     """Compute a batch's final rows once, keep and count them; return their SQL name and counts."""
     layout = Layout(
         columns=tuple(column.name for column in description.columns),
-        carried=batch.names,
+        carried=profile.names,
         key=description.primary_key,
-        unmodified=batch.unmodified,
+        unmodified=frozenset(profile.omitted),
     )
     final = fold_by_key(
         write.spark,
         " UNION ALL ".join(events),
         key=layout.key,
         order=(upsert_fold.KIND, SEQ),
-        rows=batch.rows_count,
+        rows=profile.rows,
         fold=lambda rows: upsert_fold.final_rows(rows, layout),
         description=description,
         others=f"{IGNORED} bigint",
@@ -243,26 +245,26 @@ def _folded(
     return name, _Outcome(*found)
 
 
-def _of_batch(batch: Incoming, description: TableDescription) -> str:
+def _of_batch(profile: BatchProfile, description: TableDescription) -> str:
     """Return the batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
         f"SELECT CASE {OP} {kinds} END AS {upsert_fold.KIND}, {SEQ}, {UNMODIFIED}, "
-        f"{cells(description, batch.names, of=BATCH)} FROM {batch.rows} AS {BATCH}"
+        f"{cells(description, profile.names, of=BATCH)} FROM {profile.view} AS {BATCH}"
     )
 
 
 def _stored(
-    table: str, batch: Incoming, description: TableDescription, needed: Sequence[Op]
+    table: str, profile: BatchProfile, description: TableDescription, needed: Sequence[Op]
 ) -> str:
     """Return the table's rows that update rows (or retained columns) build on, as events."""
     names = [column.name for column in description.columns]
     key = description.primary_key
     ops = ", ".join(str(int(op)) for op in needed)
-    keys = f"SELECT DISTINCT {numbered(key)} FROM {batch.rows} WHERE {OP} IN ({ops})"
-    conditions = " AND ".join(batch.same_key(key))
+    keys = f"SELECT DISTINCT {numbered(key)} FROM {profile.view} WHERE {OP} IN ({ops})"
+    conditions = " AND ".join(profile.same_key(key))
     return (
-        f"SELECT {broadcast(KEYS, batch.rows_count)} "
+        f"SELECT {broadcast(KEYS, profile.rows)} "
         f"{upsert_fold.STORED} AS {upsert_fold.KIND}, 0L AS {SEQ}, "
         f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of=TABLE)} "
         f"FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
