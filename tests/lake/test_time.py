@@ -223,7 +223,8 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         "dropped_columns": ["_fivetran_start", "_fivetran_end", "_fivetran_active"],
         "rows_before": 6,
         "rows_after": 4,
-        "loses": "all versions but the newest of each record, and when each of them was true",
+        "loses": "all versions except the newest of each record, and the times at which versions "
+        "were valid",
     }
     code, reported, _ = ran(lake.config.path, capsys, *words, "--dry-run", "--json")
     assert (code, json.loads(reported)) == (0, plan)
@@ -261,7 +262,7 @@ def test_a_marker_that_is_none_loses_no_marks(
                 lake.config.path, capsys, *words, mode, "--marker", "deletd", *more
             )
             assert code == 1
-            assert "no such column to mark deleted rows" in reported
+            assert "does not have this column to mark deleted rows" in reported
     # Another column that could be the marker: the table's own deletion marks would be lost.
     migration.add_column_with_default(
         lake, name, Column("gone", ColumnType(Kind.BOOLEAN)), lambda _: pa.scalar(False)
@@ -298,7 +299,7 @@ def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
 
     lake.catalog.rename(kept, versions)
     view = core.create_current_view(lake, versions)
-    with pytest.raises(TableExistsError, match="A view has the name"):
+    with pytest.raises(TableExistsError, match="A view with this name already exists"):
         core.create(lake, view, COLUMNS)
 
 
@@ -338,7 +339,7 @@ def test_questions_at_the_edges_of_python(lake: Lake, versions: TableName) -> No
     assert found.as_of(datetime.min.replace(tzinfo=west)).count() == 0
     with pytest.raises(ValueRefusedError, match="is not a valid time"):
         found.as_of("12:00")
-    with pytest.raises(ValueRefusedError, match="is no bigint") as refused:
+    with pytest.raises(ValueRefusedError, match="is not a valid bigint") as refused:
         found.history(id=2**70)
     assert "Times" not in (refused.value.hint or "")
 

@@ -184,9 +184,10 @@ def plan_alter(
     after = mode_of(column.name for column in columns)
     if (after is Mode.HISTORY) != (description.mode is Mode.HISTORY):
         raise SchemaError(
-            f"The columns would switch the table from {description.mode} to {after} mode.",
+            f"The requested columns would switch the table from {description.mode} to {after} "
+            "mode.",
             table=str(description.name),
-            hint="Switch the mode with a migration; AlterTable keeps it.",
+            hint="Switch the mode with a migration; AlterTable does not change it.",
         )
     before = description.by_name
     retyped = {
@@ -283,7 +284,7 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
                 f"{'does' if count == 1 else 'do'} not fit {types[column.name]}.",
                 table=str(table.name),
                 column=column.name,
-                hint="Choose a type that holds them, or correct them at the source.",
+                hint="Choose a type that can store them, or correct them at the source.",
             )
     old = set(stored.columns)
     return stored.select(
@@ -315,5 +316,5 @@ def _check_key(rows: DataFrame, table: IcebergTable, plan: AlterPlan) -> None:
         raise DuplicateKeyError(
             what,
             table=str(table.name),
-            hint="Choose a key that tells them apart, or re-sync the table.",
+            hint="Choose a key that distinguishes them, or re-sync the table.",
         )

@@ -265,7 +265,7 @@ def _check_columns(description: TableDescription, key: Sequence[str], names: Seq
     table = str(description.name)
     if not key:
         raise BatchError(
-            "The table has no primary key, so its rows cannot be told apart.",
+            "The table has no primary key, so its rows cannot be identified.",
             table=table,
             hint="Give it a key with AlterTable.",
         )
@@ -304,7 +304,8 @@ def _profile_of_changes(
         raise BatchError(
             f"{row['timeless']} rows of the batch have no {START}, {END} or {ACTIVE}.",
             table=str(description.name),
-            hint="Every version needs its times; a delete needs its end.",
+            hint="Send the start, the end and the active flag with every version, and the end "
+            "with every delete.",
         )
     bits = [row[f"w{word}"] or 0 for word in words]
     with_nulls = frozenset(name for number, name in enumerate(key) if row[f"nulls{number}"])
@@ -439,7 +440,7 @@ def profile_versions(
             table=str(description.name),
             file=row["place"]["file"],
             row=row["place"]["row"] + 1,
-            hint=f"Every row needs {', '.join(layout.key)}, a time and a sequence.",
+            hint=f"Every row needs {', '.join(layout.key)}, a modification time and a sequence.",
         )
         error.files = row["files"]
         raise error

@@ -122,23 +122,25 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
     table = str(name)
     if "\0" in table:
         raise SchemaError(
-            "The name holds the character NUL, which no catalog keeps.",
+            "The name contains the character NUL, which no catalog can store.",
             table=table.replace("\0", "␀"),
             hint="Choose another name for the schema or the table.",
         )
     if not columns:
         raise SchemaError(
-            "A table needs at least one column.", table=table, hint="Send its columns with it."
+            "A table needs at least one column.",
+            table=table,
+            hint="Send the table's columns in the request.",
         )
     for column_name, count in Counter(column.name for column in columns).items():
         problem = (
             "A column has no name."
             if not column_name
-            else "A name holds the character NUL, which no catalog keeps."
+            else "The name contains the character NUL, which no catalog can store."
             if "\0" in column_name
-            else f"Names that begin with {RESERVED} are reserved."
+            else f"Column names that begin with {RESERVED} are reserved."
             if column_name.startswith(RESERVED)
-            else "Iceberg keeps the name for itself: a table that has it cannot be read."
+            else "The name is reserved by Iceberg: a table with such a column cannot be read."
             if column_name in METADATA_COLUMNS
             else "Two columns have the same name."
             if count > 1
@@ -157,8 +159,8 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
         kind = _EXPECTED.get(column.name, column.type.kind)
         if column.type.kind is not kind:
             raise SchemaError(
-                f"A history table's {column.name} is {kind}, not {column.type}.",
+                f"A history table's {column.name} must be {kind}, not {column.type}.",
                 table=table,
                 column=column.name,
-                hint="Send the system columns with the types that the guide gives them.",
+                hint="Send the system columns with the types of the connector guide.",
             )

@@ -418,7 +418,9 @@ def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
         return None
     folders = [one.location for one in found if is_inside(one.location, table.location)]
     if any(is_inside(table.location, folder) for folder in folders):
-        log.warning("orphans_kept", table=str(table.name), reason="another table has its folder")
+        log.warning(
+            "orphans_kept", table=str(table.name), reason="the folder contains another table"
+        )
         return None
     listed = itertools.chain.from_iterable(one.elsewhere for one in found)
     files = (file for file in listed if is_inside(file, table.location))

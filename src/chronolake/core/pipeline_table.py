@@ -85,7 +85,7 @@ def create_pulled(
     layout = _layout(columns, mode, epsilon_micros)
     if not layout.key:
         raise SchemaError(
-            "The table has no primary key, so its records cannot be told apart.",
+            "The table has no primary key, so its records cannot be identified.",
             table=str(name),
             hint="Name the columns that identify a record.",
         )
@@ -116,9 +116,9 @@ def ensure_hidden(table: IcebergTable) -> None:
     if table.branch(HIDDEN) is None:
         if table.snapshot_id is not None:
             raise LakeError(
-                f"The table has lost its branch {HIDDEN}, and with it what later writes must know.",
+                f"The table's branch {HIDDEN} is missing. It contains rows that later writes need.",
                 table=str(table.name),
-                hint="Make it anew of its raw lake: `chronolake rebuild`.",
+                hint="Rebuild the table from its raw lake with `chronolake rebuild`.",
             )
         # The branch of an empty table gets an empty snapshot, with which the hidden rows begin.
         table.java.manageSnapshots().createBranch(HIDDEN).commit()
@@ -171,7 +171,7 @@ def layout_of(description: TableDescription) -> Layout:
     """
     if VERSION not in description.by_name:
         raise BatchError(
-            f"The table has no {VERSION}: it is not filled from a source's record versions.",
+            f"The table has no {VERSION}: it is not a pipeline table.",
             table=str(description.name),
             hint="Choose another table for the stream.",
         )

@@ -101,7 +101,7 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
             table.commit(metadata)
         except (Py4JError, PySparkException) as failure:
             raise UnansweredError(
-                f"The catalog did not answer a commit: {java_message_of(failure)}",
+                f"The catalog did not respond to a commit: {java_message_of(failure)}",
                 made,
                 table=str(table.name),
                 hint="Check that the catalog can be reached.",
@@ -180,12 +180,12 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
         raise storage_error(failure) or CommitConflictError(
             f"The commit did not happen: {failure.message}",
             table=str(table.name),
-            hint="Do it again: the table is as it was.",
+            hint="Try again: the table is unchanged.",
         ) from failure
     raise CommitUnknownError(
-        f"Nor did the catalog answer afterwards: {failure.message}",
-        hint="Send the batch again when the catalog answers: a batch that is already in the table "
-        "changes nothing.",
+        f"The outcome of a commit is unknown: {failure.message}",
+        hint="Send the batch again when the catalog responds. If the batch is already in the "
+        "table, this changes nothing.",
         table=str(table.name),
     ) from failure
 
@@ -209,10 +209,10 @@ def expect_pushed(table: IcebergTable) -> None:
     if filled_by is not None:
         pipeline, stream = filled_by
         raise ConfigurationError(
-            f"The stream {stream} of the pipeline {pipeline} fills the table, and nothing else may "
-            "change it.",
+            f"The table is written by stream {stream} of pipeline {pipeline}, and nothing else "
+            "may change it.",
             table=str(table.name),
-            hint=f"Change pipelines.{pipeline} in chronolake.yml, or take another table.",
+            hint=f"Change pipelines.{pipeline} in chronolake.yml, or choose another table.",
         )
 
 

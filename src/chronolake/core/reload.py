@@ -133,17 +133,18 @@ def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords)
         raise BatchError(
             f"The table is in {description.mode} mode.",
             table=table,
-            hint="A re-sync of such a table replaces its rows: write them as a batch.",
+            hint="Only history tables are re-synced this way. Replace the rows of other tables "
+            "with a batch.",
         )
     if not description.record_key:
         raise BatchError(
-            "The table has no primary key, so its records cannot be told apart.",
+            "The table has no primary key, so its records cannot be identified.",
             table=table,
             hint="Give it a key with AlterTable.",
         )
     if gone is not MissingRecords.STAY and SYNCED not in description.by_name:
         raise BatchError(
-            f"The table has no {SYNCED}, so that nothing tells which records are gone.",
+            f"The table has no {SYNCED}, so missing records cannot be found.",
             table=table,
             hint=f"Add the column, or keep all records active ({MissingRecords.STAY}).",
         )
@@ -161,7 +162,7 @@ def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords)
                 "The re-sync lacks a key column.",
                 table=table,
                 column=column,
-                hint="Bring every key column.",
+                hint="Send every key column.",
             )
 
 
@@ -222,9 +223,9 @@ def _expect_one_row_a_key(
     if found[0]:
         raise BatchError(
             # No sample in the message: a key may be a name or an address.
-            f"The re-sync brings {found[0]} records more than once.",
+            f"The re-sync contains {found[0]} records more than once.",
             table=str(description.name),
-            hint="Bring each record as it is now, once.",
+            hint="Send each record's current state once.",
         )
 
 

@@ -139,7 +139,9 @@ def rewrite(
             expect_unmoved(table, current)
             transaction = evolve(current, columns, replaced)
             if not transaction.table().schema().sameSchema(schema):
-                raise TableMovedError("The table's columns changed.", table=str(table.name))
+                raise TableMovedError(
+                    "The table's columns changed during the rewrite.", table=str(table.name)
+                )
             _replace_files(current, transaction, files, only_active=only_active)
             return current.catalog.builder_from(evolved_metadata(transaction))
 

@@ -380,7 +380,7 @@ def _attempt(
     table = lake.catalog.find(name)
     if table is None:
         raise TableNotFoundError(
-            "The table does not exist any more.", table=str(name), hint="Create it again."
+            "The table no longer exists.", table=str(name), hint="Create it again."
         )
     lake.containment.expect_inside(table)
     attempted = begin(table)

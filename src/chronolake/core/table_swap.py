@@ -139,9 +139,9 @@ def expect_replaceable(lake: Lake, name: TableName) -> None:
     if lake.config.catalog.kind is CatalogKind.REST:
         # A REST client sends individual changes of metadata: none of these would arrive.
         raise LakeError(
-            "A table in a REST catalog cannot be replaced as a whole yet.",
+            "Tables in a REST catalog cannot be replaced as a whole.",
             table=str(name),
-            hint="Keep the lake in a SQLite or PostgreSQL catalog to switch modes.",
+            hint="Use a SQLite or PostgreSQL catalog to switch modes.",
         )
 
 

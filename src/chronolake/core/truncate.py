@@ -62,7 +62,7 @@ def truncate(
         _check(description, deleted_column, Kind.BOOLEAN)
         if description.mode is Mode.HISTORY and deleted_column == ACTIVE:
             raise BatchError(
-                "The truncate would make versions active that have ended.",
+                "The truncate request would make versions active that have ended.",
                 table=str(name),
                 column=ACTIVE,
                 hint="Name the column that marks deleted rows.",
@@ -97,23 +97,24 @@ def _check(description: TableDescription, column: str, kind: Kind) -> None:
     table = str(description.name)
     if not column:
         raise BatchError(
-            "The truncate names no column.",
+            "The truncate request does not name a column.",
             table=table,
-            hint="Send the column that tells when a row was synced, and the one that marks "
-            "deleted rows if it is soft.",
+            hint="Send the name of the column with the sync time, and for a soft truncate also "
+            "the column that marks deleted rows.",
         )
     stored = description.by_name.get(column)
     if stored is None:
         raise UnknownColumnError(
-            "The truncate names a column that the table does not have.",
+            "The truncate request names a column that the table does not have.",
             table=table,
             column=column,
             hint="Add it with AlterTable first.",
         )
     if stored.type.kind is not kind:
         raise BatchError(
-            f"The truncate needs a column of type {kind}, and this is {stored.type}.",
+            f"The truncate request needs a column of type {kind}, but this column is "
+            f"{stored.type}.",
             table=table,
             column=column,
-            hint="Name another column, or change this one's type with AlterTable.",
+            hint="Name another column, or change the type of this one with AlterTable.",
         )

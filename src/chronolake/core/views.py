@@ -48,13 +48,16 @@ def create_current_view(lake: Lake, name: TableName) -> TableName:
             raise lake.missing(name)
         if description.mode is not Mode.HISTORY:
             raise SchemaError(
-                f"The table is in {description.mode} mode: it is its own present state.",
+                f"The table is in {description.mode} mode and already contains only the current "
+                "state.",
                 table=str(name),
-                hint="Views are for history tables.",
+                hint="Create views of history tables only.",
             )
         if lake.describe(view) is not None:
             raise TableExistsError(
-                "A table has the view's name.", table=str(view), hint="Rename or drop that table."
+                "A table with the view's name exists.",
+                table=str(view),
+                hint="Rename or drop that table first.",
             )
         columns = listed(
             column.name for column in description.columns if column.name not in HISTORY_COLUMNS

@@ -69,7 +69,8 @@ def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bo
         description = describe_loaded(table)
         for reserved in _SYSTEM & {column, new_name}:
             raise SchemaError(
-                "System columns cannot be renamed, nor can a column take the name of one.",
+                "System columns cannot be renamed, and a column cannot get the name of a system "
+                "column.",
                 table=str(name),
                 column=reserved,
                 hint="Switch the table's mode with a migration.",
@@ -80,7 +81,7 @@ def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bo
             raise _unknown(name, column)
         if new_name in description.by_name:
             raise SchemaError(
-                "The table has a column of the new name already.",
+                "The table already has a column with the new name.",
                 table=str(name),
                 column=new_name,
                 hint="Choose another name, or drop that column first.",
@@ -132,7 +133,8 @@ def copy_column(lake: Lake, name: TableName, column: str, new_name: str) -> None
         stored = description.by_name.get(new_name)
         if stored is not None and stored != wanted:
             raise SchemaError(
-                f"The table has a column of the new name already, and it is {_told(stored)}.",
+                "The table already has a column with the new name, of type "
+                f"{_type_and_role(stored)}.",
                 table=str(name),
                 column=new_name,
                 hint="Choose another name, or drop that column first.",
@@ -222,7 +224,7 @@ def _fill(
 def _expect_fillable(name: TableName, column: Column) -> None:
     if column.primary_key or column.name in HISTORY_COLUMNS:
         raise SchemaError(
-            "One value in every row would take the rows' identity or times away.",
+            "A key column or history column cannot be set to the same value in every row.",
             table=str(name),
             column=column.name,
             hint="Name a column outside the key and the history columns.",
@@ -234,11 +236,11 @@ def _unknown(name: TableName, column: str) -> UnknownColumnError:
         "The table does not have the column.",
         table=str(name),
         column=column,
-        hint="DescribeTable tells the columns it has.",
+        hint="DescribeTable returns the table's columns.",
     )
 
 
-def _told(column: Column) -> str:
+def _type_and_role(column: Column) -> str:
     return f"{column.type}{' and part of the key' if column.primary_key else ''}"
 
 
@@ -361,7 +363,7 @@ def _history_of(table: IcebergTable) -> TableDescription:
 def _expect_changeable(name: TableName, column: Column) -> None:
     if column.primary_key or column.name in HISTORY_COLUMNS:
         raise SchemaError(
-            "The column is part of the key, or tells when a version was true.",
+            "Key columns and history columns cannot be changed.",
             table=str(name),
             column=column.name,
             hint="Name another column.",
@@ -383,7 +385,7 @@ def _apply(lake: Lake, table: IcebergTable, description: TableDescription, chang
     later, active, closed = found
     if later:
         raise SchemaError(
-            f"{later} records have an active version from later than the operation's time.",
+            f"{later} records have an active version that starts after the operation's time.",
             table=str(table.name),
             column=change.column.name,
             hint="Send the operation with a time that is not before the newest version's start.",

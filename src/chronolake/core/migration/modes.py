@@ -105,12 +105,12 @@ def _to_history(
         raise SchemaError(
             "The table has no primary key, so its records have no history.",
             table=str(description.name),
-            hint="History needs a key: send AlterTable with one, or choose another table.",
+            hint="Give the table a key with AlterTable, or choose another table.",
         )
     for name in HISTORY_COLUMNS:
         if name in description.by_name:
             raise SchemaError(
-                "The table has a column in the place of a history column.",
+                "The table already has a column with the name of a history column.",
                 table=str(description.name),
                 column=name,
                 hint="Rename or drop the column first.",
@@ -151,7 +151,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
         )
     if not description.record_key:
         raise SchemaError(
-            "The table has no primary key, so nothing tells which version is a record's newest.",
+            "The table has no primary key, so a record's newest version cannot be found.",
             table=str(description.name),
             hint="Give it a key with AlterTable first.",
         )
@@ -207,7 +207,7 @@ def _expect_mark(description: TableDescription, marker: str) -> None:
     stored = description.by_name.get(marker)
     if stored is None:
         raise UnknownColumnError(
-            "The table has no such column to mark deleted rows.",
+            "The table does not have this column to mark deleted rows.",
             table=str(description.name),
             column=marker,
             hint="Name a BOOLEAN column of the table, or no marker.",
@@ -219,7 +219,7 @@ def _expect_mark(description: TableDescription, marker: str) -> None:
             f"{', a system column' if marker in _NO_MARKS else ''}.",
             table=str(description.name),
             column=marker,
-            hint="Name a BOOLEAN column outside the key that is no other system column.",
+            hint="Name a BOOLEAN column that is neither part of the key nor another system column.",
         )
 
 
@@ -267,16 +267,20 @@ class SwitchPlan:
         """Return the information that is lost, as a text; None if nothing is lost."""
         match self.before, self.after:
             case Mode.HISTORY, Mode.SOFT_DELETE:
-                return "all versions but the newest of each record, and when each of them was true"
+                return (
+                    "all versions except the newest of each record, and the times at which "
+                    "versions were valid"
+                )
             case Mode.HISTORY, Mode.LIVE:
                 return (
-                    "all versions but the active ones, every deleted record, and when each version "
-                    "was true"
+                    "all versions except the active ones, every deleted record, and the times at "
+                    "which versions were valid"
                 )
             case Mode.SOFT_DELETE, Mode.LIVE:
                 return "the records that are marked as deleted"
             case _, Mode.HISTORY if DELETED in self.dropped and self.marker != DELETED:
-                return f"what {DELETED} tells: only {self.marker or 'no column'} counts as a mark"
+                marker = self.marker or "no column"
+                return f"the values of {DELETED}: only {marker} marks deleted rows"
             case _:
                 return None
 
@@ -358,9 +362,9 @@ def switch_mode(
             return False
         if unless_moved_from is not None and table.snapshot_id != unless_moved_from:
             raise CommitError(
-                "The table was written to meanwhile.",
+                "The table was written to in the meantime.",
                 table=str(name),
-                hint="Do it again, when nobody else writes.",
+                hint="Try again while no other process writes to the table.",
             )
         conversion = converted_to(lake.spark, description, mode, marker=marker)
         publish_over(lake, table, conversion.columns, conversion.query, conversion.properties)

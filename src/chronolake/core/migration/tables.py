@@ -166,9 +166,9 @@ def copy_table_to_history(
         description = describe_loaded(source)
         if description.mode is Mode.HISTORY:
             raise SchemaError(
-                "The table to copy is in history mode already.",
+                "The table to copy is already in history mode.",
                 table=str(name),
-                hint="Copy it as it is.",
+                hint="Copy the table without switching its mode.",
             )
         conversion = converted_to(lake.spark, description, Mode.HISTORY, marker=marker)
         return conversion.columns, conversion.query, conversion.properties
@@ -192,7 +192,7 @@ def _copy(
             publish_over(lake, target, columns, query, properties)
         else:
             raise TableExistsError(
-                "A table of that name exists, and it is no fresh copy of this one.",
+                "A table with the new name exists, and it is not an unchanged copy of this table.",
                 table=str(new_name),
                 hint="Choose another name, or drop the table first.",
             )
