@@ -585,7 +585,7 @@ def _write_bad(path: Path, flaw: str) -> None:
 
 
 _FLAWS: Final = {
-    "cut short": "no Parquet file that can be read",
+    "cut short": "not a readable Parquet file",
     "corrupt page": "cannot be read",
     "brotli": "compressed with Brotli",
     "byte stream split": "encoded as BYTE_STREAM_SPLIT",

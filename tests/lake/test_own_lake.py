@@ -649,11 +649,11 @@ def test_versions_without_what_identifies_them_are_refused(own: Own) -> None:
     one, two = column("a", Kind.INT, key=True), column("b", Kind.INT, key=True)
     whole = version(1, a=1, b=1)
     for lacking in ({"b": None}, {change_set.MODIFIED: None}, {change_set.SEQUENCE: None}):
-        with pytest.raises(BatchError, match="1 versions lack their key, their time or"):
+        with pytest.raises(BatchError, match="1 versions lack their key, modification time or"):
             own.land((one, two), [whole, {**whole, **lacking}])
     with pytest.raises(SchemaError, match="no primary key"):
         own.land((column("a", Kind.INT),), [whole])
-    with pytest.raises(SchemaError, match="which a data lake has for itself"):
+    with pytest.raises(SchemaError, match="which is reserved in a data lake"):
         own.land((one, column("grax__deleted", Kind.INT)), [whole])
     assert own.folder.files() == []
     assert own.land((one, two), []) == []
@@ -706,7 +706,7 @@ def test_names_increase_when_the_clock_jumps_back(own: Own) -> None:
     assert second.name == f"data-{future + 1:x}.parquet"
     assert own.folder.newest() == own.folder.files()[-1].name
     (late / "data-zzzzzzzzzzzzz.parquet").write_bytes(b"")
-    with pytest.raises(SourceError, match="a name that Chronolake does not give"):
+    with pytest.raises(SourceError, match="a name that Chronolake does not use"):
         own.land((key,), [version(2, id=2)])
 
 

@@ -364,7 +364,7 @@ def test_a_control_record_of_the_future_is_refused(tmp_path: Path) -> None:
 
     result = there.sync()
     assert result.status is Status.FAILED
-    assert "a kind that this version of Chronolake does not know" in (result.streams[0].error or "")
+    assert "does not know the control record's kind" in (result.streams[0].error or "")
     file.write_bytes(b"{")
     with pytest.raises(SourceError, match="cannot be read"):
         there.rebuilt()

@@ -88,7 +88,7 @@ def test_a_folder_without_the_organisation_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["", "data-1.parquet", "batch=1/other", "batch=1/data-.parquet"])
 def test_a_text_that_is_no_watermark_is_refused(tmp_path: Path, mark: str) -> None:
-    with pytest.raises(SourceError, match="no watermark"):
+    with pytest.raises(SourceError, match="not a valid watermark"):
         ObjectFolder(tmp_path, "X", "Account").files(after=mark)
 
 

@@ -26,8 +26,8 @@ _CAUSE: Final = re.compile(r"^\s*Caused by: [\w.$]*?(\w+)(?:: ([^\n]*))?$", re.M
 # Failures that can be fixed without another file: the file itself is not bad.
 _LOST: Final = re.compile(r"FILE_NOT_EXIST|Permission denied|Input/output error|AccessControl")
 _RESTORE: Final = (
-    "Restore the file. A source of the type data_lake_v2 goes on without it if it has "
-    "`on_bad_file: quarantine`."
+    "Restore the file. A source of type data_lake_v2 skips such files if it has `on_bad_file: "
+    "quarantine`."
 )
 
 
@@ -161,6 +161,6 @@ def _text_of(failure: Any) -> str:
 def _cause_in(text: str) -> str:
     causes = _CAUSE.findall(text)
     if not causes:
-        return "Spark does not say why"
+        return "Spark reported no reason"
     kind, words = causes[-1]
     return f"{words.strip().rstrip('.')} ({kind})" if words.strip() else kind

@@ -102,13 +102,13 @@ def _read(file: ControlFile) -> Control:
         raise SourceError(
             f"The control record cannot be read: {failure}.",
             file=str(file.path),
-            hint="Restore the file: without it, what it says is lost.",
+            hint="Restore the file: its content is not stored anywhere else.",
         ) from failure
     if reported.pop("format", None) != _FORMAT or reported.get("kind") not in set(ControlKind):
         raise SourceError(
-            "The control record is of a kind that this version of Chronolake does not know.",
+            "This version of Chronolake does not know the control record's kind.",
             file=str(file.path),
-            hint="Install the version that wrote it, or a later one.",
+            hint="Install the version of Chronolake that wrote the file, or a later one.",
         )
     return Control(ControlKind(reported.pop("kind")), reported)
 

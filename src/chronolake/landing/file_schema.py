@@ -82,7 +82,7 @@ def declared(columns: Sequence[Column]) -> Declaration:
     key = [column.name for column in columns if column.primary_key]
     if not key:
         raise SchemaError(
-            "The stream has no primary key, so its records cannot be told apart.",
+            "The stream has no primary key, so its records cannot be identified.",
             hint="Name the fields that identify a record.",
         )
     taken = {name.lower() for name in OF_THE_LAKE}
@@ -90,9 +90,9 @@ def declared(columns: Sequence[Column]) -> Declaration:
     for number, column in enumerate(columns):
         if not is_field(column.name) and column.name != ID:
             raise SchemaError(
-                f"A field has the name {column.name}, which a data lake has for itself.",
+                f"A field has the name {column.name}, which is reserved in a data lake.",
                 column=column.name,
-                hint="Give the field another name in the source's configuration.",
+                hint="Rename the field in the source's configuration.",
             )
         if key == [column.name] and column.name.lower() == ID.lower():
             # The column contains the record's own identifier anyway.
@@ -190,10 +190,10 @@ def from_json(text: bytes, *, file: str) -> Declaration:
     reported: dict[str, Any] = orjson.loads(text)
     if reported["format"] != _FORMAT:
         raise SourceError(
-            f"The file was written in the raw lake's format {reported['format']}; this version of "
-            f"Chronolake knows {_FORMAT}.",
+            f"The file has format {reported['format']} of the raw lake, but this version of "
+            f"Chronolake reads only format {_FORMAT}.",
             file=file,
-            hint="Install the version that wrote it, or a later one.",
+            hint="Install the version of Chronolake that wrote the file, or a later one.",
         )
     return tuple(_placed(one) for one in reported["fields"])
 

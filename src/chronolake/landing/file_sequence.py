@@ -170,10 +170,10 @@ def _number_of(folder: ObjectFolder) -> int:
         return int(newest, 16)
     except ValueError as failure:
         raise SourceError(
-            f"The newest file has a name that Chronolake does not give, {newest}: the folder is "
-            "written by something else.",
+            f"The newest file has a name that Chronolake does not use, {newest}: another program "
+            "writes to the folder.",
             file=str(folder.path),
-            hint="Give the pipeline's raw lake a folder of its own.",
+            hint="Use a separate folder for the pipeline's raw lake.",
         ) from failure
 
 
@@ -191,7 +191,8 @@ def held(folder: ObjectFolder) -> Iterator[None]:
                 raise PipelineBusyError(
                     f"Another process has been landing files of {folder.name} for a minute.",
                     file=str(folder.path),
-                    hint="It may be stopped (SIGSTOP, a sleeping machine): wake it, or end it.",
+                    hint="The process may be suspended (SIGSTOP, a sleeping machine): resume or "
+                    "end it.",
                 )
             time.sleep(0.02)
         yield

@@ -119,7 +119,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             raise SourceError(
                 f"The file cannot be opened: {row['problem']}.",
                 file=str(file.path),
-                hint="Check that it is there and may be read, and sync again.",
+                hint="Check that the file exists and is readable, and sync again.",
             )
         bad.append(BadFile(file.mark, row["problem"]))
     read = []
@@ -153,7 +153,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
 
 
 def _unreadable(words: str) -> str:
-    return f"The file is no Parquet file that can be read: {words}."
+    return f"The file is not a readable Parquet file: {words}."
 
 
 def _read(
@@ -298,10 +298,10 @@ def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tupl
     there = set(schema.names)
     for name in GUARANTEED:
         if name not in there:
-            return name, f"The file has no column {name}, which every file of a data lake has."
+            return name, f"The file lacks the column {name}, which every data lake file must have."
     for field in schema:
         if not (_is_read(field) or _is_void(field, columns)):
-            return field.name, f"A column of the Parquet type {field.type} cannot be read here."
+            return field.name, f"Columns of the Parquet type {field.type} are not supported."
     return None
 
 
@@ -343,7 +343,7 @@ def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields
     for name, other in now.items():
         if other in there or list(now.values()).count(other) > 1:
             raise SourceError(
-                f"The field {name} cannot be called {other}: another one is.",
+                f"The field {name} cannot be renamed to {other}: another field has this name.",
                 file=str(file.path),
                 column=name,
                 hint="Give one of them another name: `rename` in chronolake.yml.",
@@ -370,7 +370,7 @@ def landed_micros(folder: ObjectFolder) -> int:
             raise SourceError(
                 _unreadable(str(failure)),
                 file=str(file.path),
-                hint="Restore the file, or remove it if nothing of it was applied.",
+                hint="Restore the file, or remove it if none of its rows were applied.",
             ) from failure
         found = pc.max(times)
         if found.is_valid:

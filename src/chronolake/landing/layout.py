@@ -172,9 +172,9 @@ class ObjectFolder:
         """
         if not self.has(mark):
             raise SourceError(
-                "The lake has no such file.",
+                "The file does not exist in the lake.",
                 file=mark,
-                hint="Name one below the object's folder: batch=…/data-….parquet.",
+                hint="Name a file below the object's folder: batch=…/data-….parquet.",
             )
 
     def _greatest(self, *forms: re.Pattern[str]) -> str | None:
@@ -213,7 +213,7 @@ def objects_of(root: Path, org: str) -> list[str]:
     folder = root.joinpath(*_ROOT, f"{_ORG}{org}")
     if not folder.is_dir():
         raise SourceError(
-            f"{root} holds no {'/'.join([*_ROOT, f'{_ORG}{org}'])}.",
+            f"{root} does not contain {'/'.join([*_ROOT, f'{_ORG}{org}'])}.",
             hint="Check `path` and `org` of the source in chronolake.yml.",
         )
     names = (place.name for place in _listed(folder))
@@ -225,8 +225,8 @@ def _parsed(mark: str) -> tuple[str, str]:
     batch, name = _BATCH.fullmatch(folder), _FILE.fullmatch(file)
     if batch is None or name is None:
         raise SourceError(
-            f"{mark!r} is no watermark of a data lake.",
-            hint="A watermark is batch=…/data-….parquet; re-sync the stream.",
+            f"{mark!r} is not a valid watermark of a data lake.",
+            hint="A watermark has the form batch=…/data-….parquet; re-sync the stream.",
         )
     return batch[1], name[1]
 
@@ -243,9 +243,9 @@ def _size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError as failure:
         raise SourceError(
-            f"The file cannot be looked at: {failure.strerror}.",
+            f"The file cannot be read: {failure.strerror}.",
             file=str(path),
-            hint="Files of a data lake stay where they are; sync again.",
+            hint="Do not move files of a data lake; sync again.",
         ) from failure
 
 

@@ -129,9 +129,9 @@ def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
         reported = (file.metadata.metadata or {}).get(DECLARATION)
         if reported is None:
             raise SourceError(
-                "The file was not written by Chronolake, so nothing can be erased in it.",
+                "The file was not written by Chronolake, so its values cannot be erased.",
                 file=path,
-                hint="Give the pipeline's raw lake a folder of its own.",
+                hint="Use a separate folder for the pipeline's raw lake.",
             )
         table = file.read()
     keys = {

@@ -217,10 +217,9 @@ def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, .
     if len(keys) > 1:
         (one_key, _), (other, file), *_ = keys.items()
         raise SourceError(
-            f"Some files identify a record by {', '.join(one_key)}, and others by "
-            f"{', '.join(other)}.",
+            f"Some files identify a record by {', '.join(one_key)}, others by {', '.join(other)}.",
             file=str(file.path),
-            hint="Files that identify records otherwise make another table, in a lake apart.",
+            hint="Put files with another key into a separate lake, for another table.",
         )
     return next(iter(keys), (KEY.name,))
 

@@ -96,7 +96,7 @@ def land(
         if lacking:
             key = ", ".join(column.name for column in columns if column.primary_key)
             raise BatchError(
-                f"{lacking:,} versions lack their key, their time or their sequence.",
+                f"{lacking:,} versions lack their key, modification time or sequence.",
                 table=folder.name,
                 hint=f"Every version needs {key}, a modification time and a sequence.",
             )
