@@ -205,7 +205,8 @@ class _Look:
             returns = _outside(np.flatnonzero(part == _CR) + begin, quotes, inside=inside)
             lone = returns[self._beside(returns, 1) != _LF]
             if len(lone):
-                return int(lone[0]), "a carriage return stands outside quotes without a line feed"
+                what = "a carriage return outside quotes is not followed by a line feed"
+                return int(lone[0]), what
         if self.at_blanks:
             ends = np.flatnonzero(part == _LF) + begin
             before = self._beside(ends, -1)
@@ -227,7 +228,7 @@ class _Look:
         stray: list[tuple[int, str]] = []
         if not fits.all():
             place = int(opening[np.argmin(fits)])
-            stray.append((place, "a quote stands within a cell that is not quoted"))
+            stray.append((place, "a cell that is not quoted contains a quote"))
         if not ends.all():
             stray.append((int(closing[np.argmin(ends)]), "text follows a closing quote"))
         return min(stray, default=None)
@@ -291,11 +292,11 @@ _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
 _TIMES: Final = frozenset({Kind.NAIVE_DATETIME, Kind.UTC_DATETIME})
 _PARQUET: Final = b"PAR1"
 _MEND_DIALECT: Final = (
-    "Put quotes around a cell that holds a comma, a quote or a line break, and double each quote "
-    "in it; a backslash escapes nothing."
+    "Put quotes around a cell that contains a comma, a quote or a line break, and double each "
+    "quote in it; a backslash is not an escape character."
 )
 _MEND_EMPTY: Final = (
-    "Write no line without a cell: a row of NULLs has its null markers and the commas between."
+    "Do not write empty lines: write a row of NULLs as null markers with commas between them."
 )
 
 
@@ -401,10 +402,9 @@ class CsvFile:
             overlong = True
         if overlong:
             raise OversizeError(
-                f"The row is longer than {RECORD_LIMIT >> 20} MiB, the most that is held "
-                "in memory.",
-                hint="Leave its long values out at the source. Quotes that do not match look like "
-                "this, too.",
+                f"The row is longer than {RECORD_LIMIT >> 20} MiB, the limit for a row in memory.",
+                hint="Omit its long values at the source. Unmatched quotes can also cause this "
+                "error.",
                 file=self.file.path,
                 row=self._rows + 1,
             )
@@ -420,11 +420,11 @@ class CsvFile:
                 names = []
         if not names:
             hidden = self.form.encrypted or self.form.compression != "off"
-            otherwise = ", or the compression or the key is another one" if hidden else ""
+            otherwise = ", or it has another compression or key" if hidden else ""
             raise MalformedFileError(
                 "The first line is not a header of column names.",
-                hint="Write the names in UTF-8 and end the line with a line feed; perhaps it is no "
-                f"CSV file at all{otherwise}.",
+                hint="Write the names in UTF-8 and end the line with a line feed. The file may "
+                f"not be a CSV file{otherwise}.",
                 file=self.file.path,
                 row=0,
             )
@@ -442,7 +442,7 @@ class CsvFile:
         if block.flaw is not None:
             before, what = block.flaw
             hint = _MEND_EMPTY if what == EMPTY_LINE else _MEND_DIALECT
-            raise self._malformed(before, f"The row is not well-formed CSV: {what}.", hint=hint)
+            raise self._malformed(before, f"The row is not valid CSV: {what}.", hint=hint)
         if not block.marked:
             piece, _ = self._typed(block, [self.form.null_string])
         elif self.file.op is Op.UPDATE:
@@ -522,7 +522,7 @@ class CsvFile:
                 self.file,
                 self._rows + piece.rows,
                 column,
-                "it has no seconds, and the file ends with it: it may be cut short",
+                "it has no seconds and is at the end of the file, so it may be truncated",
                 hint="End the last line of a file with a line feed.",
             )
 
@@ -561,7 +561,7 @@ class CsvFile:
         found = self._grid(block, dict.fromkeys(places, pa.binary()), nulls)
         if isinstance(found, _Grid):
             return found.arrays
-        raise self._malformed(0, "The rows from this one on are not CSV.")
+        raise self._malformed(0, "The rows from this one on are not valid CSV.")
 
     def _grid(self, block: bytes, types: dict[int, pa.DataType], nulls: list[str]) -> _Grid | int:
         """Parse a block with PyArrow.
@@ -613,9 +613,10 @@ class CsvFile:
             raise self._malformed(
                 number - 1,
                 f"The row has {width} cells; the header has {len(self._names)}.",
-                hint="Every row needs a cell for each column; put quotes around a comma in a cell.",
+                hint="Write a cell for each column in every row, and put quotes around a cell "
+                "that contains a comma.",
             )
-        raise self._malformed(0, "The rows from this one on are not CSV.")
+        raise self._malformed(0, "The rows from this one on are not valid CSV.")
 
     def _malformed(
         self, rows_before: int, message: str, *, hint: str = _MEND_DIALECT

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from chronolake.batch_files.files import BatchFile
     from chronolake.types import Column
 
-_WIDEN: Final = "Give the column a wider type with AlterTable, or mend the value at the source."
-_MEND_TEXT: Final = "Write text in UTF-8; what is not text belongs into a column of type BINARY."
+_WIDEN: Final = "Give the column a wider type with AlterTable, or correct the value at the source."
+_MEND_TEXT: Final = "Write text in UTF-8. Use a column of type BINARY for other content."
 _MEND_TIME: Final = (
-    "Every version needs its start, its end and whether it is active; a delete needs its end, and "
-    "an earliest start its start."
+    "Send the start, the end and the active flag with every version, the end with a delete, and "
+    "the start with an earliest start."
 )
 _MEND_KEY: Final = (
-    "Write the value of the key; NULL has its marker, and an empty text is a value of texts only."
+    "Write the key's value. Use the null marker for NULL; an empty text is a value only in text "
+    "columns."
 )
 _MEND_MARK: Final = (
-    "Send the value: only update files leave cells unmodified, and never those of a key or a time."
+    "Send the value. The marker is allowed only in update files, and never in key or time columns."
 )
 
 
@@ -66,7 +67,7 @@ def present(
     for place, name in enumerate(names):
         if name in places:
             raise MalformedFileError(
-                "The file has two columns of the same name.",
+                "The file has two columns with the same name.",
                 hint="Write each column once.",
                 file=file.path,
                 column=name,
@@ -74,13 +75,13 @@ def present(
         places[name] = place
     absent = sorted(set(required) - set(places))
     if absent:
-        more = f" It lacks {len(absent)} of them." if len(absent) > 1 else ""
-        needed = "every column that the request lists"
+        more = f" {len(absent)} columns are missing." if len(absent) > 1 else ""
+        needed = "every column of the request"
         if file.op in {Op.EARLIEST, Op.DELETE}:
             needed = ", ".join(sorted(required))
         raise MalformedFileError(
-            f"The file lacks a column that a file of its kind must have.{more}",
-            hint=f"Write {needed}; names are told apart by case.",
+            f"The file lacks a required column.{more}",
+            hint=f"Write {needed}; names are case-sensitive.",
             file=file.path,
             column=absent[0],
         )
@@ -128,7 +129,7 @@ def of_text(
     if column.primary_key and column.name != START and column.type.kind not in EMPTY_IS_VALUE:
         at = pc.index(texts, pa.scalar(b"", pa.binary()).cast(texts.type)).as_py()
         if at >= 0:
-            reason = "it is empty, and the column is one of the key"
+            reason = "it is empty, and the column is part of the key"
             raise refused(file, rows + at + 1, column, reason, hint=_MEND_KEY)
     cell: CellRefusedError
     try:
@@ -147,8 +148,8 @@ def _refused_cell(
         hint = _WIDEN
     elif example is not None:
         hint = (
-            f"Write it like {example}. If the column has other values, make it a STRING with "
-            "AlterTable."
+            f"Write it like {example}. If the column has other values, change its type to STRING "
+            "with AlterTable."
         )
     return refused(file, rows + cell.index + 1, column, cell.reason, hint=hint)
 

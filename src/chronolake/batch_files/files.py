@@ -102,7 +102,9 @@ def open_file(path: str, root: str | None) -> BinaryIO:
     if not regular:
         os.close(number)
         raise RefusedPathError(
-            "The path of a batch file is not a file.", hint="Name a regular file.", file=path
+            "The path of a batch file is not a regular file.",
+            hint="Send the path of a regular file.",
+            file=path,
         )
     return cast("BinaryIO", os.fdopen(number, "rb", buffering=0))
 
@@ -135,17 +137,18 @@ def _walk(root: str, parts: Sequence[str]) -> int:
 
 def _outside(path: str) -> RefusedPathError:
     return RefusedPathError(
-        "The file lies outside the folder that batch files may lie in.",
-        hint="Write batch files below the server's --files-root, or start it with another.",
+        "The file is outside the folder for batch files.",
+        hint="Write batch files below the server's --files-root, or start the server with "
+        "another one.",
         file=path,
     )
 
 
 def _unreadable(path: str, error: Exception) -> FileAccessError:
-    reason = getattr(error, "strerror", None) or "the path is not one"
+    reason = getattr(error, "strerror", None) or "the path is not valid"
     return FileAccessError(
         f"The batch file cannot be read: {reason}.",
-        hint="Keep batch files where the server can read them until the request is answered.",
+        hint="Keep batch files readable for the server until it has responded to the request.",
         file=path,
     )
 
@@ -196,7 +199,7 @@ def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
 def _read_failed(file: BatchFile, error: OSError) -> FileAccessError:
     return FileAccessError(
         f"The batch file cannot be read: {error.strerror or 'the device failed'}.",
-        hint="Send the batch again once the file can be read.",
+        hint="Send the batch again when the file can be read.",
         file=file.path,
     )
 
@@ -258,9 +261,9 @@ class _Ciphertext(_Source):
         whole = _length(raw, file)
         if whole < 2 * BLOCK or whole % BLOCK:
             raise DecryptionError(
-                f"The file has {whole} bytes, which cannot be an initialisation vector and whole "
+                f"The file has {whole} bytes, which is not an initialisation vector and complete "
                 f"blocks of {BLOCK} bytes.",
-                hint="It was cut short, or it is not encrypted.",
+                hint="The file was truncated, or it is not encrypted.",
                 file=file.path,
             )
         raw.seek(whole - 2 * BLOCK)
@@ -279,8 +282,8 @@ class _Ciphertext(_Source):
         count = last[-1]
         if not 1 <= count <= BLOCK or last[-count:] != bytes([count]) * count:
             raise DecryptionError(
-                "The file does not decrypt with its key.",
-                hint="The key belongs to another file, or the file was cut short or changed.",
+                "The file cannot be decrypted with its key.",
+                hint="The key belongs to another file, or the file was truncated or changed.",
                 file=self._file.path,
             )
         return count
@@ -305,7 +308,7 @@ class _Ciphertext(_Source):
         if not sealed or len(sealed) % BLOCK:
             raise DecryptionError(
                 "The file became shorter while it was read.",
-                hint="Leave a batch's files alone until the batch is answered.",
+                hint="Do not change a batch's files until the server has responded.",
                 file=self._file.path,
             )
         plain = memoryview(self._decryptor.update(sealed))[: self._left]
@@ -317,13 +320,13 @@ def _key(file: BatchFile) -> bytes:
     if not file.key:
         raise DecryptionError(
             "The request has no key for the file.",
-            hint="Keys are looked up by the path exactly as the file lists spell it.",
+            hint="Send the key under exactly the path that the file lists contain.",
             file=file.path,
         )
     if len(file.key) != KEY_LENGTH:
         raise DecryptionError(
-            f"The file's key has {len(file.key)} bytes; AES-256 takes {KEY_LENGTH}.",
-            hint="Send the key as bytes, neither Base64 nor hexadecimal digits.",
+            f"The file's key has {len(file.key)} bytes; AES-256 needs {KEY_LENGTH}.",
+            hint="Send the key as bytes, not as Base64 or hexadecimal digits.",
             file=file.path,
         )
     return file.key
@@ -366,7 +369,7 @@ class _Decompressed:
 def _not_compressed(file: BatchFile, form: FileForm) -> DecompressionError:
     key = ", or the key is wrong" if form.encrypted else ""
     return DecompressionError(
-        f"The content is not one whole {form.compression} stream.",
-        hint=f"It was cut short or changed, it has another compression{key}.",
+        f"The content is not a complete {form.compression} stream.",
+        hint=f"The file was truncated or changed, it has another compression{key}.",
         file=file.path,
     )

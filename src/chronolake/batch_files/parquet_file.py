@@ -107,9 +107,9 @@ def _content(file: BatchFile, plain: Plain) -> bytearray:
         if len(content) > CONTENT_LIMIT:
             raise OversizeError(
                 f"The Parquet file has more than {CONTENT_LIMIT >> 20} MiB of plain content, the "
-                "most that is held in memory.",
-                hint="Send smaller files, or Parquet files without encryption and compression "
-                "around them.",
+                "limit for a file in memory.",
+                hint="Send smaller files, or Parquet files without an additional encryption and "
+                "compression.",
                 file=file.path,
             )
     return content
@@ -160,7 +160,7 @@ class _ParquetFile:
             pass
         raise MalformedFileError(
             "The file is not a readable Parquet file.",
-            hint="It was cut short or changed, or it has another format, compression or key.",
+            hint="The file was truncated or changed, or it has another format, compression or key.",
             file=self.file.path,
         )
 
@@ -191,7 +191,8 @@ class _ParquetFile:
             # The exact parser finds the cell that has to be refused.
             return self._from_text(array.cast(pa.string()), column), None
         raise MalformedFileError(
-            f"The column has the Parquet type {array.type}, which is no {column.type}.",
+            f"The column has the Parquet type {array.type}, which cannot be stored as "
+            f"{column.type}.",
             hint=f"Write it as {_WORDS.get(column.type.kind, 'text')}.",
             file=self.file.path,
             column=column.name,
@@ -224,7 +225,7 @@ class _ParquetFile:
             if texts.null_count == len(texts):
                 return pa.nulls(len(texts), pa.binary())
             first = pc.index(pc.is_valid(texts), True).as_py()
-            reason = "it is text; Parquet carries bytes as bytes"
+            reason = "it is text, but Parquet stores bytes as bytes"
             raise refused(
                 self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
             )

@@ -119,7 +119,7 @@ def floating(text: str, kind: Kind) -> float:
         # Directly from the text: converting via a double would round twice.
         value = pa.scalar(text.removeprefix("+")).cast(pa.float32()).as_py()
     if np.isinf(value):
-        raise TooGreatError(f"it is too great for {kind}")
+        raise TooGreatError(f"it is too large for {kind}")
     return value
 
 
@@ -135,13 +135,13 @@ def decimal(text: str, kind: ColumnType) -> tuple[Decimal, bool]:
     precision, scale = kind.precision or 0, kind.scale or 0
     value = Decimal(text)
     if value and value.adjusted() >= precision - scale:
-        raise TooGreatError(f"it has more digits before the point than {kind} holds")
+        raise TooGreatError(f"it has more digits before the point than {kind} can store")
     if value and value.adjusted() < -scale - 1:
         # Far below the last digit: zero, without building millions of digits first.
         return Decimal(0).scaleb(-scale), True
     kept = value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _EXACT)
     if kept and kept.adjusted() >= precision - scale:
-        raise TooGreatError(f"rounded, it has more digits before the point than {kind} holds")
+        raise TooGreatError(f"rounded, it has more digits before the point than {kind} can store")
     return kept, kept != value
 
 
@@ -182,7 +182,7 @@ def micros(text: str, kind: Kind) -> tuple[int, bool]:
     zone = found["zone"]
     if zone and zone not in "Zz":
         if kind is Kind.NAIVE_DATETIME:
-            raise RefusedError("it has an offset, and the column has no zone")
+            raise RefusedError("it has an offset, but the column has no time zone")
         exact -= _offset(zone)
     kept = min(max(exact, TMIN_MICROS), LAST_MICROS)
     return kept, kept != exact
@@ -228,7 +228,7 @@ def _days(found: re.Match[str]) -> int:
     except ValueError:
         ordinal = -1
     if ordinal < 0:
-        raise RefusedError("there is no such day")
+        raise RefusedError("the day does not exist")
     return ordinal - _EPOCH + (cycles - 1) * _CYCLE_DAYS
 
 
@@ -236,7 +236,7 @@ def _clock(found: re.Match[str]) -> int:
     """Return microseconds since midnight."""
     hour, minute, second = (int(found[part] or 0) for part in ("hour", "minute", "second"))
     if hour > 23 or minute > 59 or second > 59:  # noqa: PLR2004
-        raise RefusedError("there is no such time of day")
+        raise RefusedError("the time of day does not exist")
     fraction = int((found["fraction"] or "")[:6].ljust(6, "0"))
     return ((hour * 60 + minute) * 60 + second) * _SECOND + fraction
 
@@ -246,7 +246,7 @@ def _offset(zone: str) -> int:
     digits = zone[1:].replace(":", "")
     hours, minutes = int(digits[:2]), int(digits[2:] or 0)
     if hours > 23 or minutes > 59:  # noqa: PLR2004
-        raise RefusedError("there is no such offset")
+        raise RefusedError("the offset does not exist")
     ahead = (hours * 60 + minutes) * 60 * _SECOND
     return ahead if zone[0] == "+" else -ahead
 

@@ -399,8 +399,8 @@ def value_of(text: str, kind: ColumnType) -> pa.Scalar:
         return typed(pa.array([text], pa.string()), kind, Counter())[0]
     except CellRefusedError as refused:
         raise ValueRefusedError(
-            f"The value is no {kind}: {refused.reason}.",
-            hint="Write it as it would stand in a batch file.",
+            f"The value is not a valid {kind}: {refused.reason}.",
+            hint="Write it in the format of batch files.",
         ) from None
 
 

@@ -336,7 +336,7 @@ def test_an_error_says_what_helps(decode: Decode, kind: Kind, cell: bytes, hint:
 def test_an_empty_line_is_not_mended_by_quotes(decode: Decode) -> None:
     with pytest.raises(MalformedFileError, match="a line is empty") as caught:
         decode("a,b\n1,2\n\n3,4\n", {"a": Kind.STRING, "b": Kind.STRING})
-    assert "no line without a cell" in str(caught.value.hint)
+    assert "Do not write empty lines" in str(caught.value.hint)
 
 
 def test_a_parquet_file_is_no_csv(decode: Decode) -> None:
