@@ -40,8 +40,8 @@ def raise_if_cancelled() -> None:
     is_cancelled = _is_cancelled.get()
     if is_cancelled is not None and is_cancelled():
         raise CallCancelledError(
-            "The caller cancelled the call, or its deadline has passed; the table is as it was.",
-            hint="Send it again, with a longer deadline.",
+            "The caller cancelled the call, or its deadline has passed; the table is unchanged.",
+            hint="Send the request again, with a longer deadline.",
         )
 
 

@@ -183,12 +183,13 @@ class Containment:
         for place in places:
             if not self.contains(place):
                 raise LakeLocationError(
-                    f"The table lies outside the opened lake in {self._config.path}: it was made "
-                    "by another lake, or this one was copied or moved.",
+                    f"The table is located outside the opened lake in {self._config.path}: it was "
+                    "created by another lake, or this lake was copied or moved.",
                     table=str(table.name),
                     file=place,
-                    hint="Write to it through the lake that it belongs to. For a copy, make a new "
-                    "table in this lake: run `chronolake sync`, or write its rows with Spark.",
+                    hint="Write to the table through the lake that it belongs to. For a copy, "
+                    "create a new table in this lake: run `chronolake sync`, or write its rows "
+                    "with Spark.",
                 )
 
 
@@ -211,13 +212,13 @@ def expect_newest(table: IcebergTable, newest: int | None) -> None:
     if newest is None or not _is_behind(table, newest) or not _is_behind(table.refreshed(), newest):
         return
     raise LakeLocationError(
-        f"The table's folder has metadata number {newest}, and the catalog names an older one: the "
-        "catalog was restored or copied without its newest changes, or another catalog writes the "
-        "same files. Writing now would lose what was written since.",
+        f"The table's folder contains metadata version {newest}, but the catalog points to an "
+        "older one: the catalog was restored or copied without its newest changes, or another "
+        "catalog writes the same files. Writing now would lose the changes since.",
         table=str(table.name),
         file=table.metadata_file,
-        hint="Restore the catalog (catalog.db with catalog.db-wal, or the PostgreSQL database) and "
-        "the tables from the same moment. To go on from the older state, move the newer "
+        hint="Restore the catalog (catalog.db with catalog.db-wal, or the PostgreSQL database) "
+        "and the tables from the same moment. To continue from the older state, move the newer "
         "*.metadata.json files out of the table's folder.",
     )
 

@@ -37,7 +37,11 @@ def refusal(failure: BaseException) -> str | None:
     answered = _ANSWER.search(str(failure))
     if answered is not None:
         return answered[1]
-    return "it asks for a password, and none is given" if _UNGIVEN in str(failure) else None
+    return (
+        "the server requires a password, and none is configured"
+        if _UNGIVEN in str(failure)
+        else None
+    )
 
 
 def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
@@ -51,13 +55,13 @@ def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
         return stored
     if refused := refusal(failure):
         return LakeError(
-            f"The catalog's database refuses the connection: {refused}",
+            f"The catalog's database refused the connection: {refused}",
             hint="Check user, password and database in `lake.catalog.uri`.",
         )
     # The driver's message may quote the address with its password.
     return LakeError(
-        f"{what} does not answer: {type(failure).__name__}.",
-        hint="Check the catalog's database, and that it can be written.",
+        f"{what} does not respond: {type(failure).__name__}.",
+        hint="Check that the catalog's database is running and writable.",
     )
 
 
@@ -72,9 +76,9 @@ def writing(config: LakeConfig) -> sql.Engine:
     if config.catalog.kind is CatalogKind.REST:
         # Leases must be visible to every process of the lake.
         raise LakeError(
-            "Pipelines need a catalog in SQLite or PostgreSQL: a REST catalog has no place for "
-            "their runs and leases.",
-            hint="Set lake.catalog.uri to a PostgreSQL database, or leave it out.",
+            "Pipelines need a catalog in SQLite or PostgreSQL: a REST catalog cannot store their "
+            "runs and leases.",
+            hint="Set lake.catalog.uri to a PostgreSQL database, or remove it to use SQLite.",
         )
     if config.catalog.uri is not None:
         return sql.create_engine(_postgresql(config.catalog.uri), poolclass=NullPool)

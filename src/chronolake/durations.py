@@ -80,4 +80,6 @@ def in_seconds(length: timedelta | Duration) -> float:
     return float(length.total_seconds())
 
 
-_REFUSED: Final = "write a time such as 30s, 5m, 12h or 10d, or an ISO 8601 duration such as P10D"
+_REFUSED: Final = (
+    "write a duration such as 30s, 5m, 12h or 10d, or an ISO 8601 duration such as P10D"
+)

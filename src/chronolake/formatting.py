@@ -169,7 +169,7 @@ def typed(column: Column, text: str, *, table: str) -> str | int | float | bool 
     except (ValueError, pa.ArrowException) as failure:
         example = EXAMPLES.get(kind)
         raise ValueRefusedError(
-            f"The key's value is no {column.type}.",
+            f"The key's value is not a valid {column.type}.",
             hint=f"Write it like {example}." if example else None,
             table=table,
             column=column.name,

@@ -191,17 +191,17 @@ def raise_if_elsewhere(
     if recorded is None:
         place = _root_of(tables[strays[0]])
         raise LakeLocationError(
-            f"{_counted(strays, len(tables))} of this lake lie outside {_words(here)}, for "
-            f"example below {place}: the lake was copied or moved, or its warehouse was changed. "
-            "Writing would change files of another lake.",
+            f"{_counted(strays, len(tables))} of this lake are located outside {_words(here)}, "
+            f"for example below {place}: the lake was copied or moved, or its warehouse was "
+            "changed. Writing would change files of another lake.",
             hint=_to_do(place, config),
         )
     if here.folder and is_same_place(here.folder, recorded.folder or "") and not strays:
         # The same catalog file, with another warehouse for new tables.
         return
     raise LakeLocationError(
-        f"This lake belongs in {_words(recorded)}, and was opened in {_words(here)}: it was copied "
-        f"or moved, or is mounted elsewhere. {_pointing(strays, len(tables))}",
+        f"This lake belongs in {_words(recorded)}, but was opened in {_words(here)}: it was "
+        f"copied or moved, or is mounted elsewhere. {_pointing(strays, len(tables))}",
         hint=_to_do(recorded.folder or recorded.warehouse, config),
     )
 
@@ -219,13 +219,13 @@ def raise_if_unlisted(config: LakeConfig) -> None:
         "If catalog.db was copied, copy catalog.db-wal with it from the same moment (or copy the "
         "lake while nothing runs); if it was restored, restore the whole folder."
         if config.catalog.kind is CatalogKind.SQLITE
-        else "Check that lake.catalog.uri names the database that the tables were written with."
+        else "Check that lake.catalog.uri is the database with which the tables were written."
     )
     raise LakeLocationError(
-        f"The catalog {what} lists no tables, but {found[0].parent} holds the files of "
-        f"{len(found)}: it is not the catalog that they were written with, or it was copied "
-        "without its write-ahead log.",
-        hint=f"{with_wal} If the tables are not needed any more, move {found[0].parent} away.",
+        f"The catalog {what} lists no tables, but {found[0].parent} contains the files of "
+        f"{len(found)} tables: it is not the catalog with which they were written, or it was "
+        "copied without its write-ahead log.",
+        hint=f"{with_wal} If the tables are no longer needed, move {found[0].parent} away.",
     )
 
 
@@ -332,13 +332,14 @@ def _to_do(place: str, config: LakeConfig) -> str:
     """Return the hint for a lake that belongs to another location."""
     if local_path(place) is None:
         return (
-            f"Open it with lake.warehouse: {place}, in the folder and on the catalog that it "
-            "belongs to. For a second lake, take an empty folder and another warehouse, and run "
+            f"Open the lake with lake.warehouse: {place}, in its own folder and with its own "
+            "catalog. For a second lake, use an empty folder and another warehouse, and run "
             "`chronolake sync` there."
         )
     return (
         f"Open the lake in {place}. If it was moved, move or restore it to {place}, mount it "
-        f"there, or make {place} a symbolic link to {config.path}. For a second lake, take an "
-        "empty folder and run `chronolake sync` there: a pipeline's tables are made again from its "
-        "raw lake or source. Commands that only read work here, on tables that lie inside."
+        f"there, or make {place} a symbolic link to {config.path}. For a second lake, use an "
+        "empty folder and run `chronolake sync` there: a pipeline's tables are created again "
+        "from its raw lake or source. Read-only commands work here on tables that are inside the "
+        "folder."
     )

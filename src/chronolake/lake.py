@@ -150,8 +150,8 @@ class Lake:
             raise self.missing(parsed)
         if not self.config.contains(found.location):
             warnings.warn(
-                f"The table {parsed} lies outside the opened lake, in {found.location}: the lake "
-                "was copied or moved. It can be read, and not written.",
+                f"The table {parsed} is located outside the opened lake, in {found.location}: the "
+                "lake was copied or moved. The table can be read, but not written.",
                 LakeLocationWarning,
                 stacklevel=2,
             )

@@ -104,8 +104,8 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
         # pandas' OutOfBoundsDatetime is a ValueError, as are the errors of Python's datetime.
         except (ValueError, OverflowError) as failure:
             raise ValueRefusedError(
-                "toPandas() cannot hold a time of this table in nanoseconds, such as the end of "
-                "an active version.",
+                "toPandas() cannot represent a time of this table in nanoseconds, such as the "
+                "end of an active version.",
                 hint="Use to_pandas(), which keeps microseconds.",
             ) from failure
 
@@ -184,9 +184,9 @@ class LakeTable:
         table = self._catalog.find(self.name)
         if table is None:
             raise TableNotFoundError(
-                "The table was dropped, or got another name.",
+                "The table was dropped or renamed.",
                 table=str(self.name),
-                hint="`chronolake tables` lists those that are there.",
+                hint="`chronolake tables` lists the existing tables.",
             )
         return describe_loaded(table)
 
@@ -281,13 +281,13 @@ class LakeTable:
             raise ValueRefusedError(
                 f"{formatting.instant(first)} is after {formatting.instant(second)}.",
                 table=str(self.name),
-                hint="Give the earlier time first.",
+                hint="Pass the earlier time first.",
             )
         self._warn_before(first, description)
         key = description.record_key
         if not key:
             raise BatchError(
-                "The table has no primary key, so its records cannot be told apart.",
+                "The table has no primary key, so its records cannot be identified.",
                 table=str(self.name),
                 hint="Give it a key with AlterTable.",
             )
@@ -337,7 +337,7 @@ class LakeTable:
             return
         warnings.warn(
             f"{self.name} has history since {formatting.instant(since)}, when it was switched to "
-            "history mode: what it was before is not known.",
+            "history mode; its earlier states are not known.",
             HistoryWarning,
             # The caller of the public method.
             stacklevel=3,
@@ -351,7 +351,7 @@ class LakeTable:
         literal = F.lit(str(value) if is_whole else value)
         if value is not None and not self._fits(value, literal, kind):
             raise ValueRefusedError(
-                f"{value!r} is no {kind}.",
+                f"{value!r} is not a valid {kind}.",
                 table=str(self.name),
                 column=column,
                 hint=f"Give a value such as {formatting.EXAMPLES.get(of.kind, 'a text')}.",
@@ -384,7 +384,7 @@ class LakeTable:
                 f"The table is in {description.mode} mode and keeps no history.",
                 table=str(self.name),
                 hint="Only history tables have versions and past states; `chronolake mode TABLE "
-                "history` keeps them from now on.",
+                "history` starts to keep them.",
             )
         return description
 

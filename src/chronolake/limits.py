@@ -69,9 +69,9 @@ def _reason_against(stream: StreamCapabilities, mode: Mode) -> str | None:
     if mode is not Mode.HISTORY:
         if stream.name.endswith(_HISTORY_SUFFIX):
             return f"its name ends in {_HISTORY_SUFFIX}"
-        return "its source tells nothing else" if stream.is_history_only else None
+        return "its source does not support other modes" if stream.is_history_only else None
     if stream.is_reimported:
-        return "every sync imports all of it, so that nothing tells what changed and when"
+        return "every sync reads the whole stream, so changes and their times are not known"
     if not stream.reports_changes:
         return "it has no timestamp that increases with every change"
     return None

@@ -66,17 +66,17 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
         probe = partial(_probed, place=str(place), token=token)
         for host, name, problem in context.parallelize(range(tasks), tasks).map(probe).collect():
             is_seen = problem or (place / name).is_file()
-            reason = problem if is_seen else "its files do not arrive here"
+            reason = problem if is_seen else "its files are not visible to the driver"
             if reason:
                 raise LakeError(
                     f"An executor on {host} does not share the folder {folder} with the driver: "
-                    f"{reason}. What it writes would be lost.",
+                    f"{reason}. The files that it writes would be lost.",
                     hint=_HINT,
                 )
     except OSError as failure:
         raise LakeError(
             f"The folder {folder} cannot be written: {failure.strerror}.",
-            hint="Choose a folder that can be written.",
+            hint="Choose a writable folder.",
         ) from failure
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -87,7 +87,7 @@ def _probed(number: int, *, place: str, token: str) -> tuple[str, str, str]:
     name = f"{number}-{uuid4().hex}"
     try:
         if (Path(place) / "driver").read_text() != token:
-            return socket.gethostname(), name, "it has another folder of this name"
+            return socket.gethostname(), name, "it has another folder with this name"
         (Path(place) / name).write_text(token)
     except OSError as failure:
         return socket.gethostname(), name, failure.strerror or type(failure).__name__
@@ -139,8 +139,8 @@ def expect_written(paths: Iterable[Path], *, table: str) -> None:
 
 def _unseen(location: str, table: str) -> LakeError:
     return LakeError(
-        "Executors wrote a file that the driver does not have, or not whole: they do not share the "
-        "lake's folder. Nothing was committed.",
+        "Executors wrote a file that is missing or incomplete on the driver: they do not share "
+        "the lake's folder. Nothing was committed.",
         table=table,
         file=location,
         hint=_HINT,

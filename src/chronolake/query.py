@@ -43,7 +43,8 @@ _HINTS: Final = {
     "UNRESOLVED_COLUMN": _NAMES,
     "UNRESOLVED_ROUTINE": '`chronolake query "SHOW FUNCTIONS"` lists Spark\'s functions.',
     "FIELD_NOT_FOUND": _NAMES,
-    "AMBIGUOUS_REFERENCE": "Write the table's name, or the column's in its own case, with it.",
+    "AMBIGUOUS_REFERENCE": "Qualify the column with the table's name, or write it in its exact "
+    "case.",
     "CAST_INVALID_INPUT": "With `try_cast` such values become NULL.",
     "DIVIDE_BY_ZERO": "With `try_divide` the result is NULL.",
 }
@@ -171,8 +172,9 @@ def _check(spark: SparkSession, text: str) -> None:
         only_reads = False
     if not only_reads:
         raise QueryError(
-            "Only questions are answered here, and this statement would do something.",
-            hint="Write a SELECT, SHOW or DESCRIBE. Tables change through batches and syncs.",
+            "Only SELECT, SHOW and DESCRIBE are allowed.",
+            hint="Write a single SELECT, SHOW or DESCRIBE statement. Tables are changed by "
+            "batches and syncs.",
         )
 
 
@@ -229,7 +231,9 @@ def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
         (hint for begin, hint in _HINTS.items() if condition.startswith(begin)),
         "Change the statement, or look the condition up in Spark's documentation.",
     )
-    return QueryError(f"Spark cannot answer ({condition}): {message.rstrip('.;')}.", hint=hint)
+    return QueryError(
+        f"Spark cannot run the statement ({condition}): {message.rstrip('.;')}.", hint=hint
+    )
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:

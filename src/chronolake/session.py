@@ -248,7 +248,7 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
         base = SparkSession.builder.getOrCreate()
         if EXTENSIONS not in (base.conf.get("spark.sql.extensions", "") or ""):
             raise LakeError(
-                "A Spark session runs in this process that was started without Iceberg.",
+                "A Spark session without Iceberg is running in this process.",
                 hint=_OPEN_FIRST,
             )
     acknowledge_at_once(base)
@@ -308,7 +308,9 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
     if not _has_iceberg(session):
         # A JVM outlives its sessions, and loads jars only at its start.
         session.stop()
-        raise LakeError("A Spark session ran in this process without Iceberg.", hint=_OPEN_FIRST)
+        raise LakeError(
+            "A Spark session was started in this process without Iceberg.", hint=_OPEN_FIRST
+        )
     _write_no_checksum_files(session)
     return session
 

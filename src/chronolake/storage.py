@@ -147,15 +147,15 @@ def error_of(failure: OSError, path: Path) -> StorageError:
         if failure.errno in reason.numbers:
             return _error(reason, str(path))
     return StorageError(
-        f"It cannot be written: {failure.strerror}.",
+        f"The path cannot be written: {failure.strerror}.",
         file=str(path),
-        hint=f"Choose a folder that can be written, or see what is wrong with {path}.",
+        hint=f"Choose a writable folder, or check {path}.",
     )
 
 
 def _error(reason: _Reason, path: str | None) -> StorageError:
     where = path or "the lake, the raw lake or Spark's temporary files"
-    return StorageError(reason.message, file=path, hint=f"{reason.hint} {where}, and run it again.")
+    return StorageError(reason.message, file=path, hint=f"{reason.hint} {where}, and try again.")
 
 
 def _path_in(text: str) -> str | None:

@@ -185,7 +185,7 @@ class ColumnType:
         precision, scale = self.precision or 0, self.scale or 0
         if not 1 <= precision <= MAX_PRECISION or not 0 <= scale <= precision:
             raise UnsupportedTypeError(
-                f"DECIMAL({precision},{scale}) cannot be kept: the precision must be 1 to "
+                f"DECIMAL({precision},{scale}) is not supported: the precision must be 1 to "
                 f"{MAX_PRECISION} and the scale 0 to the precision.",
                 hint="Declare a smaller decimal, or STRING.",
             )
@@ -303,8 +303,8 @@ class TableName:
                 parts.append(part)
         if len(parts) != 2 or not all(parts):  # noqa: PLR2004
             raise SchemaError(
-                f"{text!r} does not name a table.",
-                hint="Write schema.table; put a part that holds a dot in backticks.",
+                f"{text!r} is not a valid table name.",
+                hint="Write schema.table; put a part that contains a dot in backticks.",
             )
         return cls(*parts)
 

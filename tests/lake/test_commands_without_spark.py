@@ -125,10 +125,10 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
     versions = lake.table(NAME)
     with pytest.raises(UnknownColumnError, match="not part of the record's key"):
         versions.history(Name="n3")
-    with pytest.raises(ValueRefusedError, match=r"'abc' is no bigint.*such as 42"):
+    with pytest.raises(ValueRefusedError, match=r"'abc' is not a valid bigint.*such as 42"):
         versions.history(**{KEY: "abc"})
     for other in (1.5, Decimal("1.9"), True, b"1", [1], datetime(2024, 1, 1)):
-        with pytest.raises(ValueRefusedError, match="is no bigint"):
+        with pytest.raises(ValueRefusedError, match="is not a valid bigint"):
             versions.history(**{KEY: other})
     assert versions.history(**{KEY: 3.0}).count() == versions.history(**{KEY: Decimal(3)}).count()
     with pytest.raises(UnknownColumnError):
@@ -246,7 +246,7 @@ def test_times_within_other_values_have_all_their_digits(lake: Lake) -> None:
     ],
 )
 def test_what_would_do_something_is_refused(lake: Lake, statement: str) -> None:
-    with pytest.raises(QueryError, match="would do something"):
+    with pytest.raises(QueryError, match="Only SELECT, SHOW and DESCRIBE are allowed"):
         ask(lake, statement)
 
 

@@ -158,7 +158,7 @@ def test_maintain_of_a_copy_says_what_to_do(
     code, _, reported = ran(copy, capsys, "maintain")
     assert code == 1
     reported = " ".join(reported.split())
-    assert f"belongs in {original.config.path}, and was opened in {copy}" in reported
+    assert f"belongs in {original.config.path}, but was opened in {copy}" in reported
     assert "chronolake sync" in reported
 
 
@@ -173,7 +173,7 @@ def test_a_copy_is_read_with_a_note(
     assert reported.startswith("Note: 1 of 1 tables are stored outside")
     _, _, reported = ran(original.config.path, capsys, "tables")
     assert not reported
-    with pytest.warns(LakeLocationWarning, match="lies outside the opened lake"):
+    with pytest.warns(LakeLocationWarning, match="is located outside the opened lake"):
         assert opened(copy).table(NAME).df.count() > 0
 
 
@@ -276,7 +276,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
     assert (code, found) == (1, "")
     # A long path is wrapped at any character.
     reported = "".join(reported.split())
-    assert f"listsnotables,but{copied / 'tables'}holdsthefilesof1" in reported
+    assert f"listsnotables,but{copied / 'tables'}containsthefilesof1tables" in reported
     assert "catalog.db-wal" in reported
     again = opened(copied)
     for change in (Lake.tables, WRITES["create"]):
@@ -301,7 +301,7 @@ def test_a_catalog_older_than_its_tables_is_reported(lake: Lake, tmp_path: Path)
     age(tmp_path / "lake")
     before = files_of(tmp_path / "lake")
     for change in (WRITES["write"], WRITES["maintain"]):
-        with pytest.raises(LakeLocationError, match="the catalog names an older one"):
+        with pytest.raises(LakeLocationError, match="the catalog points to an older one"):
             change(opened(tmp_path / "lake"))
     assert files_of(tmp_path / "lake") == before
 

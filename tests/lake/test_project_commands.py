@@ -267,7 +267,7 @@ def test_a_source_that_is_away_does_not_hide_the_others(
     [
         (("sync", "crn"), "Did you mean 'crm'?"),
         (("sync", "crm", "--stream", "Acount"), "Did you mean 'Account'?"),
-        (("sync", "crm", "--every", "soon"), "write a time such as 30s"),
+        (("sync", "crm", "--every", "soon"), "write a duration such as 30s"),
         (("rebuild", "crm.Other"), "No pipeline of"),
         (("state", "set", "crm", "Account", "x"), "Confirm with --yes"),
     ],

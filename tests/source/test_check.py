@@ -159,7 +159,10 @@ def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("changed", "reason"),
     [
         ({"user": "plain", "password": "not-the-one"}, "password authentication failed"),
-        ({"user": "plain", "password": ""}, "it asks for a password, and none is given"),
+        (
+            {"user": "plain", "password": ""},
+            "the server requires a password, and none is configured",
+        ),
         ({"user": "nobody", "password": "not-the-one"}, "password authentication failed"),
         ({"dbname": "missing"}, 'database "missing" does not exist'),
     ],

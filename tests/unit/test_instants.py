@@ -48,10 +48,10 @@ def test_a_length_of_time_in_seconds(text: str, seconds: float) -> None:
     "text", ["", "0s", "5", "5w", "-5m", "P0D", "-P1D", "soon", "P1", "9" * 20 + "d", "٣m"]
 )
 def test_other_lengths_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="write a time such as 30s"):
+    with pytest.raises(ValueError, match="write a duration such as 30s"):
         length_of(text)
 
 
 def test_a_length_that_ends_after_the_last_year_has_no_seconds() -> None:
-    with pytest.raises(ValueError, match="write a time such as 30s"):
+    with pytest.raises(ValueError, match="write a duration such as 30s"):
         seconds_of("P7990Y")

@@ -13,7 +13,7 @@ from chronolake.types import Mode
     ("name", "is_history_only", "reason"),
     [
         ("account_history", False, "its name ends in _history"),
-        ("account", True, "its source tells nothing else"),
+        ("account", True, "its source does not support other modes"),
     ],
 )
 def test_a_stream_that_is_history_is_nothing_else(
@@ -31,7 +31,11 @@ def test_a_stream_that_is_history_is_nothing_else(
 
 @pytest.mark.parametrize(
     ("reports_changes", "is_reimported", "reason"),
-    [(False, False, "no timestamp"), (True, True, "imports all"), (False, True, "imports all")],
+    [
+        (False, False, "no timestamp"),
+        (True, True, "reads the whole stream"),
+        (False, True, "reads the whole stream"),
+    ],
 )
 def test_a_stream_that_does_not_tell_changes_has_no_history(
     *, reports_changes: bool, is_reimported: bool, reason: str

@@ -80,7 +80,7 @@ def java_message_of(failure: BaseException) -> str:
     if text.startswith(_OF_WORKER):
         file, line = (_FRAME.findall(text) or [("an unknown file", "0")])[-1]
         kind = (_LAST.findall(text) or ["error"])[-1]
-        return f"A task of Spark failed with {kind} in {file}, line {line}."
+        return f"A Spark task failed with {kind} in {file}, line {line}."
     return text.partition("\n")[0]
 
 
@@ -372,9 +372,9 @@ class Catalog:
         table = self.find(name)
         if table is None:
             raise LakeError(
-                "The table was dropped meanwhile, or got another name.",
+                "The table was dropped or renamed.",
                 table=str(name),
-                hint="`chronolake tables` lists those that are there.",
+                hint="`chronolake tables` lists the existing tables.",
             )
         return table
 
@@ -467,7 +467,7 @@ class Catalog:
         except (Py4JJavaError, PySparkException) as failure:
             # The failure does not matter if the schema exists now.
             if not self._java.namespaceExists(namespace):
-                raise self._failed(f"The schema {schema!r} cannot be made", failure) from failure
+                raise self._failed(f"The schema {schema!r} cannot be created", failure) from failure
 
     def rename(self, name: TableName, new_name: TableName) -> None:
         """Rename a table, in one step; its files are not moved.
@@ -549,13 +549,13 @@ class Catalog:
     def _taken(self, name: TableName, what: str) -> TableExistsError:
         if self.find(name) is None:
             return TableExistsError(
-                "A view has the name.",
+                "A view with this name already exists.",
                 table=str(name),
                 hint="Choose another name. `chronolake view TABLE --drop` removes the view "
                 "TABLE_current.",
             )
         return TableExistsError(
-            "The table exists already.",
+            "The table already exists.",
             table=str(name),
             hint=f"{what}, or choose another name.",
         )
@@ -564,5 +564,5 @@ class Catalog:
     def _failed(what: str, failure: BaseException) -> LakeError:
         return storage_error(failure) or LakeError(
             f"{what}: {java_message_of(failure)}",
-            hint="Check that the catalog and the lake's folder can be reached and written.",
+            hint="Check that the catalog and the lake's folder are reachable and writable.",
         )

@@ -48,7 +48,8 @@ def sync_tables(spark: SparkSession, folder: Path, *, by_manifest_list: bool) ->
         log.warning(
             "tables_not_synced",
             folder=str(folder),
-            reason="another class than Hadoop's serves local files (fs.file.impl), or none is kept",
+            reason="local files use a class other than Hadoop's (fs.file.impl), or the cache of "
+            "file systems is off",
         )
         return
     for name in _names_of(folder):
