@@ -9,7 +9,7 @@ from chronolake.config import LakeConfig
 from chronolake.core import maintain
 from chronolake.core.create import create
 from chronolake.core.publish import publish
-from chronolake.core.staging import StagedWrite, Stopwatch, staged
+from chronolake.core.staging import StagedWrite, Stopwatch, write_staged
 from chronolake.inspect.catalog import look_up
 from chronolake.inspect.table_metadata import HIDDEN, PartitionField, read_table_metadata
 from chronolake.inspect.tables import Health, health
@@ -44,12 +44,12 @@ def written(lake: Lake) -> TableName:
         write.delete_where("id = 9")
         return {"chronolake.last-batch": "b4"}
 
-    staged(lake, name, first, Stopwatch())
-    staged(lake, name, second, Stopwatch())
+    write_staged(lake, name, first, Stopwatch())
+    write_staged(lake, name, second, Stopwatch())
     maintain(lake, name)
     nothing = {"chronolake.last-batch": "b3"}
     publish(lake.catalog.load(name), lambda current: current.builder(), nothing)
-    staged(lake, name, third, Stopwatch())
+    write_staged(lake, name, third, Stopwatch())
     return name
 
 

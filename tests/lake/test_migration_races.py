@@ -85,7 +85,7 @@ def test_a_leftover_whose_metadata_is_gone_blocks_nobody(
 ) -> None:
     leftover = TableName(SCRATCH_SCHEMA, stage_name())
     lake.catalog.create(
-        leftover, COLUMNS, location=rewrite.folder_in(lake.catalog.load(name)), properties={}
+        leftover, COLUMNS, location=rewrite.new_subfolder(lake.catalog.load(name)), properties={}
     )
     metadata = lake.catalog.load(leftover).metadata.metadataFileLocation()
     Path(str(metadata).removeprefix("file:")).unlink()

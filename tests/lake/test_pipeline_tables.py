@@ -26,8 +26,8 @@ from chronolake.change_set import (
     PURGED_AT,
     SEQUENCE,
 )
-from chronolake.core.apply_versions import PullResult, write_versions
-from chronolake.core.pipeline_table import create_pulled
+from chronolake.core.apply_versions import ApplyResult, write_versions
+from chronolake.core.pipeline_table import create_pipeline_table
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
 from support import landed
@@ -77,7 +77,7 @@ def _write(
     *,
     is_distinct: bool = False,
     erases: bool = False,
-) -> PullResult:
+) -> ApplyResult:
     return write_versions(
         lake,
         name,
@@ -261,7 +261,7 @@ def test_a_log_that_leaves_columns_out(
     rows = _random_log(seed, keys=24, changes=270, step=step, purges=erases)
     chance = random.Random(seed)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    create_pipeline_table(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
     pieces = [rows[begin : begin + 90] for begin in range(0, len(rows), 90)]
     if is_mixed:
         # The rows may come in any order.
@@ -297,7 +297,7 @@ def test_a_table_is_a_function_of_what_was_landed(
     files, chance = 6, random.Random(seed)
     rows = _random_rows(seed, files=files, rows=150, keys=50, step=step)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    create_pipeline_table(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
 
     def write(batch: list[LandedRow]) -> None:
         chance.shuffle(batch)
@@ -323,7 +323,7 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
     """
     rows = _random_log(7, keys=12, changes=160, step=400, purges=False)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
+    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
     _write(lake, name, rows)
     stored = _read(lake, name)
     expected = landed.versions(rows, eps)
@@ -394,7 +394,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
 ) -> None:
     chance = random.Random(eps)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    create_pipeline_table(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
     there: list[LandedRow] = []
     table_sql = f"chronolake.{name.sql}"
 
@@ -446,7 +446,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
 
 def test_a_table_that_others_have_written_to_is_looked_at_again(lake: Lake) -> None:
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
+    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
 
     def write(at: int) -> bool:
         fields = {"Name": f"n{at}", "Size": 1}

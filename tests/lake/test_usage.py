@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from chronolake import core, inspect
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.core import migration
-from chronolake.core.usage import counted
+from chronolake.core.usage import monthly_properties
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
 from support.commands import ran
@@ -124,7 +124,7 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
         return bytes(found[0])
 
     def publish(first: int, last: int, now: datetime) -> dict[str, dict[str, object]]:
-        changed = counted(lake.catalog.load(name), sketch(first, last), now=now)
+        changed = monthly_properties(lake.catalog.load(name), sketch(first, last), now=now)
         texts = ", ".join(f"'{key}' = '{value}'" for key, value in changed.items())
         lake.spark.sql(f"ALTER TABLE {name.sql} SET TBLPROPERTIES ({texts})")
         return {key: json.loads(value) for key, value in changed.items()}
@@ -140,7 +140,7 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
         (4_000, True)
     ]
     # For a clock that is behind, the month is already closed.
-    assert counted(lake.catalog.load(name), sketch(0, 9_000), now=october) == {}
+    assert monthly_properties(lake.catalog.load(name), sketch(0, 9_000), now=october) == {}
 
 
 def test_the_command_tells_every_table_and_all_together(

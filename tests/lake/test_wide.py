@@ -23,7 +23,7 @@ from chronolake.change_set import (
     SEQUENCE,
 )
 from chronolake.core.apply_versions import write_versions
-from chronolake.core.pipeline_table import create_pulled
+from chronolake.core.pipeline_table import create_pipeline_table
 from chronolake.lake import Lake
 from chronolake.types import SYNCED, Column, ColumnType, Kind, Mode, TableName
 
@@ -129,7 +129,7 @@ def test_plans_of_a_change_hold_few_columns_for_each_of_the_table(
         name = TableName("wide", f"t{next(_numbers)}")
         texts = [Column(f"c{place}", ColumnType(Kind.STRING)) for place in range(width)]
         key = Column("Id", ColumnType(Kind.STRING), primary_key=True)
-        create_pulled(lake, name, [key, *texts], mode=mode, epsilon_micros=1)
+        create_pipeline_table(lake, name, [key, *texts], mode=mode, epsilon_micros=1)
         found.append(0)
         for number in (1, 2):
             # Rows that are written first do not count.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chronolake.change_set import SEQ, UNMODIFIED
 from chronolake.core import scd2_fold, upsert_fold
-from chronolake.core.key_groups import run_by_run
+from chronolake.core.key_groups import fold_by_run
 from support.oracle import ACTIVE, END, KEEP, START, TMAX, HistoryTable, KeyedTable
 
 COLUMNS = ("k", "a", "b", START, END, ACTIVE)
@@ -85,7 +85,7 @@ def as_event(kind: int, seq: int, row: dict[str, Any]) -> dict[str, Any]:
 def resolve(events: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
     events = sorted(events, key=lambda e: sort_key(e, scd2_fold.TIME, scd2_fold.KIND, SEQ))
     table = pa.Table.from_pylist(events, schema=EVENTS)
-    pieces = run_by_run(
+    pieces = fold_by_run(
         table.to_batches(max_chunksize=size), ("k",), lambda rows: scd2_fold.resolve(rows, LAYOUT)
     )
     rows = [row for piece in pieces for row in _plain(piece).to_pylist()]
@@ -262,7 +262,9 @@ def test_a_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
                 )
         events.sort(key=lambda e: sort_key(e, upsert_fold.KIND, SEQ))
         batches_of = pa.Table.from_pylist(events, schema=schema).to_batches(max_chunksize=size)
-        pieces = run_by_run(batches_of, ("k",), lambda table: upsert_fold.final_rows(table, layout))
+        pieces = fold_by_run(
+            batches_of, ("k",), lambda table: upsert_fold.final_rows(table, layout)
+        )
         final = [row for piece in pieces for row in piece.to_pylist()]
         ignored = sum(
             row.pop(upsert_fold.IGNORED) for row in list(final) if row[upsert_fold.IGNORED]

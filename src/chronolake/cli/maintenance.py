@@ -198,7 +198,7 @@ def maintain(
         screen = console()
         for name in named or opened.tables():
             if dry_run:
-                plan = core.planned(opened, name)
+                plan = core.plan_table(opened, name)
                 if json:
                     print_json(output.plan_json(plan), pretty=False)
                 else:

@@ -3,7 +3,7 @@
 from chronolake.core.alter import alter
 from chronolake.core.create import create
 from chronolake.core.history import write_history_batch
-from chronolake.core.maintain import MaintenancePlan, MaintenanceResult, maintain, planned
+from chronolake.core.maintain import MaintenancePlan, MaintenanceResult, maintain, plan_table
 from chronolake.core.merge import BatchResult
 from chronolake.core.migration import SwitchPlan, plan_switch, switch_mode
 from chronolake.core.reload import MissingRecords, resync
@@ -28,7 +28,7 @@ __all__ = [
     "create_current_view",
     "maintain",
     "plan_switch",
-    "planned",
+    "plan_table",
     "resync",
     "switch_mode",
     "truncate",

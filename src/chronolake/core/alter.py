@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.change_set import RESERVED
 from chronolake.core.create import check_columns
-from chronolake.core.publish import until_published
+from chronolake.core.publish import publish_with_retries
 from chronolake.core.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.core.sql import col
 from chronolake.description import describe_loaded
@@ -62,7 +62,7 @@ def is_in_place(old: ColumnType, new: ColumnType) -> bool:
     return (old.kind, new.kind) in _WIDENING
 
 
-def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
+def convert(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
     """Return a value in its new type, or null if it does not fit.
 
     Texts are parsed and formatted as in batch files (`seeds/destination-connector.txt`, "Examples
@@ -78,14 +78,14 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
     if new.kind in TEXT_KINDS:
         return _as_text(value, old.kind)
     if old.kind in TEXT_KINDS:
-        return _read(value, new)
+        return _parse(value, new)
     if not any({old.kind, new.kind} <= alike for alike in (_NUMBERS, _TIMES)):
         return F.lit(None).cast(new.sql)
     return _cast(value, old, new)
 
 
 def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    """Return whether `converted` turned a value into null.
+    """Return whether `convert` turned a value into null.
 
     An empty text counts as null if it is not a valid value of the new type, as in batch files.
     """
@@ -95,7 +95,7 @@ def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnT
     return is_value & result.isNull()
 
 
-def _read(text: Expression, kind: ColumnType) -> Expression:
+def _parse(text: Expression, kind: ColumnType) -> Expression:
     def read(texts: pa.Array) -> pa.Array:
         return fitting(texts, kind)
 
@@ -248,7 +248,7 @@ def alter(
         _run(lake, table, plan)
         return True
 
-    return until_published(lake, name, attempt, also_pulled=guard is not None)
+    return publish_with_retries(lake, name, attempt, allow_pipeline_table=guard is not None)
 
 
 def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
@@ -265,7 +265,7 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
 def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:
     types = {column.name: column.type for column in plan.columns}
     new = {
-        column.name: converted(col(column.name), plan.converted[column.name].type, column.type)
+        column.name: convert(col(column.name), plan.converted[column.name].type, column.type)
         for column in plan.columns
         if column.name in plan.converted
     }

@@ -35,15 +35,30 @@ from chronolake.core.scd2_sql import (
     REMOVED,
     REVEALED,
     STORED,
-    of_landed,
-    of_purged,
-    of_stored,
-    states,
-    succession,
+    active_versions,
+    landed_rows,
+    purge_rows,
+    resolve_versions,
+    stored_columns,
     time_in,
 )
-from chronolake.core.sql import KEYS, TABLE, broadcast, kept, listed, numbered, same_row, viewed
-from chronolake.core.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, expect_unaltered, staged
+from chronolake.core.sql import (
+    KEYS,
+    TABLE,
+    broadcast,
+    cached_view,
+    column_list,
+    numbered_key,
+    same_row,
+    temp_view,
+)
+from chronolake.core.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    write_staged,
+)
 from chronolake.description import describe_loaded
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
@@ -67,7 +82,7 @@ if TYPE_CHECKING:
 LATEST_PROPERTY: Final = "chronolake.latest"
 
 
-def are_later(write: StagedWrite, profile: BatchProfile, layout: Layout) -> bool:
+def can_append(write: StagedWrite, profile: BatchProfile, layout: Layout) -> bool:
     """Return whether landed rows can be written without reading the stored rows.
 
     If the table's latest time is not known, all times in the table are read once.
@@ -95,7 +110,7 @@ def _are_active_versions(profile: BatchProfile) -> bool:
     return profile.has_each_once and not (profile.deleted or profile.tombstones or profile.omitted)
 
 
-def stage_later(
+def stage_append(
     write: StagedWrite, profile: BatchProfile, layout: Layout, *, synced_micros: int
 ) -> int:
     """Stage landed rows that are later than the table: end versions, add new ones and tombstones.
@@ -113,24 +128,27 @@ def stage_later(
     hint = broadcast(profile.view, profile.rows)
     reach("write.planned")
     ended = write.update(
-        f"SELECT {hint} {numbered(layout.key)}, {ends} AS ends FROM {profile.view}",
+        f"SELECT {hint} {numbered_key(layout.key)}, {ends} AS ends FROM {profile.view}",
         " AND ".join([*profile.same_key(layout.key), f"{TABLE}.{ACTIVE}"]),
         assignments=f"{TABLE}.{END} = timestamp_micros({KEYS}.ends), {TABLE}.{ACTIVE} = false",
         changed="true",
     )
     if profile.tombstones < profile.rows:
-        write.append(_new(PROVIDES_DATA, layout.columns, profile, layout, synced_micros))
+        write.append(_new_rows(PROVIDES_DATA, layout.columns, profile, layout, synced_micros))
     if profile.tombstones:
         columns = (*layout.data, SYNCED, VERSION)
-        write.hidden.append(_new(f"NOT {PROVIDES_DATA}", columns, profile, layout, synced_micros))
+        write.hidden.append(
+            _new_rows(f"NOT {PROVIDES_DATA}", columns, profile, layout, synced_micros)
+        )
     return ended
 
 
-def _new(
+def _new_rows(
     which: str, columns: tuple[str, ...], profile: BatchProfile, layout: Layout, synced: int
 ) -> str:
-    landed = of_landed(f"{profile.view} WHERE {which}", layout)
-    return f"SELECT {listed(columns)} FROM ({states(landed, layout, synced_micros=synced)})"
+    landed = landed_rows(f"{profile.view} WHERE {which}", layout)
+    rows = active_versions(landed, layout, synced_micros=synced)
+    return f"SELECT {column_list(columns)} FROM ({rows})"
 
 
 def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
@@ -141,7 +159,8 @@ def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
         micros: the latest time of all rows, in microseconds since 1970.
     """
     now = write.table.refreshed()
-    heads = (now.branch(one.branch if one.made else one.of) for one in (write, write.hidden))
+    staged = (branch.branch if branch.is_created else branch.of for branch in (write, write.hidden))
+    heads = map(now.branch, staged)
     return {LATEST_PROPERTY: "@".join(map(str, (micros, *heads)))}
 
 
@@ -163,7 +182,7 @@ def _latest_of(write: StagedWrite) -> int | None:
 
 
 @dataclass(frozen=True)
-class PullResult:
+class ApplyResult:
     """The result of applying landed rows.
 
     Attributes:
@@ -194,7 +213,7 @@ def write_versions(
     has_each_once: bool = False,
     not_hashed: Sequence[str] = (),
     erased: Sequence[str] = (),
-) -> PullResult:
+) -> ApplyResult:
     """Apply record versions to a table, all of them or none.
 
     The table depends only on the set of versions that were ever applied, not on their order.
@@ -202,7 +221,7 @@ def write_versions(
 
     Args:
         lake: the lake.
-        name: a table created by `create_pulled`.
+        name: a table created by `create_pipeline_table`.
         versions: record versions (`chronolake.change_set`) with all data columns of the table.
             Their session does the work (`Lake.session_for_versions`). They are computed more than
             once, so reading them must always give the same rows.
@@ -238,9 +257,9 @@ def write_versions(
     layout = replace(layout, erased=tuple(erased), omitted=_omitted_of(table), hashed=hashed)
     ensure_hidden(table)
     watch = Stopwatch()
-    result = PullResult(batch, 0, 0, 0, watch.seconds)
+    result = ApplyResult(batch, 0, 0, 0, watch.seconds)
     spark = versions.sparkSession
-    with viewed(versions) as view:
+    with temp_view(versions) as view:
         with watch.stage("read"):
             profile = profile_versions(
                 spark, view, description, layout, has_each_once=has_each_once
@@ -253,10 +272,10 @@ def write_versions(
             nonlocal result
             expect_unaltered(attempt, description)
             outcome = _stage(attempt, profile, layout, synced_micros, watch)
-            result = PullResult(
+            result = ApplyResult(
                 batch, profile.rows, outcome.written, outcome.removed, watch.seconds
             )
-            counted = usage.counted(attempt.table, outcome.sketch if counts else None)
+            counted = usage.monthly_properties(attempt.table, outcome.sketch if counts else None)
             latest = outcome.latest
             of_latest = {} if latest is None else latest_with_data(attempt, latest)
             of_hashes = {HASHED_PROPERTY: property_for(layout.hashed or ())}
@@ -270,7 +289,7 @@ def write_versions(
                 **(of_hashes if HASH in description.by_name else {}),
             }
 
-        staged(lake, name, write, watch, spark=spark, guard=guard, also_pulled=True)
+        write_staged(lake, name, write, watch, spark=spark, guard=guard, allow_pipeline_table=True)
     return result
 
 
@@ -292,18 +311,18 @@ def _stage(
 ) -> _Outcome:
     if not profile.rows:
         return _Outcome()
-    layout = replace(layout, has_marks=bool(profile.tombstones) or not write.hidden.is_empty)
-    at_once = _at_once(write, profile, layout, synced, watch)
+    layout = replace(layout, has_tombstones=bool(profile.tombstones) or not write.hidden.is_empty)
+    at_once = _stage_unread(write, profile, layout, synced, watch)
     if at_once is not None:
         return at_once
     events = _events(write, profile, layout)
-    resolved = write.spark.sql(succession(events, layout, synced_micros=synced))
+    resolved = write.spark.sql(resolve_versions(events, layout, synced_micros=synced))
     if write.is_empty and write.hidden.is_empty:
-        return _fill(write, resolved, profile, layout)
-    with ExitStack() as until_published:
+        return _stage_first(write, resolved, profile, layout)
+    with ExitStack() as stack:
         with watch.stage("resolve"):
-            rows = until_published.enter_context(kept(resolved))
-            sketch = usage.sketching(layout.counted, COUNTED)
+            rows = stack.enter_context(cached_view(resolved))
+            sketch = usage.sketch_aggregate(layout.counted, COUNTED)
             (found,) = write.spark.sql(
                 f"SELECT count_if({REMOVED}) AS removed, count_if({ADDED}) AS added, "
                 f"count_if({CONCEALED}) AS concealed, count_if({REVEALED}) AS revealed, "
@@ -315,63 +334,63 @@ def _stage(
         if found["revealed"]:
             _reveal(write, rows, found["revealed"], profile, layout)
         if found["added"]:
-            write.append(_added(rows, layout))
+            write.append(_added_rows(rows, layout))
         if found["concealed"]:
-            write.hidden.append(_concealed(rows, layout))
+            write.hidden.append(_concealed_rows(rows, layout))
     return _Outcome(found["added"], found["removed"], found["sketch"])
 
 
 def _events(write: StagedWrite, profile: BatchProfile, layout: Layout) -> list[str]:
     """Return queries of the landed rows, and of the stored rows that they can change."""
-    events = [of_landed(profile.view, layout)]
+    events = [landed_rows(profile.view, layout)]
     if profile.purges and layout.mode is not Mode.LIVE:
         # A live table shows no purged record, whatever its versions are.
-        events.append(of_purged(profile.view, layout))
+        events.append(purge_rows(profile.view, layout))
     if not write.is_empty:
-        events.append(_reached(write, profile, layout))
+        events.append(_reached_rows(write, profile, layout))
     if not write.hidden.is_empty:
-        events.append(_hidden(write, profile, layout))
+        events.append(_hidden_rows(write, profile, layout))
     return events
 
 
-def _at_once(
+def _stage_unread(
     write: StagedWrite, profile: BatchProfile, layout: Layout, synced: int, watch: Stopwatch
 ) -> _Outcome | None:
     """Stage rows without reading the stored rows; return None if these must be read."""
     if not write.is_empty:
         with watch.stage("read"):
-            is_later = are_later(write, profile, layout)
-        if not is_later:
+            is_append = can_append(write, profile, layout)
+        if not is_append:
             return None
-        ended = stage_later(write, profile, layout, synced_micros=synced)
+        ended = stage_append(write, profile, layout, synced_micros=synced)
         added = ended + profile.rows - profile.tombstones
         return _Outcome(added, ended, profile.sketch, profile.latest)
     if not (write.hidden.is_empty and _are_active_versions(profile)):
         return None
     reach("write.planned")
-    write.append(states(of_landed(profile.view, layout), layout, synced_micros=synced))
+    write.append(active_versions(landed_rows(profile.view, layout), layout, synced_micros=synced))
     return _Outcome(profile.rows, 0, profile.sketch, profile.latest)
 
 
-def _fill(
+def _stage_first(
     write: StagedWrite, resolved: DataFrame, profile: BatchProfile, layout: Layout
 ) -> _Outcome:
     """Stage the first rows of a table: nothing to remove, and nothing is kept in memory."""
-    with viewed(resolved) as view:
+    with temp_view(resolved) as view:
         reach("write.planned")
-        write.append(_added(view, layout))
+        write.append(_added_rows(view, layout))
         if profile.tombstones or layout.mode is Mode.LIVE:
-            write.hidden.append(_concealed(view, layout))
+            write.hidden.append(_concealed_rows(view, layout))
     written = write.table.refreshed().rows_of(write.branch)
     return _Outcome(written or 0, 0, profile.sketch)
 
 
-def _added(rows: str, layout: Layout) -> str:
-    return f"SELECT {listed(layout.columns)} FROM {rows} WHERE {ADDED}"
+def _added_rows(rows: str, layout: Layout) -> str:
+    return f"SELECT {column_list(layout.columns)} FROM {rows} WHERE {ADDED}"
 
 
-def _concealed(rows: str, layout: Layout) -> str:
-    columns = listed((*layout.data, SYNCED, VERSION))
+def _concealed_rows(rows: str, layout: Layout) -> str:
+    columns = column_list((*layout.data, SYNCED, VERSION))
     return f"SELECT {columns} FROM {rows} WHERE {CONCEALED}"
 
 
@@ -383,7 +402,7 @@ def _remove(
     if layout.mode is Mode.HISTORY:
         conditions += _in_reach(profile, layout)
     write.delete(
-        f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {FILE}, {POSITION} "
+        f"SELECT {broadcast(rows, number)} {numbered_key(layout.key)}, {FILE}, {POSITION} "
         f"FROM {rows} WHERE {REMOVED}",
         " AND ".join(conditions),
     )
@@ -395,21 +414,21 @@ def _reveal(
     """Remove hidden rows that are no longer needed, or that are now shown in `main`."""
     same_version = f"{TABLE}.{VERSION} = {KEYS}.{STORED}"
     write.hidden.delete(
-        f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {STORED} "
+        f"SELECT {broadcast(rows, number)} {numbered_key(layout.key)}, {STORED} "
         f"FROM {rows} WHERE {REVEALED}",
         " AND ".join([*profile.same_key(layout.key), same_version]),
     )
 
 
-def _reached(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
+def _reached_rows(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
     """Return a query of the rows of `main` that landed rows can change, with their metadata.
 
     In a history table these are the versions that are active, or that end when their record's first
     landed version starts or later.
     """
     keys = (
-        f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
-        f"FROM {profile.view} GROUP BY {listed(layout.key)}"
+        f"SELECT {numbered_key(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
+        f"FROM {profile.view} GROUP BY {column_list(layout.key)}"
     )
     conditions = profile.same_key(layout.key)
     if layout.mode is Mode.HISTORY:
@@ -420,17 +439,17 @@ def _reached(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
             reached += f" OR {KEYS}.purged IS NOT NULL"
         conditions += [f"({reached})", *_in_reach(profile, layout)]
     return (
-        f"SELECT {broadcast(KEYS, profile.rows)} {of_stored(layout, hidden=False)} "
+        f"SELECT {broadcast(KEYS, profile.rows)} {stored_columns(layout, hidden=False)} "
         f"FROM {write.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {' AND '.join(conditions)}"
     )
 
 
-def _hidden(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
+def _hidden_rows(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
     """Return a query of the hidden rows of the landed keys, with their metadata."""
-    keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {profile.view}"
+    keys = f"SELECT DISTINCT {numbered_key(layout.key)} FROM {profile.view}"
     matched = " AND ".join(profile.same_key(layout.key))
     return (
-        f"SELECT {broadcast(KEYS, profile.rows)} {of_stored(layout, hidden=True)} "
+        f"SELECT {broadcast(KEYS, profile.rows)} {stored_columns(layout, hidden=True)} "
         f"FROM {write.hidden.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
     )
 

@@ -31,8 +31,8 @@ from chronolake.change_set import (
     Op,
 )
 from chronolake.core import usage
-from chronolake.core.sql import KEYS, TABLE, kept, listed, numbered
-from chronolake.core.usage import sketching
+from chronolake.core.sql import KEYS, TABLE, cached_view, column_list, numbered_key
+from chronolake.core.usage import sketch_aggregate
 from chronolake.errors import BatchError, IncompleteRowsError, UnknownColumnError
 from chronolake.types import (
     ACTIVE,
@@ -121,7 +121,7 @@ class BatchProfile:
         return self.rows == 0
 
     def same_key(self, key: Sequence[str]) -> list[str]:
-        """Return SQL conditions that match a row of `TABLE` with the `numbered` key of `KEYS`.
+        """Return SQL conditions that match the key of `TABLE` with that of `KEYS` (`numbered_key`).
 
         They include bounds of all keys of the batch, which prune files and row groups.
         """
@@ -164,17 +164,17 @@ def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
         # A raw hexadecimal literal needs no escaping, whatever the text contains.
         first, last = (f"CAST(X'{text.encode().hex()}' AS STRING)" for text in (least, greatest))
     elif kind is Kind.NAIVE_DATE:
-        days = _rounded(least.toordinal(), greatest.toordinal(), *_DAYS)
+        days = _round_outward(least.toordinal(), greatest.toordinal(), *_DAYS)
         first, last = (f"DATE'{date.fromordinal(day).isoformat()}'" for day in days)
     elif kind is Kind.LONG:
-        first, last = (f"{number}L" for number in _rounded(least, greatest, *_LONGS))
+        first, last = (f"{number}L" for number in _round_outward(least, greatest, *_LONGS))
     else:
         # In the column's own type: Spark cannot plan a MERGE that compares an INT with a BIGINT.
-        first, last = (f"{number}" for number in _rounded(least, greatest, *_INTS))
+        first, last = (f"{number}" for number in _round_outward(least, greatest, *_INTS))
     return first, last
 
 
-def _rounded(least: int, greatest: int, first: int, last: int) -> tuple[int, int]:
+def _round_outward(least: int, greatest: int, first: int, last: int) -> tuple[int, int]:
     """Round one number down and one up, within the first and last value of their type."""
     step = 1 << max(0, (greatest - least).bit_length() - 2)
     return max(least // step * step, first), min(-(-greatest // step) * step, last)
@@ -209,7 +209,7 @@ def _bounds_in(
     }
 
 
-def _ordered(description: TableDescription, key: Sequence[str]) -> set[str]:
+def _ordered_columns(description: TableDescription, key: Sequence[str]) -> set[str]:
     """Return the key columns whose bounds prune files."""
     return {name for name in key if description.by_name[name].type.kind in ORDERED}
 
@@ -242,7 +242,7 @@ def profile_changes(
     """
     names = tuple(column.name for column in columns)
     _check_columns(description, key, names)
-    with kept(_with_tmax(changes, names)) as rows:
+    with cached_view(_with_tmax(changes, names)) as rows:
         with watch.stage("read"):
             profile = _profile_of_changes(
                 changes.sparkSession, rows, description, key, names, is_history=is_history
@@ -297,7 +297,7 @@ def _profile_of_changes(
     is_history: bool,
 ) -> BatchProfile:
     words = range((len(names) + BITS_PER_WORD - 1) // BITS_PER_WORD)
-    ordered = _ordered(description, key)
+    ordered = _ordered_columns(description, key)
     statement = _statement_for_changes(view, key, ordered, len(words), is_history=is_history)
     (row,) = spark.sql(statement).collect()
     if is_history and row["timeless"]:
@@ -353,13 +353,13 @@ def _statement_for_changes(
     else:
         # Group by key first, to find repeated keys: a separate query would take as long again.
         columns = [f"k{number}" for number in range(len(key))]
-        own = ", ".join([numbered(key), "count(1) AS number", *counts, *bits])
-        rows = f"(SELECT {own} FROM {view} GROUP BY {listed(key)})"
+        own = ", ".join([numbered_key(key), "count(1) AS number", *counts, *bits])
+        rows = f"(SELECT {own} FROM {view} GROUP BY {column_list(key)})"
         aggregates = [
             *(f"sum({name}) AS {name}" for name in kinds),
             *(f"bit_or(w{word}) AS w{word}" for word in range(words)),
             "max(number) > 1 AS repeated",
-            f"{sketching(columns, f'n{int(Op.REPLACE)} + n{int(Op.UPDATE)} > 0')} AS sketch",
+            f"{sketch_aggregate(columns, f'n{int(Op.REPLACE)} + n{int(Op.UPDATE)} > 0')} AS sketch",
         ]
     aggregates += [
         f"count_if({column} IS NULL) AS nulls{number}" for number, column in enumerate(columns)
@@ -407,14 +407,14 @@ def profile_versions(
     Raises:
         IncompleteRowsError: a row lacks its key, its time or its sequence.
     """
-    ordered = _ordered(description, layout.key)
+    ordered = _ordered_columns(description, layout.key)
     key = [quoted(name) for name in layout.key]
     needed = [*key, MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
     is_provided = (
         PROVIDES_DATA if layout.mode is Mode.LIVE else f"{PROVIDES_DATA} OR {PURGED_AT} IS NOT NULL"
     )
-    sketch = usage.sketching(layout.counted, is_provided)
+    sketch = usage.sketch_aggregate(layout.counted, is_provided)
     place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
     sorted_files = f"array_sort(collect_set({LANDED_FILE}) FILTER (WHERE {incomplete}))"
     aggregates = [

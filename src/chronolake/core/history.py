@@ -48,14 +48,20 @@ from chronolake.core.sql import (
     KEYS,
     TABLE,
     broadcast,
+    cached_view,
     cells,
-    kept,
-    listed,
-    numbered,
+    column_list,
+    numbered_key,
     same_row,
     sample,
 )
-from chronolake.core.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, expect_unaltered, staged
+from chronolake.core.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    write_staged,
+)
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Mode
@@ -121,10 +127,13 @@ def write_history_batch(
             nonlocal outcome
             expect_unaltered(attempt, description)
             outcome = stage(attempt, profile, description, watch)
-            return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
+            return {
+                BATCH_PROPERTY: batch,
+                **usage.monthly_properties(attempt.table, outcome.written),
+            }
 
         if not profile.is_empty:
-            staged(lake, name, write, watch, spark=changes.sparkSession)
+            write_staged(lake, name, write, watch, spark=changes.sparkSession)
     return BatchResult(
         batch=batch,
         replaced=profile.replaced,
@@ -172,31 +181,31 @@ def stage(
         description: the table, with the batch's columns.
         watch: gets the time as the stages `resolve`, `branch`, `delete` and `append`.
     """
-    with ExitStack() as until_published:
+    with ExitStack() as stack:
         with watch.stage("resolve"):
-            events = [_of_batch(profile, description)]
+            events = [_batch_events(profile, description)]
             if not write.is_empty:
-                events.append(_overlapping(write.source, profile, description))
-            resolved, outcome = _resolved(write, events, profile, description, until_published)
+                events.append(_overlapping_versions(write.source, profile, description))
+            resolved, outcome = _resolve(write, events, profile, description, stack)
             if outcome.baseless and not write.is_empty:
                 # Rare: a record that was deleted earlier, or an update older than all history.
-                events.append(_newest_before(write.source, resolved, profile, description))
-                resolved, outcome = _resolved(write, events, profile, description, until_published)
+                events.append(_newest_versions_before(write.source, resolved, profile, description))
+                resolved, outcome = _resolve(write, events, profile, description, stack)
         reach("write.planned")
         if outcome.removed:
             _delete(write, resolved, outcome, profile, description)
         if outcome.added:
-            names = listed(column.name for column in description.columns)
+            names = column_list(column.name for column in description.columns)
             write.append(f"SELECT {names} FROM {resolved} WHERE {ADDED}")
     return outcome
 
 
-def _resolved(
+def _resolve(
     write: StagedWrite,
     events: Sequence[str],
     profile: BatchProfile,
     description: TableDescription,
-    until_published: ExitStack,
+    stack: ExitStack,
 ) -> tuple[str, Outcome]:
     """Compute a batch's effects on its keys once and keep them; return SQL name and counts."""
     layout = scd2_fold.Layout(
@@ -216,11 +225,11 @@ def _resolved(
         description=description,
         others=_OTHERS,
     )
-    name = until_published.enter_context(kept(resolved))
+    name = stack.enter_context(cached_view(resolved))
     (row,) = write.spark.sql(
         f"SELECT count_if({REMOVED}), count_if({ADDED}), count_if({BASELESS}), "
         f"count_if({IGNORED}), {sample(layout.key, IGNORED)}, "
-        f"{usage.sketching([*layout.key, START], COUNTED)}, count_if({CLOSED_AT_START}) "
+        f"{usage.sketch_aggregate([*layout.key, START], COUNTED)}, count_if({CLOSED_AT_START}) "
         f"FROM {name}"
     ).collect()
     return name, Outcome(*row)
@@ -236,13 +245,13 @@ def _delete(
     """Remove stored versions by file and position."""
     key = description.record_key
     write.delete(
-        f"SELECT {broadcast(resolved, outcome.removed)} {numbered(key)}, {FILE}, {POSITION} "
+        f"SELECT {broadcast(resolved, outcome.removed)} {numbered_key(key)}, {FILE}, {POSITION} "
         f"FROM {resolved} WHERE {REMOVED}",
         " AND ".join([*profile.same_key(key), *same_row(FILE, POSITION), _in_reach(profile)]),
     )
 
 
-def _of_batch(profile: BatchProfile, description: TableDescription) -> str:
+def _batch_events(profile: BatchProfile, description: TableDescription) -> str:
     """Return the batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
@@ -252,7 +261,7 @@ def _of_batch(profile: BatchProfile, description: TableDescription) -> str:
     )
 
 
-def _overlapping(table: str, profile: BatchProfile, description: TableDescription) -> str:
+def _overlapping_versions(table: str, profile: BatchProfile, description: TableDescription) -> str:
     """Return stored versions that are active, or start or end at their key's first time or later.
 
     The batch can change only these. A version may end before it starts if it is shorter than a
@@ -260,11 +269,11 @@ def _overlapping(table: str, profile: BatchProfile, description: TableDescriptio
     """
     key = description.record_key
     since = f"timestamp_micros(min({micros_of_change()}) - {EPSILON_MICROS}) AS since"
-    keys = f"SELECT {numbered(key)}, {since} FROM {profile.view} GROUP BY {listed(key)}"
+    keys = f"SELECT {numbered_key(key)}, {since} FROM {profile.view} GROUP BY {column_list(key)}"
     reached = (
         f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {KEYS}.since OR {TABLE}.{START} >= {KEYS}.since)"
     )
-    return _stored(table, profile, description, keys, reached, _in_reach(profile))
+    return _stored_events(table, profile, description, keys, reached, _in_reach(profile))
 
 
 def _in_reach(profile: BatchProfile) -> str:
@@ -277,22 +286,22 @@ def _in_reach(profile: BatchProfile) -> str:
     return f"({TABLE}.{ACTIVE} OR {times})"
 
 
-def _newest_before(
+def _newest_versions_before(
     table: str, resolved: str, profile: BatchProfile, description: TableDescription
 ) -> str:
     """Return the newest stored version before the earliest start, for keys of baseless updates."""
     keys = (
-        f"SELECT DISTINCT {numbered(description.record_key)}, "
+        f"SELECT DISTINCT {numbered_key(description.record_key)}, "
         f"timestamp_micros({EARLIEST}) AS since "
         f"FROM {resolved} WHERE {BASELESS}"
     )
-    found = _stored(table, profile, description, keys, f"{TABLE}.{START} < {KEYS}.since")
+    found = _stored_events(table, profile, description, keys, f"{TABLE}.{START} < {KEYS}.since")
     newest = f"max_by(struct(*), {TIME}) AS newest"
-    key = listed(description.record_key)
+    key = column_list(description.record_key)
     return f"SELECT newest.* FROM (SELECT {newest} FROM ({found}) GROUP BY {key})"
 
 
-def _stored(
+def _stored_events(
     table: str,
     profile: BatchProfile,
     description: TableDescription,
@@ -306,5 +315,6 @@ def _stored(
         f"SELECT {broadcast(KEYS, profile.rows)} {scd2_fold.STORED} AS {KIND}, "
         f"unix_micros({TABLE}.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
         f"{UNMODIFIED}, {TABLE}._file AS {FILE}, {TABLE}._pos AS {POSITION}, "
-        f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
+        f"{column_list(names, of=TABLE)} "
+        f"FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
     )

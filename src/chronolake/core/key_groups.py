@@ -94,7 +94,7 @@ class Runs:
 def _same_as_before(rows: pa.Table, key: Sequence[str]) -> Flags:
     same = np.ones(max(rows.num_rows - 1, 0), dtype=bool)
     for name in key:
-        column = _whole(rows.column(name))
+        column = _single_chunk(rows.column(name))
         here, before = column.slice(1), column.slice(0, max(len(column) - 1, 0))
         equal = pc.fill_null(pc.equal(here, before), False)
         equal = pc.or_(equal, pc.and_(pc.is_null(here), pc.is_null(before)))
@@ -105,7 +105,7 @@ def _same_as_before(rows: pa.Table, key: Sequence[str]) -> Flags:
     return same
 
 
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if not isinstance(column, pa.ChunkedArray):
         return column
     return (
@@ -117,13 +117,13 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def flags(column: pa.ChunkedArray | pa.Array) -> Flags:
     """Return a boolean column as a NumPy array; null becomes false."""
-    filled: Flags = _whole(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)
+    filled: Flags = _single_chunk(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)
     return filled.astype(bool, copy=False)
 
 
 def integers(column: pa.ChunkedArray | pa.Array, missing: int = 0) -> NDArray[np.int64]:
     """Return a column of integers or timestamps as a NumPy array, timestamps in microseconds."""
-    whole = _whole(column)
+    whole = _single_chunk(column)
     if pa.types.is_timestamp(whole.type):
         whole = whole.cast(pa.int64())
     values: NDArray[np.int64] = pc.fill_null(whole.cast(pa.int64()), missing).to_numpy(
@@ -139,7 +139,7 @@ class Unmodified:
         self._place = {name: number for number, name in enumerate(names)}
         words = -(-len(names) // BITS_PER_WORD)
         self._bits = np.zeros((rows.num_rows, words), dtype=np.int64)
-        column = _whole(rows.column(UNMODIFIED))
+        column = _single_chunk(rows.column(UNMODIFIED))
         marked = np.flatnonzero(flags(pc.greater(pc.list_value_length(column), 0)))
         if len(marked):
             values = integers(pc.list_flatten(column.take(pa.array(marked))))
@@ -152,7 +152,7 @@ class Unmodified:
         return chosen
 
 
-def run_by_run(
+def fold_by_run(
     batches: Iterable[pa.RecordBatch],
     key: Sequence[str],
     fold: Callable[[pa.Table], pa.Table],
@@ -161,29 +161,29 @@ def run_by_run(
 
     Memory holds one batch, and the rows of the key with which the batch ends.
     """
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     for batch in batches:
         if not batch.num_rows:
             continue
-        held.append(batch)
-        rows = pa.Table.from_batches(held)
+        pending.append(batch)
+        rows = pa.Table.from_batches(pending)
         starts = Runs.of(rows, key).starts
         cut = int(starts[-1])
         if cut == 0:
             continue
         yield from _pieces(fold(rows.slice(0, cut)))
-        held = rows.slice(cut).combine_chunks().to_batches()
-    if held:
-        yield from _pieces(fold(pa.Table.from_batches(held)))
+        pending = rows.slice(cut).combine_chunks().to_batches()
+    if pending:
+        yield from _pieces(fold(pa.Table.from_batches(pending)))
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from rows.combine_chunks().to_batches(max_chunksize=_ROWS_PER_BATCH)
 
 
-def taken(rows: pa.Table, name: str, indices: Indices) -> Any:
+def take(rows: pa.Table, name: str, indices: Indices) -> Any:
     """Return a column's cells at some rows; null where the index is `NONE`."""
-    column = _whole(rows.column(name))
+    column = _single_chunk(rows.column(name))
     if (indices == NONE).any():
         return column.take(pa.array(indices, mask=indices == NONE))
     return column.take(pa.array(indices))

@@ -196,7 +196,7 @@ def plan_maintenance(
     )
 
 
-def planned(lake: Lake, name: TableName) -> MaintenancePlan:
+def plan_table(lake: Lake, name: TableName) -> MaintenancePlan:
     """Return the maintenance that a table needs now.
 
     Raises:
@@ -223,7 +223,7 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
         LakeLocationError: its metadata or a file that it lists is outside the opened lake.
     """
     began = time.monotonic()
-    plan = planned(lake, name)
+    plan = plan_table(lake, name)
     if only_if_needed and not plan.is_needed:
         return MaintenanceResult(plan)
     table = lake.catalog.load(name)
@@ -234,7 +234,7 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     result = MaintenanceResult(plan)
     for branch, wanted in ((MAIN, plan.compact), (HIDDEN, plan.compact_hidden)):
         if wanted:
-            result = _compacted(lake, lake.catalog.load(name), branch, result)
+            result = _compact_branch(lake, lake.catalog.load(name), branch, result)
     if plan.expire and borrowed:
         # Expiring the snapshots that list these files would delete the files, although others may
         # need them.
@@ -257,7 +257,7 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     return result
 
 
-def _compacted(
+def _compact_branch(
     lake: Lake, table: IcebergTable, branch: str, before: MaintenanceResult
 ) -> MaintenanceResult:
     """Compact a branch of a table, and add its counts to those of earlier steps."""
@@ -356,7 +356,9 @@ def _remove_orphans(lake: Lake, name: TableName) -> int:
     removed = 0
     while found := _orphans(lake, name, limit):
         _expect_newest(table.refreshed(), found)
-        mine = removable(found, table.location, lake.containment, needed_elsewhere(lake, table))
+        mine = removable_files(
+            found, table.location, lake.containment, needed_elsewhere(lake, table)
+        )
         for start in range(0, len(mine), _DELETED_AT_ONCE):
             part = mine[start : start + _DELETED_AT_ONCE]
             table.java.io().deleteFiles(lake.catalog.list(part))
@@ -416,18 +418,18 @@ def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
         # The files that a damaged table needs are not known.
         log.warning("orphans_kept", table=str(table.name), reason=spark_words(failure) or failure)
         return None
-    folders = [one.location for one in found if is_inside(one.location, table.location)]
+    folders = [listing.location for listing in found if is_inside(listing.location, table.location)]
     if any(is_inside(table.location, folder) for folder in folders):
         log.warning(
             "orphans_kept", table=str(table.name), reason="the folder contains another table"
         )
         return None
-    listed = itertools.chain.from_iterable(one.elsewhere for one in found)
+    listed = itertools.chain.from_iterable(listing.elsewhere for listing in found)
     files = (file for file in listed if is_inside(file, table.location))
     return Needed(frozenset(map(plain, files)), tuple(folders))
 
 
-def removable(
+def removable_files(
     found: Iterable[str], folder: str, lake: Containment, needed: Needed | None
 ) -> list[str]:
     """Return the files that may be deleted: in the table's folder, in the lake, not needed.

@@ -36,11 +36,11 @@ _PLACE: Final = "struct<m:bigint,l:int,s:string>"
 #: Orders facts: those of one version by their sequence.
 _OWN: Final = f"struct({MODIFIED} AS m, length({SEQUENCE}) AS l, {SEQUENCE} AS s)"
 
-#: The result of `carried` for a stored row, and its type.
+#: The result of `stored_origins` for a stored row, and its type.
 CARRIED: Final = f"{RESERVED}carried"
 CARRIED_TYPE: Final = f"map<string,{_ORIGIN}>"
 #: All facts that a row's cells used before, and the facts that they use now.
-TOLD: Final = f"{RESERVED}told"
+PREVIOUS_FACTS: Final = f"{RESERVED}told"
 FACTS: Final = f"{RESERVED}facts"
 
 #: SQL: whether a row has data. A version that consists only of purges has none.
@@ -48,7 +48,7 @@ HAS_DATA: Final = f"({PROVIDES_DATA} AND {PURGED_AT} IS NULL)"
 
 
 @dataclass(frozen=True)
-class UntoldColumn:
+class OmittedColumn:
     """A column that some row of the table omitted."""
 
     name: str
@@ -60,9 +60,9 @@ class UntoldColumn:
         return f"{RESERVED}origin{self.number}"
 
     @property
-    def told(self) -> str:
+    def previous_fact(self) -> str:
         """Return the fact that the cell used before: origin and value; null without origin."""
-        return f"{TOLD}.f{self.number}"
+        return f"{PREVIOUS_FACTS}.f{self.number}"
 
     @property
     def fact(self) -> str:
@@ -82,64 +82,64 @@ class UntoldColumn:
     @property
     def has_changed(self) -> str:
         """Return whether the cell uses another fact than before, if it has data."""
-        same = (f"{self.fact}.{part} <=> {self.told}.{part}" for part in "ms")
+        same = (f"{self.fact}.{part} <=> {self.previous_fact}.{part}" for part in "ms")
         return f"NOT ({' AND '.join(same)})"
 
 
-def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
+def number_columns(names: Sequence[str]) -> tuple[OmittedColumn, ...]:
     """Return descriptions of omitted columns, numbered in the order of their names."""
-    return tuple(UntoldColumn(name, number) for number, name in enumerate(names))
+    return tuple(OmittedColumn(name, number) for number, name in enumerate(names))
 
 
-def carried(told: str) -> str:
+def stored_origins(part: str) -> str:
     """Return SQL for the origins of the cells that a stored row omitted.
 
     Args:
-        told: SQL for the part of `_chronolake_version` about omitted columns.
+        part: SQL for the part of `_chronolake_version` about omitted columns.
     """
     marks = f"'{NONE_OMITTED}', '{ALL_OMITTED}'"
     parsed = (
-        f"from_json(IF({told} IN ({marks}), '[]', CAST(unbase64({told}) AS STRING)), '{_ORIGINS}')"
+        f"from_json(IF({part} IN ({marks}), '[]', CAST(unbase64({part}) AS STRING)), '{_ORIGINS}')"
     )
     return f"map_from_entries(transform({parsed}, one -> struct(one.n, one)))"
 
 
-def origins(columns: Sequence[UntoldColumn]) -> list[str]:
+def origins(columns: Sequence[OmittedColumn]) -> list[str]:
     """Return columns to select from landed and stored rows: the origins of their cells."""
-    found = []
+    fields = []
     for column in columns:
         name = literal(column.name)
         fact = f"try_element_at({CARRIED}, {name})"
         place = f"struct({fact}.m AS m, length({fact}.s) AS l, {fact}.s AS s)"
-        found.append(
+        fields.append(
             f"CASE WHEN NOT {HAS_DATA} OR array_contains({OMITTED}, {name}) "
             f"THEN CAST(NULL AS {_PLACE}) "
             f"WHEN {fact} IS NULL THEN {_OWN} WHEN {fact}.m IS NOT NULL THEN {place} END "
             f"AS {column.origin}"
         )
-    return found
+    return fields
 
 
-def packed(columns: Sequence[UntoldColumn]) -> str:
-    """Return SQL for the facts that a row's cells used before, in one column (`TOLD`)."""
-    found = []
+def pack_facts(columns: Sequence[OmittedColumn]) -> str:
+    """Return SQL for the facts that a row's cells used before, in one column (`PREVIOUS_FACTS`)."""
+    fields = []
     for column in columns:
         parts = (f"{column.origin}.{part} AS {part}" for part in "mls")
         fact = f"struct({', '.join(parts)}, {quoted(column.name)} AS v)"
-        found.append(f"IF({column.origin} IS NULL, NULL, {fact}) AS f{column.number}")
-    return f"struct({', '.join(found)})"
+        fields.append(f"IF({column.origin} IS NULL, NULL, {fact}) AS f{column.number}")
+    return f"struct({', '.join(fields)})"
 
 
-def facts(columns: Sequence[UntoldColumn]) -> str:
+def latest_facts(columns: Sequence[OmittedColumn]) -> str:
     """Return SQL for the latest earlier fact of each cell, in one column (`FACTS`).
 
     Earlier rows are those of a window `until`.
     """
-    found = (f"max({column.told}) OVER until AS f{column.number}" for column in columns)
-    return f"struct({', '.join(found)})"
+    fields = (f"max({column.previous_fact}) OVER until AS f{column.number}" for column in columns)
+    return f"struct({', '.join(fields)})"
 
 
-def to_version(columns: Sequence[UntoldColumn]) -> str:
+def to_version(columns: Sequence[OmittedColumn]) -> str:
     """Return SQL for the part of `_chronolake_version` about omitted columns."""
     origins = (
         f"IF({column.fact}.m <=> {MODIFIED} AND {column.fact}.s <=> {SEQUENCE}, NULL, "
@@ -148,11 +148,11 @@ def to_version(columns: Sequence[UntoldColumn]) -> str:
     )
     if not columns:
         return f"IF({PROVIDES_DATA}, '{NONE_OMITTED}', '{ALL_OMITTED}')"
-    carried = f"filter(array({', '.join(origins)}), one -> one IS NOT NULL)"
+    used_origins = f"filter(array({', '.join(origins)}), one -> one IS NOT NULL)"
     # Spark's base64 output has line breaks.
-    encoded = f"replace(base64(CAST(to_json({carried}) AS BINARY)), '\\r\\n', '')"
+    encoded = f"replace(base64(CAST(to_json({used_origins}) AS BINARY)), '\\r\\n', '')"
     return (
         f"CASE WHEN NOT {PROVIDES_DATA} THEN '{ALL_OMITTED}' "
-        f"WHEN {PURGED_AT} IS NOT NULL OR size({carried}) = 0 THEN '{NONE_OMITTED}' "
+        f"WHEN {PURGED_AT} IS NOT NULL OR size({used_origins}) = 0 THEN '{NONE_OMITTED}' "
         f"ELSE {encoded} END"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.core.create import check_columns, column_properties, partitioning_of, properties_of
 from chronolake.core.row_hash import HASHED_PROPERTY, property_for
 from chronolake.core.scd2_sql import Layout, time_in
-from chronolake.core.sql import listed
+from chronolake.core.sql import column_list
 from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, LakeError, SchemaError
 from chronolake.iceberg import HIDDEN
@@ -54,7 +54,7 @@ SYSTEM_COLUMNS: Final = {
 }
 
 
-def create_pulled(
+def create_pipeline_table(
     lake: Lake,
     name: TableName,
     columns: Sequence[Column],
@@ -89,24 +89,24 @@ def create_pulled(
             table=str(name),
             hint="Name the columns that identify a record.",
         )
-    whole = with_system_columns(columns, mode)
+    all_columns = with_system_columns(columns, mode)
     of_hashes = {}
     if hashed:
-        whole += (Column(HASH, ColumnType(SYSTEM_COLUMNS[HASH])),)
+        all_columns += (Column(HASH, ColumnType(SYSTEM_COLUMNS[HASH])),)
         of_hashes[HASHED_PROPERTY] = property_for(hashed)
-    check_columns(name, whole)
+    check_columns(name, all_columns)
     lake.catalog.create(
         name,
-        whole,
+        all_columns,
         location=location or lake.new_location(),
         properties={
-            **properties_of(whole),
+            **properties_of(all_columns),
             **(properties or {}),
             **of_hashes,
-            **column_properties(whole),
+            **column_properties(all_columns),
             EPSILON_PROPERTY: str(epsilon_micros),
         },
-        partition_by=partitioning_of(whole),
+        partition_by=partitioning_of(all_columns),
     )
     ensure_hidden(lake.catalog.load(name))
 
@@ -155,7 +155,7 @@ def purges_of(spark: SparkSession, table: IcebergTable) -> DataFrame:
         The key's columns, and `at` (bigint): the time until which the record was purged, in
         microseconds since 1970.
     """
-    key = listed(layout_of(describe_loaded(table)).key)
+    key = column_list(layout_of(describe_loaded(table)).key)
     return spark.sql(
         f"SELECT {key}, greatest({time_in(VERSION, 0)}, {time_in(VERSION, 2)}) AS at "
         f"FROM {CATALOG}.{table.name.sql} VERSION AS OF '{HIDDEN}' "
@@ -164,7 +164,7 @@ def purges_of(spark: SparkSession, table: IcebergTable) -> DataFrame:
 
 
 def layout_of(description: TableDescription) -> Layout:
-    """Return the layout of a table that `create_pulled` created.
+    """Return the layout of a table that `create_pipeline_table` created.
 
     Raises:
         BatchError: the table is not a pipeline table.

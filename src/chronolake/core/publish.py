@@ -51,12 +51,12 @@ class UnansweredError(CommitError):
     """The catalog did not report whether a commit has happened.
 
     Attributes:
-        made: the snapshot that the commit would make the table's current one, or None.
+        snapshot_id: the snapshot that the commit would make the table's current one, or None.
     """
 
-    def __init__(self, message: str, made: int | None, **place: Any) -> None:
+    def __init__(self, message: str, snapshot_id: int | None, **place: Any) -> None:
         super().__init__(message, **place)
-        self.made = made
+        self.snapshot_id = snapshot_id
 
 
 class TableMovedError(CommitConflictError):
@@ -96,13 +96,13 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
     """
     for attempt in range(1, ATTEMPTS + 1):
         metadata = change(table).build()
-        made = _made_by(metadata, table)
+        snapshot_id = _new_snapshot_of(metadata, table)
         try:
             table.commit(metadata)
         except (Py4JError, PySparkException) as failure:
             raise UnansweredError(
                 f"The catalog did not respond to a commit: {java_message_of(failure)}",
-                made,
+                snapshot_id,
                 table=str(table.name),
                 hint="Check that the catalog can be reached.",
             ) from failure
@@ -111,7 +111,7 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
                 raise
             time.sleep(0.02 * attempt)
             table = table.refreshed()
-            if _has_made(table, made):
+            if _has_published(table, snapshot_id):
                 # The catalog's client retries when a response is lost: it conflicted with its own
                 # commit.
                 return
@@ -119,15 +119,15 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
             return
 
 
-def _made_by(metadata: Any, table: IcebergTable) -> int | None:
+def _new_snapshot_of(metadata: Any, table: IcebergTable) -> int | None:
     """Return the snapshot that metadata would make current, or None if it stays the same."""
     snapshot = metadata.currentSnapshot()
-    made = None if snapshot is None else int(snapshot.snapshotId())
-    return None if made == table.snapshot_id else made
+    snapshot_id = None if snapshot is None else int(snapshot.snapshotId())
+    return None if snapshot_id == table.snapshot_id else snapshot_id
 
 
-def _has_made(table: IcebergTable, made: int | None) -> bool:
-    return made is not None and table.has_published(made)
+def _has_published(table: IcebergTable, snapshot_id: int | None) -> bool:
+    return snapshot_id is not None and table.has_published(snapshot_id)
 
 
 def publish(
@@ -144,21 +144,21 @@ def publish(
         CommitUnknownError: the response was lost, and the table cannot be read either.
         CallCancelledError: the call that this thread works for was cancelled; nothing has changed.
     """
-    marks = {**publishing_marks(), **table.catalog.guard.marks}
+    stamped = {**publishing_properties(), **table.catalog.guard.marks}
 
-    def marked(current: IcebergTable) -> Any:
-        return change(current).setProperties(current.catalog.map({**properties, **marks}))
+    def with_stamp(current: IcebergTable) -> Any:
+        return change(current).setProperties(current.catalog.map({**properties, **stamped}))
 
     reach("publish.before-commit")
     raise_if_cancelled()
     try:
-        swap(table, marked)
+        swap(table, with_stamp)
     except UnansweredError as failure:
-        _settle(table, marks[PUBLISH_PROPERTY], failure)
+        _settle(table, stamped[PUBLISH_PROPERTY], failure)
     reach("publish.after-commit")
 
 
-def publishing_marks() -> dict[str, str]:
+def publishing_properties() -> dict[str, str]:
     """Return properties for a table that is published now: a new identity, and the time."""
     stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {PUBLISH_PROPERTY: uuid4().hex, PUBLISHED_PROPERTY: stamp}
@@ -174,7 +174,7 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
             continue
         if now.property_of(PUBLISH_PROPERTY) == identity:
             return
-        if _has_made(now, failure.made):
+        if _has_published(now, failure.snapshot_id):
             # Other writers have published after it.
             return
         raise storage_error(failure) or CommitConflictError(
@@ -199,7 +199,7 @@ def stream_of(table: IcebergTable) -> tuple[str, str] | None:
     return pipeline, stream
 
 
-def expect_pushed(table: IcebergTable) -> None:
+def expect_destination_table(table: IcebergTable) -> None:
     """Refuse to change a pipeline table: its content would differ from its source.
 
     Raises:
@@ -216,12 +216,12 @@ def expect_pushed(table: IcebergTable) -> None:
         )
 
 
-def until_published(
+def publish_with_retries(
     lake: Lake,
     name: TableName,
     attempt: Callable[[IcebergTable], _Outcome],
     *,
-    also_pulled: bool = False,
+    allow_pipeline_table: bool = False,
 ) -> _Outcome:
     """Run a change of a table, again until no other writer publishes in between.
 
@@ -232,11 +232,11 @@ def until_published(
         name: the table.
         attempt: makes the change from the table's current state and publishes it; it runs again on
             the new state if another process published first.
-        also_pulled: whether pipeline tables are allowed.
+        allow_pipeline_table: whether pipeline tables are allowed.
 
     Raises:
         TableNotFoundError: the table does not exist.
-        ConfigurationError: a pipeline fills the table, and `also_pulled` is false.
+        ConfigurationError: a pipeline fills the table, and `allow_pipeline_table` is false.
         LakeLocationError: the table is outside the opened lake.
         CommitConflictError: other writers were first too often.
     """
@@ -247,8 +247,8 @@ def until_published(
                 raise TableNotFoundError(
                     "The table does not exist.", table=str(name), hint="Create it first."
                 )
-            if not also_pulled:
-                expect_pushed(table)
+            if not allow_pipeline_table:
+                expect_destination_table(table)
             lake.containment.expect_inside(table)
             try:
                 return attempt(table)

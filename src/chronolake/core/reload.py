@@ -24,8 +24,14 @@ from chronolake.core import usage
 from chronolake.core.batch_profile import profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
-from chronolake.core.sql import TABLE, listed, viewed
-from chronolake.core.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, expect_unaltered, staged
+from chronolake.core.sql import TABLE, column_list, temp_view
+from chronolake.core.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    write_staged,
+)
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
 from chronolake.types import (
     ACTIVE,
@@ -121,9 +127,9 @@ def resync(
                 f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
                 f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",
             )
-        return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, written)}
+        return {BATCH_PROPERTY: batch, **usage.monthly_properties(attempt.table, written)}
 
-    staged(lake, name, write, watch)
+    write_staged(lake, name, write, watch)
     return result
 
 
@@ -204,7 +210,7 @@ def _changes(
     stored = f"{TABLE}.{START} = {_SOURCE}.{START}" if has_start else f"{TABLE}.{ACTIVE}"
     kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
     # The view is needed only until Spark has analyzed the statement.
-    with viewed(rows) as view:
+    with temp_view(rows) as view:
         return write.spark.sql(
             f"SELECT explode({kinds}) AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
             f"{UNMODIFIED}, {cells} FROM {view} AS {_SOURCE} "
@@ -215,7 +221,7 @@ def _changes(
 def _expect_one_row_a_key(
     write: StagedWrite, profile: BatchProfile, description: TableDescription
 ) -> None:
-    key = listed(description.record_key)
+    key = column_list(description.record_key)
     (found,) = write.spark.sql(
         f"SELECT count(1) FROM (SELECT {key} FROM {profile.view} "
         f"WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"

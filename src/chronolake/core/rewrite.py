@@ -94,11 +94,11 @@ def publish_columns(table: IcebergTable, columns: Sequence[Column]) -> None:
     """
     check_columns(table.name, columns)
 
-    def altered(current: IcebergTable) -> Any:
+    def with_columns(current: IcebergTable) -> Any:
         expect_unmoved(table, current)
         return current.catalog.builder_from(evolved_metadata(evolve(current, columns, {})))
 
-    publish(table, altered, column_properties(columns))
+    publish(table, with_columns, column_properties(columns))
 
 
 def rewrite(
@@ -135,7 +135,7 @@ def rewrite(
         files = lake.catalog.load(scratch)
         expect_stored(files, files.snapshot_id, since=None)
 
-        def adopted(current: IcebergTable) -> Any:
+        def with_files(current: IcebergTable) -> Any:
             expect_unmoved(table, current)
             transaction = evolve(current, columns, replaced)
             if not transaction.table().schema().sameSchema(schema):
@@ -146,7 +146,7 @@ def rewrite(
             return current.catalog.builder_from(evolved_metadata(transaction))
 
         reach("rewrite.before-commit")
-        publish(table.refreshed(), adopted, column_properties(columns))
+        publish(table.refreshed(), with_files, column_properties(columns))
         reach("rewrite.after-commit")
     finally:
         # Its files now belong to the table, or are orphans that maintenance removes.
@@ -174,13 +174,13 @@ def _create_scratch(
     lake.catalog.create(
         scratch,
         wanted,
-        location=folder_in(table),
+        location=new_subfolder(table),
         properties={k: v for k, v in table.properties.items() if k.startswith(kept)}
         | {"format-version": "3"},
         partition_by=[str(field.name()) for field in spec.fields()],
     )
-    made = lake.catalog.load(scratch)
-    update = made.java.updateSchema()
+    scratch_table = lake.catalog.load(scratch)
+    update = scratch_table.java.updateSchema()
     for column in wanted:
         if column.name.startswith(_FILLER):
             update.deleteColumn(column.name)
@@ -207,13 +207,13 @@ def _replace_files(
     overwrite.commit()
 
 
-def folder_in(table: IcebergTable) -> str:
+def new_subfolder(table: IcebergTable) -> str:
     """Return a new subfolder of a table's folder, where maintenance finds unused files."""
     return f"{table.location}{_IN_A_TABLE}{uuid4().hex}"
 
 
-def in_a_table(location: str) -> bool:
-    """Return whether `folder_in` created a folder."""
+def is_in_table_folder(location: str) -> bool:
+    """Return whether `new_subfolder` created a folder."""
     return _IN_A_TABLE in location
 
 
@@ -237,6 +237,6 @@ def _owns_its_files(lake: Lake, name: TableName) -> bool:
         # use.
         return False
     # Files in another table's folder may already belong to that table.
-    if table is None or in_a_table(table.location):
+    if table is None or is_in_table_folder(table.location):
         return False
     return lake.containment.contains(table.location)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.change_set import RESERVED
-from chronolake.core.key_groups import NONE, Runs, Unmodified, flags, integers, taken
+from chronolake.core.key_groups import NONE, Runs, Unmodified, flags, integers, take
 from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, SYNCED, TMAX_MICROS
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
     kept = (kind == STORED) & ~removed
 
     updates = counts & (kind == UPDATE)
-    whole = kept | (counts & (kind == REPLACE))
-    baseless = updates & (runs.last_before(whole) == NONE)
+    complete = kept | (counts & (kind == REPLACE))
+    baseless = updates & (runs.last_before(complete) == NONE)
     other_base = _other_base(runs, time, removed, counts)
     has_other = baseless & (other_base != NONE)
     so_far = runs.count_so_far(has_other)
@@ -116,27 +116,27 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
         updates=updates,
         completed=completed,
         other_base=other_base,
-        known=whole | added,
+        known=complete | added,
     )
     return pa.table(
         {
-            **{name: taken(events, name, sources[name][chosen]) for name in layout.columns},
+            **{name: take(events, name, sources[name][chosen]) for name in layout.columns},
             END: pa.array(ends.end[chosen]).cast(_UTC),
             ACTIVE: pa.array(ends.active[chosen]),
-            FILE: taken(events, FILE, chosen),
-            POSITION: taken(events, POSITION, chosen),
+            FILE: take(events, FILE, chosen),
+            POSITION: take(events, POSITION, chosen),
             REMOVED: pa.array((removed | ends.changed)[chosen]),
             ADDED: pa.array((added | ends.changed)[chosen]),
             BASELESS: pa.array(baseless[chosen]),
             IGNORED: pa.array(ignored[chosen]),
             EARLIEST: pa.array(earliest[chosen], mask=earliest[chosen] == _NEVER),
-            COUNTED: pa.array((added & ~_says_the_same(events, sources, time, added))[chosen]),
+            COUNTED: pa.array((added & ~_is_same_as_stored(events, sources, time, added))[chosen]),
             CLOSED_AT_START: pa.array(ends.closed_at_start[chosen]),
         }
     )
 
 
-def _says_the_same(
+def _is_same_as_stored(
     events: pa.Table, sources: _Sources, time: NDArray[np.int64], added: Flags
 ) -> Flags:
     """Return whether an added version replaces a stored one with the same cells.
@@ -150,7 +150,7 @@ def _says_the_same(
     for name in sources.layout.columns:
         if not len(rows) or name in {*sources.layout.key, START, END, ACTIVE, SYNCED}:
             continue
-        now, then = taken(events, name, sources[name][rows]), taken(events, name, before[rows])
+        now, then = take(events, name, sources[name][rows]), take(events, name, before[rows])
         # Nulls are equal, and NaNs are equal.
         unknown = pc.is_null(now, nan_is_null=True), pc.is_null(then, nan_is_null=True)
         alike = pc.equal(pc.is_null(now), pc.is_null(then))

@@ -46,7 +46,7 @@ from chronolake.change_set import (
 )
 from chronolake.core import omitted_columns
 from chronolake.core.row_hash import hash_of
-from chronolake.core.sql import TABLE, any_of, listed
+from chronolake.core.sql import TABLE, any_of, column_list
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -63,7 +63,7 @@ from chronolake.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chronolake.core.omitted_columns import UntoldColumn
+    from chronolake.core.omitted_columns import OmittedColumn
     from chronolake.types import Column
 
 
@@ -78,7 +78,7 @@ class Layout:
         epsilon: microseconds between a version's end and the start of the next.
         erased: the data columns that a purge empties in the versions that it ends.
         omitted: the data columns that some row, stored or landed, omits.
-        has_marks: whether there may be tombstones among the rows.
+        has_tombstones: whether there may be tombstones among the rows.
         hashed: the data columns of a row's hash, in their order; None if the table has no hash.
     """
 
@@ -88,13 +88,13 @@ class Layout:
     epsilon: int
     erased: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
-    has_marks: bool = True
+    has_tombstones: bool = True
     hashed: tuple[Column, ...] | None = None
 
     @property
-    def columns_omitted(self) -> tuple[UntoldColumn, ...]:
-        """Return the columns of `omitted`, with the values that `succession` keeps for each."""
-        return omitted_columns.numbered(self.omitted)
+    def columns_omitted(self) -> tuple[OmittedColumn, ...]:
+        """Return the columns of `omitted`, with what `resolve_versions` stores for each."""
+        return omitted_columns.number_columns(self.omitted)
 
     @property
     def system(self) -> tuple[str, ...]:
@@ -152,12 +152,12 @@ COUNTED: Final = f"{RESERVED}counted"
 
 #: Orders rows of one version.
 _RANK: Final = f"struct(length({SEQUENCE}), {SEQUENCE})"
-_SAYS: Final = f"{RESERVED}says"
-_FIRST_SAYS: Final = f"{RESERVED}first_says"
-_STORED_SAYS: Final = f"{RESERVED}stored_says"
+_CONTENT: Final = f"{RESERVED}says"
+_FIRST_CONTENT: Final = f"{RESERVED}first_says"
+_STORED_CONTENT: Final = f"{RESERVED}stored_says"
 _IS_FIRST: Final = f"{RESERVED}is_first"
 _IS_VERSION: Final = f"{RESERVED}is_version"
-_IS_MARK: Final = f"{RESERVED}is_mark"
+_IS_TOMBSTONE: Final = f"{RESERVED}is_mark"
 _PURGE_DELETED: Final = f"{RESERVED}purge_deleted"
 _NOT_BEFORE: Final = f"{RESERVED}not_before"
 _NUMBER: Final = f"{RESERVED}number"
@@ -175,33 +175,35 @@ _DATA: Final = f"{RESERVED}data"
 _HOLDS: Final = f"{RESERVED}holds"
 
 _SO_FAR: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-_WHOLE: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+_ALL_ROWS: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 
 
-def of_landed(rows: str, layout: Layout) -> str:
+def landed_rows(rows: str, layout: Layout) -> str:
     """Return a query of landed rows, with null as the metadata of stored rows.
 
     `rows` is a relation with the layout's data columns and `change_set.VERSION_COLUMNS`.
     """
     facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _facts_of(layout).items()]
-    chosen = ", ".join([listed(layout.data), *VERSION_COLUMNS, *facts])
+    chosen = ", ".join([column_list(layout.data), *VERSION_COLUMNS, *facts])
     return f"SELECT {chosen} FROM {rows}"
 
 
-def of_purged(rows: str, layout: Layout) -> str:
+def purge_rows(rows: str, layout: Layout) -> str:
     """Return a query of landed purges as versions without data.
 
     They are versions only where no other row has data of the same version. `rows` is a relation as
-    in `of_landed`; the data columns of purges are empty.
+    in `landed_rows`; the data columns of purges are empty.
     """
     reported = ", ".join(
         "true AS " + PROVIDES_DATA if name == PROVIDES_DATA else name for name in VERSION_COLUMNS
     )
-    purges = f"SELECT {listed(layout.data)}, {reported} FROM {rows} WHERE {PURGED_AT} IS NOT NULL"
-    return of_landed(f"({purges})", layout)
+    purges = (
+        f"SELECT {column_list(layout.data)}, {reported} FROM {rows} WHERE {PURGED_AT} IS NOT NULL"
+    )
+    return landed_rows(f"({purges})", layout)
 
 
-def of_stored(layout: Layout, *, hidden: bool) -> str:
+def stored_columns(layout: Layout, *, hidden: bool) -> str:
     """Return the columns to select from stored rows, whose relation has the alias `sql.TABLE`."""
     version = f"{TABLE}.{VERSION}"
     reported = _part(version, 3)
@@ -229,9 +231,9 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
         elif layout.mode is Mode.SOFT_DELETE:
             facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
     if layout.omitted:
-        facts[omitted_columns.CARRIED] = omitted_columns.carried(reported)
+        facts[omitted_columns.CARRIED] = omitted_columns.stored_origins(reported)
     chosen = [f"{value} AS {name}" for name, value in facts.items()]
-    return ", ".join([listed(layout.data, of=TABLE), *chosen])
+    return ", ".join([column_list(layout.data, of=TABLE), *chosen])
 
 
 def _facts_of(layout: Layout) -> dict[str, str]:
@@ -257,7 +259,7 @@ def time_in(version: str, number: int) -> str:
     return f"CAST(nullif({_part(version, number)}, '-') AS BIGINT)"
 
 
-def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> str:
+def resolve_versions(events: Sequence[str], layout: Layout, *, synced_micros: int) -> str:
     """Return a query that decides what happens to the rows of all keys in some events.
 
     The data columns are packed into one column before comparison and unpacked at the end, because
@@ -265,8 +267,8 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     instead of a WITH, because Spark copies everything before a step of a WITH to inline it.
 
     Args:
-        events: queries of `of_landed` and `of_stored` rows. For each key among the landed rows,
-            they contain all stored rows that the landed rows can change.
+        events: queries of landed rows (`landed_rows`) and stored rows (`stored_columns`). For each
+            key among the landed rows, they contain all stored rows that the landed rows can change.
         layout: the table.
         synced_micros: `_fivetran_synced` of rows from the source, in microseconds since 1970.
 
@@ -274,25 +276,25 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         SQL with the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `STORED`, `REMOVED`,
         `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
     """
-    rows = _together([_packed(event, layout) for event in events], layout)
-    rows = _versions(_ranked(rows, layout), layout)
-    rows = _counted(_facts(rows, layout), layout)
-    rows = _ended(_placed(_begun(rows, layout), layout), layout)
+    rows = _gather_records([_pack_rows(event, layout) for event in events], layout)
+    rows = _choose_versions(_rank_rows(rows, layout), layout)
+    rows = _number_versions(_find_facts(rows, layout), layout)
+    rows = _end_versions(_find_next_starts(_start_versions(rows, layout), layout), layout)
     return f"""
         SELECT {_cells(layout, synced_micros)},
           {MODIFIED}, {FILE}, {POSITION}, {STORED},
-          {_verdict(layout)}
+          {_decide_branches(layout)}
         FROM ({rows})
         """
 
 
-def states(event: str, layout: Layout, *, synced_micros: int) -> str:
-    """Return a query that equals `succession` if each row is the only version of its record.
+def active_versions(event: str, layout: Layout, *, synced_micros: int) -> str:
+    """Return a query that equals `resolve_versions` if each row is the only version of its record.
 
     Args:
-        event: a query of `of_landed` rows that are not deleted and omit no column.
+        event: a query of `landed_rows` rows that are not deleted and omit no column.
         layout: the table; it must be empty.
-        synced_micros: like in `succession`.
+        synced_micros: like in `resolve_versions`.
 
     Returns:
         SQL with the columns of the table.
@@ -308,40 +310,41 @@ def states(event: str, layout: Layout, *, synced_micros: int) -> str:
         """
 
 
-def _packed(event: str, layout: Layout) -> str:
+def _pack_rows(event: str, layout: Layout) -> str:
     """Pack a row's data into one column, hash it, and keep only the deciding columns separately."""
     packed = [f"struct({', '.join(map(quoted, layout.data))}) AS {_DATA}"]
     if layout.omitted:
         event = (
             f"SELECT *, {', '.join(omitted_columns.origins(layout.columns_omitted))} FROM ({event})"
         )
-        packed.append(f"{omitted_columns.packed(layout.columns_omitted)} AS {omitted_columns.TOLD}")
+        facts = omitted_columns.pack_facts(layout.columns_omitted)
+        packed.append(f"{facts} AS {omitted_columns.PREVIOUS_FACTS}")
     plain = [name for name in layout.erased if name not in layout.omitted]
     if plain:
         holds = any_of(f"{quoted(name)} IS NOT NULL" for name in plain)
         packed.append(f"{holds} AS {_HOLDS}")
     decisive = [name for name in VERSION_COLUMNS if name != OMITTED]
     return f"""
-        SELECT {listed(layout.key)},
+        SELECT {column_list(layout.key)},
           {", ".join(packed)},
           xxhash64(
-            {SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {", ".join(_said(layout))},
+            {SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {", ".join(_compared_values(layout))},
             IF({PROVIDES_DATA}, {PURGED_AT}, NULL)
-          ) AS {_SAYS},
+          ) AS {_CONTENT},
           {", ".join([*decisive, *_FACTS])}
         FROM ({event})
         """
 
 
-def _together(events: Sequence[str], layout: Layout) -> str:
+def _gather_records(events: Sequence[str], layout: Layout) -> str:
     """Gather the rows of a record: one shuffle and one sort serve all the following steps."""
     return f"""
         SELECT * FROM ({" UNION ALL ".join(events)})
-        DISTRIBUTE BY {listed(layout.key)}
+        DISTRIBUTE BY {column_list(layout.key)}
         """
 
 
-def _ranked(rows: str, layout: Layout) -> str:
+def _rank_rows(rows: str, layout: Layout) -> str:
     """Order the rows of each version, and compare them.
 
     Rows with data are first, ordered by sequence, greatest first; then purges as versions without
@@ -350,7 +353,7 @@ def _ranked(rows: str, layout: Layout) -> str:
     """
     is_deletion = f"NOT {PROVIDES_DATA} AND {PURGED_AT} IS NULL"
     version = f"""
-        PARTITION BY {listed(layout.key)}, {MODIFIED}
+        PARTITION BY {column_list(layout.key)}, {MODIFIED}
         ORDER BY
           {PROVIDES_DATA} DESC,
           {PURGED_AT} NULLS FIRST,
@@ -374,31 +377,31 @@ def _ranked(rows: str, layout: Layout) -> str:
     return f"""
         SELECT *,
           {PROVIDES_DATA} AND row_number() OVER version = 1 AS {_IS_FIRST},
-          first_value({_SAYS}) OVER so_far AS {_FIRST_SAYS},
-          max(IF({PROVIDES_DATA} AND {STORED} IS NOT NULL, {_SAYS}, NULL)) OVER whole AS
-          {_STORED_SAYS}, NOT ({PROVIDES_DATA} OR ({repeats}) OR {is_void}) AS {_IS_MARK},
+          first_value({_CONTENT}) OVER so_far AS {_FIRST_CONTENT},
+          max(IF({PROVIDES_DATA} AND {STORED} IS NOT NULL, {_CONTENT}, NULL)) OVER whole AS
+          {_STORED_CONTENT}, NOT ({PROVIDES_DATA} OR ({repeats}) OR {is_void}) AS {_IS_TOMBSTONE},
           min(IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})) OVER whole AS {_PURGE_DELETED},
           max({_OLD_START}) OVER whole AS {_NOT_BEFORE}
         FROM ({rows})
         WINDOW
           version AS ({version}),
           so_far AS ({version} {_SO_FAR}),
-          whole AS ({version} {_WHOLE})
+          whole AS ({version} {_ALL_ROWS})
         """
 
 
-def _versions(rows: str, layout: Layout) -> str:
+def _choose_versions(rows: str, layout: Layout) -> str:
     """Choose the row of each version, and leave out rows that have no effect."""
     # A row that equals the stored one leaves it unchanged, `_fivetran_synced` included.
-    stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
-    is_version = f"{PROVIDES_DATA} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
+    keeps_stored = f"{_STORED_CONTENT} IS NOT NULL AND {_FIRST_CONTENT} = {_STORED_CONTENT}"
+    is_version = f"{PROVIDES_DATA} AND IF({keeps_stored}, {STORED} IS NOT NULL, {_IS_FIRST})"
     if layout.mode is not Mode.HISTORY:
         # A record's last data matters more than the existence of a later version without data.
-        has_data = f"max({omitted_columns.HAS_DATA}) OVER (PARTITION BY {listed(layout.key)})"
+        has_data = f"max({omitted_columns.HAS_DATA}) OVER (PARTITION BY {column_list(layout.key)})"
         is_version += f" AND ({omitted_columns.HAS_DATA} OR NOT {has_data})"
     # Stored rows that the source superseded have to be removed; other superseded rows may have
     # values for columns that a later row omits.
-    is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
+    is_needed = f"{_IS_VERSION} OR {_IS_TOMBSTONE} OR {STORED} IS NOT NULL"
     if layout.omitted:
         is_needed += f" OR {PROVIDES_DATA}"
     return f"""
@@ -407,31 +410,33 @@ def _versions(rows: str, layout: Layout) -> str:
         """
 
 
-def _facts(rows: str, layout: Layout) -> str:
+def _find_facts(rows: str, layout: Layout) -> str:
     """Find the values of columns that a row omits."""
     if not layout.omitted:
         return rows
     return f"""
-        SELECT *, {omitted_columns.facts(layout.columns_omitted)} AS {omitted_columns.FACTS}
+        SELECT *, {omitted_columns.latest_facts(layout.columns_omitted)} AS {omitted_columns.FACTS}
         FROM ({rows})
         WINDOW until AS (
-          PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}, length({SEQUENCE}), {SEQUENCE}
+          PARTITION BY {column_list(layout.key)} ORDER BY {MODIFIED}, length({SEQUENCE}), {SEQUENCE}
         )
         """
 
 
-def _counted(rows: str, layout: Layout) -> str:
+def _number_versions(rows: str, layout: Layout) -> str:
     """Number the versions of a record, and find the tombstones that end each version."""
     # Never before the version that it was landed with; `greatest` ignores nulls.
-    marked = f"IF({_IS_MARK}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
-    record = f"PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}"
+    marked = f"IF({_IS_TOMBSTONE}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
+    record = f"PARTITION BY {column_list(layout.key)} ORDER BY {MODIFIED}"
     # The first tombstone from a version on: all rows of equal times are in the frame.
-    backwards = f"PARTITION BY {listed(layout.key)} ORDER BY coalesce({marked}, {MODIFIED}) DESC"
+    backwards = (
+        f"PARTITION BY {column_list(layout.key)} ORDER BY coalesce({marked}, {MODIFIED}) DESC"
+    )
     nothing = "CAST(NULL AS BIGINT)"
-    ends = f"min({marked}) OVER ({backwards})" if layout.has_marks else nothing
+    ends = f"min({marked}) OVER ({backwards})" if layout.has_tombstones else nothing
     purged = nothing
     if layout.erased:
-        purged = f"max(IF({PURGED_AT} IS NULL, NULL, {marked})) OVER ({record} {_WHOLE})"
+        purged = f"max(IF({PURGED_AT} IS NULL, NULL, {marked})) OVER ({record} {_ALL_ROWS})"
     return f"""
         SELECT *,
           count_if({_IS_VERSION}) OVER ({record} {_SO_FAR}) AS {_NUMBER},
@@ -441,30 +446,30 @@ def _counted(rows: str, layout: Layout) -> str:
         """
 
 
-def _begun(rows: str, layout: Layout) -> str:
+def _start_versions(rows: str, layout: Layout) -> str:
     """Start versions at their time, but at least an epsilon after the previous one."""
     moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
     return f"""
         SELECT *,
           max(IF({_IS_VERSION}, {moved}, NULL)) OVER (
-            PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED} {_SO_FAR}
+            PARTITION BY {column_list(layout.key)} ORDER BY {MODIFIED} {_SO_FAR}
           ) + {_NUMBER} * {layout.epsilon}L AS {_BEGIN}
         FROM ({rows})
         """
 
 
-def _placed(rows: str, layout: Layout) -> str:
+def _find_next_starts(rows: str, layout: Layout) -> str:
     """Find the start of the next version."""
     return f"""
         SELECT *,
           lead(IF({_IS_VERSION}, {_BEGIN}, NULL)) IGNORE NULLS OVER (
-            PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}
+            PARTITION BY {column_list(layout.key)} ORDER BY {MODIFIED}
           ) AS {_NEXT}
         FROM ({rows})
         """
 
 
-def _ended(rows: str, layout: Layout) -> str:
+def _end_versions(rows: str, layout: Layout) -> str:
     """Decide when a version was deleted or purged, when it ends, and which parts of it change."""
     gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {_MARKED})"
     end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
@@ -472,7 +477,7 @@ def _ended(rows: str, layout: Layout) -> str:
     columns = layout.columns_omitted
     # A row whose columns are empty already is erased already.
     loses = [
-        f"{_is_erased(column.name, layout)} AND {column.told}.v IS NOT NULL"
+        f"{_is_erased(column.name, layout)} AND {column.previous_fact}.v IS NOT NULL"
         for column in columns
         if column.name in layout.erased
     ]
@@ -489,9 +494,9 @@ def _ended(rows: str, layout: Layout) -> str:
         """
 
 
-def _said(layout: Layout) -> Iterator[str]:
+def _compared_values(layout: Layout) -> Iterator[str]:
     """Yield SQL expressions that differ if rows of a version have different data."""
-    columns = {one.name: one for one in layout.columns_omitted}
+    columns = {column.name: column for column in layout.columns_omitted}
     for name in layout.data:
         value = quoted(name)
         if name in columns:
@@ -502,7 +507,7 @@ def _said(layout: Layout) -> Iterator[str]:
 
 def _is_erased(name: str, layout: Layout) -> str:
     """Return SQL that is true if a purge erases the column's value, which is not newer than it."""
-    by_name = {one.name: one for one in layout.columns_omitted}
+    by_name = {column.name: column for column in layout.columns_omitted}
     reported = f"least({MODIFIED}, {by_name[name].fact}.m)" if name in by_name else MODIFIED
     return f"coalesce({reported} <= {_PURGED}, false)"
 
@@ -539,23 +544,23 @@ def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
     return ", ".join(f"{cells[name]} AS {quoted(name)}" for name in layout.columns)
 
 
-def _verdict(layout: Layout) -> str:
+def _decide_branches(layout: Layout) -> str:
     """Return SQL that decides in which branch a row belongs, and whether it is there already."""
     is_newest = f"({_IS_VERSION} AND {_NEXT} IS NULL)"
     match layout.mode:
         case Mode.HISTORY:
-            is_shown, is_concealed = _IS_VERSION, _IS_MARK
+            is_shown, is_concealed = _IS_VERSION, _IS_TOMBSTONE
             unchanged = f"{_BEGIN} <=> {_OLD_START} AND {_FINISH} <=> {_OLD_END}"
         case Mode.SOFT_DELETE:
-            is_shown, is_concealed = is_newest, _IS_MARK
+            is_shown, is_concealed = is_newest, _IS_TOMBSTONE
             unchanged = f"({_GONE} IS NOT NULL) <=> {_OLD_MARK}"
         case Mode.LIVE:
             is_shown = f"({is_newest} AND {_GONE} IS NULL)"
-            is_concealed = f"({_IS_MARK} OR ({is_newest} AND {_GONE} IS NOT NULL))"
+            is_concealed = f"({_IS_TOMBSTONE} OR ({is_newest} AND {_GONE} IS NOT NULL))"
             unchanged = "true"
-    says_the_same = f"NOT ({_LOSES} OR {_CHANGED})"
-    stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged} AND {says_the_same})"
-    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {says_the_same})"
+    same_data = f"NOT ({_LOSES} OR {_CHANGED})"
+    stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged} AND {same_data})"
+    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {same_data})"
     verdict = {
         REMOVED: f"{FILE} IS NOT NULL AND NOT {stays}",
         ADDED: f"{is_shown} AND NOT {stays}",

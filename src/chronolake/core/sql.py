@@ -40,7 +40,7 @@ BATCH: Final = f"{RESERVED}batch"
 
 
 @contextmanager
-def viewed(frame: DataFrame) -> Iterator[str]:
+def temp_view(frame: DataFrame) -> Iterator[str]:
     """Yield a SQL name for a frame while the block runs. Every statement computes it again."""
     name = f"chronolake_{uuid4().hex}"
     frame.createOrReplaceTempView(name)
@@ -51,7 +51,7 @@ def viewed(frame: DataFrame) -> Iterator[str]:
 
 
 @contextmanager
-def kept(frame: DataFrame) -> Iterator[str]:
+def cached_view(frame: DataFrame) -> Iterator[str]:
     """Yield a SQL name for a frame that is computed once and kept while the block runs.
 
     The rows stay in executors: in memory, and on disk if memory is short. Spark drops them as soon
@@ -59,7 +59,7 @@ def kept(frame: DataFrame) -> Iterator[str]:
     """
     frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
-        with viewed(_without_plan(frame)) as name:
+        with temp_view(_without_plan(frame)) as name:
             yield name
     finally:
         frame.unpersist()
@@ -77,7 +77,7 @@ def _without_plan(frame: DataFrame) -> DataFrame:
     return DataFrame(datasets.ofRows(session._jsparkSession, rows), session)  # noqa: SLF001
 
 
-def listed(names: Iterable[str], *, of: str = "") -> str:
+def column_list(names: Iterable[str], *, of: str = "") -> str:
     """Return quoted names separated by commas, qualified by a relation if it is given."""
     prefix = f"{of}." if of else ""
     return ", ".join(f"{prefix}{quoted(name)}" for name in names)
@@ -130,7 +130,7 @@ def same_row(file: str, position: str) -> list[str]:
     ]
 
 
-def numbered(key: Sequence[str]) -> str:
+def numbered_key(key: Sequence[str]) -> str:
     """Return key columns as `k0`, `k1`, …, so that their names cannot clash with others."""
     return ", ".join(f"{quoted(name)} AS k{number}" for number, name in enumerate(key))
 

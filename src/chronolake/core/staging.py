@@ -21,7 +21,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from chronolake.cancellation import raise_if_cancelled
-from chronolake.core.publish import ATTEMPTS, expect_pushed, expect_unmoved, publish, swap
+from chronolake.core.publish import (
+    ATTEMPTS,
+    expect_destination_table,
+    expect_unmoved,
+    publish,
+    swap,
+)
 from chronolake.core.sql import KEYS, TABLE
 from chronolake.description import describe_loaded
 from chronolake.errors import (
@@ -89,7 +95,7 @@ class StagedBranch:
         self.table = table
         self.of = of
         self.branch = stage_name()
-        self.made = False
+        self.is_created = False
         self._watch = watch
 
     @property
@@ -101,7 +107,7 @@ class StagedBranch:
         """
         if self.of == MAIN:
             return f"{CATALOG}.{self.table.name.sql}"
-        return self._named(self.of)
+        return self._branch_name(self.of)
 
     @property
     def is_empty(self) -> bool:
@@ -165,28 +171,28 @@ class StagedBranch:
 
     def _target(self) -> str:
         """Return the staging branch as a SQL name; the branch is created on first use."""
-        if not self.made:
+        if not self.is_created:
             with self._watch.stage("branch"):
-                self._make_branch()
-        return self._named(self.branch)
+                self._create_branch()
+        return self._branch_name(self.branch)
 
-    def _named(self, branch: str) -> str:
+    def _branch_name(self, branch: str) -> str:
         return f"{CATALOG}.{self.table.name.sql}.{quoted(f'branch_{branch}')}"
 
-    def _make_branch(self) -> None:
+    def _create_branch(self) -> None:
         if self.table.branch(self.of) is None:
             if any(map(is_abandoned, self.table.branches())):
-                swap(self.table, _cleared)
+                swap(self.table, _without_leftovers)
             # A branch needs a snapshot to point at: Iceberg creates an empty one.
             self.table.java.manageSnapshots().createBranch(self.branch).commit()
         else:
-            swap(self.table, self._branched)
-        self.made = True
+            swap(self.table, self._with_branch)
+        self.is_created = True
         reach("staged.branch-created")
 
-    def _branched(self, current: IcebergTable) -> Any:
+    def _with_branch(self, current: IcebergTable) -> Any:
         expect_unmoved(self.table, current)
-        return _cleared(current).setBranchSnapshot(current.branch(self.of), self.branch)
+        return _without_leftovers(current).setBranchSnapshot(current.branch(self.of), self.branch)
 
     def publish_with(self, builder: Any, current: IcebergTable) -> None:
         """Add the changes, if there are any, to new metadata of the table.
@@ -194,7 +200,7 @@ class StagedBranch:
         Raises:
             LakeError: executors wrote files that the driver cannot read.
         """
-        if self.made:
+        if self.is_created:
             expect_stored(current, current.branch(self.branch), since=self.table.branch(self.of))
             builder.setBranchSnapshot(current.branch(self.branch), self.of)
             builder.removeRef(self.branch)
@@ -206,7 +212,7 @@ class StagedBranch:
 
     def abandon(self) -> None:
         """Drop the branch; its files are removed as orphans by maintenance."""
-        if not self.made:
+        if not self.is_created:
             return
         try:
             drop_branch(self.table.refreshed(), self.branch)
@@ -247,7 +253,7 @@ class StagedWrite(StagedBranch):
             CommitUnknownError: the catalog's response was lost and the table cannot be read.
         """
         with self._watch.stage("publish"):
-            publish(self.table.refreshed(), self._published, properties)
+            publish(self.table.refreshed(), self._with_changes, properties)
 
     def publish_files(self) -> None:
         """Publish rewritten files whose rows are unchanged, without a batch's properties.
@@ -257,9 +263,9 @@ class StagedWrite(StagedBranch):
                 published.
             UnansweredError: the catalog did not report the outcome of the commit.
         """
-        swap(self.table.refreshed(), self._published)
+        swap(self.table.refreshed(), self._with_changes)
 
-    def _published(self, current: IcebergTable) -> Any:
+    def _with_changes(self, current: IcebergTable) -> Any:
         expect_unmoved(self.table, current)
         if self._guard is not None:
             self._guard(current)
@@ -274,7 +280,7 @@ class StagedWrite(StagedBranch):
         self.hidden.abandon()
 
 
-def _cleared(current: IcebergTable) -> Any:
+def _without_leftovers(current: IcebergTable) -> Any:
     """Return new metadata of a table without the branches that killed processes left behind."""
     builder = current.builder()
     for leftover in filter(is_abandoned, current.branches()):
@@ -326,7 +332,7 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def staged(
+def write_staged(
     lake: Lake,
     name: TableName,
     write: Callable[[StagedWrite], Mapping[str, str] | None],
@@ -334,7 +340,7 @@ def staged(
     *,
     spark: SparkSession | None = None,
     guard: Callable[[IcebergTable], None] | None = None,
-    also_pulled: bool = False,
+    allow_pipeline_table: bool = False,
 ) -> None:
     """Run a write until it is published.
 
@@ -344,18 +350,18 @@ def staged(
     default the lake's. Writes to one table are serialized within a process.
 
     `guard` gets the table as it is when it is published, and raises if this writer must no longer
-    write to it. `also_pulled` allows pipeline tables.
+    write to it. `allow_pipeline_table` allows pipeline tables.
 
     Raises:
         TableNotFoundError: the table does not exist.
-        ConfigurationError: a pipeline fills the table, and `also_pulled` is false.
+        ConfigurationError: a pipeline fills the table, and `allow_pipeline_table` is false.
         LakeLocationError: the table is outside the opened lake.
         CommitConflictError: other writers were first too often.
     """
 
     def begin(table: IcebergTable) -> StagedWrite:
-        if not also_pulled:
-            expect_pushed(table)
+        if not allow_pipeline_table:
+            expect_destination_table(table)
         return StagedWrite(table, spark or lake.spark, watch, guard)
 
     for attempt in range(1, ATTEMPTS + 1):

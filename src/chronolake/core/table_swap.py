@@ -22,8 +22,8 @@ from chronolake.change_set import expect_unreserved
 from chronolake.config import CatalogKind
 from chronolake.core.create import check_columns, column_properties, partitioning_of, properties_of
 from chronolake.core.omitted_columns import OMITTED_PROPERTY
-from chronolake.core.publish import expect_unmoved, publish, publishing_marks
-from chronolake.core.rewrite import folder_in, in_a_table
+from chronolake.core.publish import expect_unmoved, publish, publishing_properties
+from chronolake.core.rewrite import is_in_table_folder, new_subfolder
 from chronolake.core.staging import stage_name
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
@@ -73,15 +73,15 @@ def publish_new(
     expect_unreserved(name)
     check_columns(name, columns)
     lake.catalog.ensure_schema(name.schema)
-    location, marks = lake.new_location(), {**properties, **publishing_marks()}
-    with _aside(lake, columns, query, location=location, properties=marks) as made:
+    location, stamped = lake.new_location(), {**properties, **publishing_properties()}
+    with _scratch_table(lake, columns, query, location=location, properties=stamped) as scratch:
         reach("rewrite.before-commit")
         raise_if_cancelled()
-        lake.catalog.rename(made.name, name)
+        lake.catalog.rename(scratch.name, name)
         reach("rewrite.after-commit")
 
 
-def publish_over(
+def publish_replacement(
     lake: Lake,
     table: IcebergTable,
     columns: Sequence[Column],
@@ -104,10 +104,10 @@ def publish_over(
     """
     check_columns(table.name, columns)
     expect_replaceable(lake, table.name)
-    location, began = folder_in(table), now_micros()
+    location, began = new_subfolder(table), now_micros()
     changed = {**lasting_properties(table), **properties}
-    with _aside(lake, columns, query, location=location, properties=changed) as made:
-        take_place(table, made, began_micros=began)
+    with _scratch_table(lake, columns, query, location=location, properties=changed) as scratch:
+        replace_with(table, scratch, began_micros=began)
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ class Replacement:
 
 def replacements_of(table: IcebergTable) -> list[Replacement]:
     """Return the replacements of a table, the latest one last."""
-    reported = (one.split(":") for one in (table.property_of(REPLACED_PROPERTY) or "").split())
-    return [Replacement(int(one[0]), int(one[-1])) for one in reported]
+    stored = (table.property_of(REPLACED_PROPERTY) or "").split()
+    times = (replacement.split(":") for replacement in stored)
+    return [Replacement(int(parts[0]), int(parts[-1])) for parts in times]
 
 
 def expect_replaceable(lake: Lake, name: TableName) -> None:
@@ -154,9 +155,9 @@ def lasting_properties(table: IcebergTable) -> dict[str, str]:
     }
 
 
-def take_place(
+def replace_with(
     table: IcebergTable,
-    made: IcebergTable,
+    scratch: IcebergTable,
     *,
     began_micros: int,
     expect: Callable[[IcebergTable], None] | None = None,
@@ -165,7 +166,7 @@ def take_place(
 
     Args:
         table: the state from which the scratch table was made.
-        made: a table in a subfolder of that table's folder (`rewrite.folder_in`).
+        scratch: a table in a subfolder of that table's folder (`rewrite.new_subfolder`).
         began_micros: a time before any of its files was written, in microseconds since 1970.
         expect: gets the table as it is when it is replaced, and raises if it must not be replaced;
             by default it must be unchanged since `table`.
@@ -180,7 +181,7 @@ def take_place(
             expect_unmoved(table, current)
         else:
             expect(current)
-        builder = current.catalog.builder_from(made.metadata)
+        builder = current.catalog.builder_from(scratch.metadata)
         builder.assignUUID(current.metadata.uuid())
         builder.setProperties(
             current.catalog.map({REPLACED_PROPERTY: _with_replacement(current, began_micros)})
@@ -195,16 +196,16 @@ def take_place(
 
 
 def _with_replacement(table: IcebergTable, began_micros: int) -> str:
-    every = [*replacements_of(table), Replacement(began_micros, now_micros())]
-    if len(every) > _REPLACEMENTS:
+    replacements = [*replacements_of(table), Replacement(began_micros, now_micros())]
+    if len(replacements) > _REPLACEMENTS:
         # After one is dropped, its files count as those of the one before, and are kept longer.
-        half = len(every) // 2
-        every = every[:half:2] + every[half:]
-    return " ".join(f"{one.began_micros}:{one.ended_micros}" for one in every)
+        half = len(replacements) // 2
+        replacements = replacements[:half:2] + replacements[half:]
+    return " ".join(f"{item.began_micros}:{item.ended_micros}" for item in replacements)
 
 
 @contextmanager
-def _aside(
+def _scratch_table(
     lake: Lake,
     columns: Sequence[Column],
     query: str,
@@ -225,10 +226,10 @@ def _aside(
         )
         lake.spark.sql(f"INSERT INTO {CATALOG}.{hidden.sql} BY NAME {query}")
         reach("rewrite.written")
-        made = lake.catalog.load(hidden)
-        expect_stored(made, made.snapshot_id, since=None)
-        yield made
+        scratch = lake.catalog.load(hidden)
+        expect_stored(scratch, scratch.snapshot_id, since=None)
+        yield scratch
     finally:
         # Files in another table's folder may already belong to that table; maintenance finds those
         # that do not. A separate folder is removed, unless the table was renamed to its final name.
-        lake.catalog.drop(hidden, purge=not in_a_table(location))
+        lake.catalog.drop(hidden, purge=not is_in_table_folder(location))

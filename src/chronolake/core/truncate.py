@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chronolake.core.staging import Stopwatch, staged
+from chronolake.core.staging import Stopwatch, write_staged
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.types import ACTIVE, LAST_MICROS, TMIN_MICROS, Kind, Mode, quoted
 
@@ -89,7 +89,7 @@ def truncate(
             attempt.update_where(f"{quoted(deleted_column)} = true", condition)
         return {}
 
-    staged(lake, name, write, Stopwatch())
+    write_staged(lake, name, write, Stopwatch())
     return TruncateResult(exists=True, rows=rows)
 
 

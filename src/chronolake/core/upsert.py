@@ -22,8 +22,24 @@ from chronolake.core import upsert_fold, usage
 from chronolake.core.batch_profile import BatchProfile, profile_changes
 from chronolake.core.merge import BatchResult, fold_by_key
 from chronolake.core.scd2_fold import Layout
-from chronolake.core.sql import BATCH, KEYS, TABLE, broadcast, cells, kept, listed, numbered, sample
-from chronolake.core.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, expect_unaltered, staged
+from chronolake.core.sql import (
+    BATCH,
+    KEYS,
+    TABLE,
+    broadcast,
+    cached_view,
+    cells,
+    column_list,
+    numbered_key,
+    sample,
+)
+from chronolake.core.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    write_staged,
+)
 from chronolake.core.upsert_fold import IGNORED
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
@@ -82,10 +98,13 @@ def write_batch(
             nonlocal outcome
             expect_unaltered(attempt, description)
             outcome = _stage(attempt, profile, description, watch)
-            return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
+            return {
+                BATCH_PROPERTY: batch,
+                **usage.monthly_properties(attempt.table, outcome.written),
+            }
 
         if not profile.is_empty:
-            staged(lake, name, write, watch, spark=changes.sparkSession)
+            write_staged(lake, name, write, watch, spark=changes.sparkSession)
     return BatchResult(
         batch=batch,
         replaced=profile.replaced,
@@ -120,7 +139,7 @@ def _stage(
     retained = [column.name for column in description.columns if column.name not in profile.names]
     needs_stored = bool(retained and profile.replaced)
     outcome = _Outcome(written=profile.sketch)
-    with ExitStack() as until_published:
+    with ExitStack() as stack:
         added = None
         is_changed_in_place = (
             profile.updated
@@ -132,11 +151,11 @@ def _stage(
         if needs_merge or (profile.updated and not is_changed_in_place):
             with watch.stage("resolve"):
                 needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
-                events = [_of_batch(profile, description)]
+                events = [_batch_events(profile, description)]
                 if not write.is_empty:
-                    events.append(_stored(write.source, profile, description, needed))
-                final, outcome = _folded(write, events, profile, description, until_published)
-                names = listed(column.name for column in description.columns)
+                    events.append(_stored_events(write.source, profile, description, needed))
+                final, outcome = _fold(write, events, profile, description, stack)
+                names = column_list(column.name for column in description.columns)
                 added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
         elif profile.replaced:
             all_cells = cells(description, profile.names, of=BATCH)
@@ -150,7 +169,7 @@ def _stage(
             # All stored rows whose key is in the batch: only key columns are read.
             hint = broadcast(profile.view, profile.rows)
             write.delete(
-                f"SELECT {hint} {numbered(key)} FROM {profile.view}",
+                f"SELECT {hint} {numbered_key(key)} FROM {profile.view}",
                 " AND ".join(profile.same_key(key)),
             )
         if added is not None:
@@ -169,7 +188,7 @@ def _change(
     data = [name for name in profile.names if name not in key]
     hint = broadcast(profile.view, profile.rows)
     values = "".join(f", {quoted(name)} AS c{number}" for number, name in enumerate(data))
-    source = f"SELECT {hint} {numbered(key)}, {OP}, {UNMODIFIED}{values} FROM {profile.view}"
+    source = f"SELECT {hint} {numbered_key(key)}, {OP}, {UNMODIFIED}{values} FROM {profile.view}"
     assignments = []
     for number, name in enumerate(data):
         value, column = f"{KEYS}.c{number}", f"{TABLE}.{quoted(name)}"
@@ -190,13 +209,13 @@ def _change(
     # Rare: some update rows have no row to change.
     with watch.stage("resolve"):
         (found,) = write.spark.sql(
-            f"SELECT {sample(key, IGNORED)}, {usage.sketching(key, f'NOT {IGNORED}')} "
-            f"FROM ({_found(write.source, profile, key)})"
+            f"SELECT {sample(key, IGNORED)}, {usage.sketch_aggregate(key, f'NOT {IGNORED}')} "
+            f"FROM ({_written_keys(write.source, profile, key)})"
         ).collect()
     return _Outcome(profile.updated - changed, *found)
 
 
-def _found(table: str, profile: BatchProfile, key: Sequence[str]) -> str:
+def _written_keys(table: str, profile: BatchProfile, key: Sequence[str]) -> str:
     """Return SQL for the keys of replace and update rows, and for updates without a stored row."""
     stored = ", ".join(f"{TABLE}.{quoted(name)} AS f{number}" for number, name in enumerate(key))
     same = " AND ".join(
@@ -204,21 +223,21 @@ def _found(table: str, profile: BatchProfile, key: Sequence[str]) -> str:
     )
     is_written = f"({BATCH}.{OP} = {int(Op.REPLACE)} OR {KEYS}.is_stored <=> true)"
     return (
-        f"SELECT {listed(key, of=BATCH)}, NOT {is_written} AS {IGNORED} "
+        f"SELECT {column_list(key, of=BATCH)}, NOT {is_written} AS {IGNORED} "
         f"FROM {profile.view} AS {BATCH} LEFT JOIN ("
         f"SELECT {broadcast(KEYS, profile.rows)} {stored}, true AS is_stored "
-        f"FROM {table} AS {TABLE} JOIN (SELECT {numbered(key)} FROM {profile.view}) AS {KEYS} "
+        f"FROM {table} AS {TABLE} JOIN (SELECT {numbered_key(key)} FROM {profile.view}) AS {KEYS} "
         f"ON {' AND '.join(profile.same_key(key))}) AS {KEYS} ON {same} "
         f"WHERE {BATCH}.{OP} <> {int(Op.DELETE)}"
     )
 
 
-def _folded(
+def _fold(
     write: StagedWrite,
     events: Sequence[str],
     profile: BatchProfile,
     description: TableDescription,
-    until_published: ExitStack,
+    stack: ExitStack,
 ) -> tuple[str, _Outcome]:
     """Compute a batch's final rows once, keep and count them; return their SQL name and counts."""
     layout = Layout(
@@ -237,15 +256,15 @@ def _folded(
         description=description,
         others=f"{IGNORED} bigint",
     )
-    name = until_published.enter_context(kept(final))
+    name = stack.enter_context(cached_view(final))
     (found,) = write.spark.sql(
         f"SELECT coalesce(sum({IGNORED}), 0), {sample(layout.key, f'{IGNORED} > 0')}, "
-        f"{usage.sketching(layout.key, f'{IGNORED} = 0')} FROM {name}"
+        f"{usage.sketch_aggregate(layout.key, f'{IGNORED} = 0')} FROM {name}"
     ).collect()
     return name, _Outcome(*found)
 
 
-def _of_batch(profile: BatchProfile, description: TableDescription) -> str:
+def _batch_events(profile: BatchProfile, description: TableDescription) -> str:
     """Return the batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
@@ -254,18 +273,18 @@ def _of_batch(profile: BatchProfile, description: TableDescription) -> str:
     )
 
 
-def _stored(
+def _stored_events(
     table: str, profile: BatchProfile, description: TableDescription, needed: Sequence[Op]
 ) -> str:
     """Return the table's rows that update rows (or retained columns) build on, as events."""
     names = [column.name for column in description.columns]
     key = description.primary_key
     ops = ", ".join(str(int(op)) for op in needed)
-    keys = f"SELECT DISTINCT {numbered(key)} FROM {profile.view} WHERE {OP} IN ({ops})"
+    keys = f"SELECT DISTINCT {numbered_key(key)} FROM {profile.view} WHERE {OP} IN ({ops})"
     conditions = " AND ".join(profile.same_key(key))
     return (
         f"SELECT {broadcast(KEYS, profile.rows)} "
         f"{upsert_fold.STORED} AS {upsert_fold.KIND}, 0L AS {SEQ}, "
-        f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of=TABLE)} "
+        f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {column_list(names, of=TABLE)} "
         f"FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from chronolake.change_set import RESERVED
-from chronolake.core.key_groups import NONE, Runs, Unmodified, integers, taken
+from chronolake.core.key_groups import NONE, Runs, Unmodified, integers, take
 
 if TYPE_CHECKING:
     from chronolake.core.scd2_fold import Layout
@@ -45,14 +45,14 @@ def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
     has_row = runs.last_at_or_before(stored | (kind == REPLACE)) != NONE
     ignored = np.where(has_row, 0, runs.count_so_far(updates))
     # A key that is finally deleted is in the result only to count its ignored updates.
-    says = updates | (kind == REPLACE) | (ignored > 0)
-    chosen = np.flatnonzero((runs.last == np.arange(len(kind))) & says)
+    is_in_result = updates | (kind == REPLACE) | (ignored > 0)
+    chosen = np.flatnonzero((runs.last == np.arange(len(kind))) & is_in_result)
     columns = {}
     for name in layout.columns:
         if name in layout.key or (name in layout.carried and name not in layout.unmodified):
-            columns[name] = taken(events, name, chosen)
+            columns[name] = take(events, name, chosen)
             continue
         # A column that the batch does not contain keeps its stored value, whatever the kind of row.
         given = ~(updates & bits[name]) if name in layout.carried else stored
-        columns[name] = taken(events, name, runs.last_at_or_before(given)[chosen])
+        columns[name] = take(events, name, runs.last_at_or_before(given)[chosen])
     return pa.table({**columns, IGNORED: pa.array(ignored[chosen])})

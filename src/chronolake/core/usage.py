@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LOG_ENTRIES: Final = 12
 
 
-def sketching(columns: Sequence[str], condition: str) -> str:
+def sketch_aggregate(columns: Sequence[str], condition: str) -> str:
     """Return a SQL aggregate: the sketch of the rows that meet a condition.
 
     Args:
@@ -42,7 +42,7 @@ def sketching(columns: Sequence[str], condition: str) -> str:
     return f"{FUNCTION}(xxhash64({parts}), {_LOG_ENTRIES}) FILTER (WHERE {condition})"
 
 
-def counted(
+def monthly_properties(
     table: IcebergTable, sketch: bytes | None, *, now: datetime | None = None
 ) -> dict[str, str]:
     """Return the properties that change when the rows of a sketch are published.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from chronolake.core.sql import listed
+from chronolake.core.sql import column_list
 from chronolake.errors import SchemaError, TableExistsError
 from chronolake.session import CATALOG, active
 from chronolake.types import ACTIVE, HISTORY_COLUMNS, Mode, TableName
@@ -59,7 +59,7 @@ def create_current_view(lake: Lake, name: TableName) -> TableName:
                 table=str(view),
                 hint="Rename or drop that table first.",
             )
-        columns = listed(
+        columns = column_list(
             column.name for column in description.columns if column.name not in HISTORY_COLUMNS
         )
         with active(lake.spark):

@@ -10,11 +10,11 @@ import structlog
 
 from chronolake.core.pipeline_table import SYSTEM_COLUMNS
 from chronolake.core.publish import TableMovedError
-from chronolake.core.rewrite import drop_abandoned, folder_in
+from chronolake.core.rewrite import drop_abandoned, new_subfolder
 from chronolake.core.row_hash import hash_of, hashed_columns
-from chronolake.core.sql import listed
+from chronolake.core.sql import column_list
 from chronolake.core.staging import stage_name
-from chronolake.core.table_swap import expect_replaceable, lasting_properties, take_place
+from chronolake.core.table_swap import expect_replaceable, lasting_properties, replace_with
 from chronolake.core.verify import Promise
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
@@ -116,7 +116,7 @@ def rebuild(
     with _built_from_lake(stored, last, tries_all=True) as built:
         _warn_of_dropped(stored, built.table)
         with lake.writing(stream.table):
-            take_place(table, built.table, began_micros=began, expect=expect_unmoved)
+            replace_with(table, built.table, began_micros=began, expect=expect_unmoved)
             if stream.mode is not Mode.HISTORY:
                 # The view would select columns that the table no longer has.
                 drop_current_view(lake, stream.table)
@@ -308,7 +308,7 @@ def _fill(
         hidden,
         columns_for(stream, seen, landed.key),
         properties=lasting_properties(stored.table),
-        location=folder_in(stored.table),
+        location=new_subfolder(stored.table),
     )
     applied = AppliedFiles().with_files(files, bad)
     if applied.quarantine is None and stored.applied.quarantine is not None:

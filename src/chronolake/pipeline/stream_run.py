@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from chronolake.core import maintain, planned
+from chronolake.core import maintain, plan_table
 from chronolake.errors import ChronolakeError, LeaseLostError, SourceError
 from chronolake.iceberg import spark_words
 from chronolake.pipeline.applied_files import AppliedFiles
@@ -212,7 +212,7 @@ class StreamSync:
         """Run maintenance of the table if it was written and needs it; never fails."""
         name = self.stream.table
         try:
-            if self.state.files and planned(self._lake, name).is_needed:
+            if self.state.files and plan_table(self._lake, name).is_needed:
                 self._lease.expect_held()
                 self.report.emit(EventKind.MAINTAINING, stream=self.state)
                 maintain(self._lake, name, only_if_needed=True)

@@ -18,7 +18,7 @@ import structlog
 from chronolake.change_set import RESERVED
 from chronolake.config import OnPurge
 from chronolake.core.apply_versions import write_versions
-from chronolake.core.pipeline_table import SYSTEM_COLUMNS, create_pulled, layout_of
+from chronolake.core.pipeline_table import SYSTEM_COLUMNS, create_pipeline_table, layout_of
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
 from chronolake.landing import Landing, columns_of, mark, naming_bad_files
@@ -94,7 +94,7 @@ class TableWriter:
     def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
         """Create a table with the stream's mode and settings."""
         is_compared = self.stream.descriptor.capture_method is CaptureMethod.SNAPSHOT_DIFF
-        create_pulled(
+        create_pipeline_table(
             self.lake,
             name,
             columns,

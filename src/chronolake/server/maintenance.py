@@ -111,7 +111,7 @@ class BackgroundMaintenance:
                     _log.warning("not_maintained", table=str(name), **describe_failure(failure))
 
     def _maintain(self, name: TableName) -> None:
-        plan = core.planned(self._lake, name)
+        plan = core.plan_table(self._lake, name)
         if not plan.is_needed:
             return
         with self._state:

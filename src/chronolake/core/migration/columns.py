@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.change_set import RESERVED
 from chronolake.core.create import check_columns, column_properties
-from chronolake.core.publish import expect_unmoved, publish, until_published
+from chronolake.core.publish import expect_unmoved, publish, publish_with_retries
 from chronolake.core.rewrite import drop_abandoned, evolved_metadata, publish_columns, rewrite
 from chronolake.core.sql import typed_literal
 from chronolake.description import describe_loaded
@@ -101,7 +101,7 @@ def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bo
         publish(table, renamed, column_properties(columns))
         return True
 
-    return until_published(lake, name, attempt)
+    return publish_with_retries(lake, name, attempt)
 
 
 def copy_column(lake: Lake, name: TableName, column: str, new_name: str) -> None:
@@ -142,7 +142,7 @@ def copy_column(lake: Lake, name: TableName, column: str, new_name: str) -> None
         _fill(lake, table, description, wanted, quoted(column))
 
     drop_abandoned(lake)
-    until_published(lake, name, attempt)
+    publish_with_retries(lake, name, attempt)
 
 
 def set_column_value(lake: Lake, name: TableName, column: str, value_of: ValueOf) -> None:
@@ -165,7 +165,7 @@ def set_column_value(lake: Lake, name: TableName, column: str, value_of: ValueOf
         _fill(lake, table, description, stored, typed_literal(value_of(stored.type), stored.type))
 
     drop_abandoned(lake)
-    until_published(lake, name, attempt)
+    publish_with_retries(lake, name, attempt)
 
 
 def add_column_with_default(lake: Lake, name: TableName, column: Column, value_of: ValueOf) -> None:
@@ -188,7 +188,7 @@ def add_column_with_default(lake: Lake, name: TableName, column: Column, value_o
         _fill(lake, table, description, stored, typed_literal(value_of(stored.type), stored.type))
 
     drop_abandoned(lake)
-    until_published(lake, name, attempt)
+    publish_with_retries(lake, name, attempt)
 
 
 def with_column(description: TableDescription, column: Column) -> tuple[Column, ...]:
@@ -279,7 +279,7 @@ def add_column_in_history(
         _apply(lake, table, description, change)
 
     drop_abandoned(lake)
-    until_published(lake, name, attempt)
+    publish_with_retries(lake, name, attempt)
 
 
 def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micros: int) -> None:
@@ -317,7 +317,7 @@ def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micro
         _apply(lake, table, description, change)
 
     drop_abandoned(lake)
-    until_published(lake, name, attempt)
+    publish_with_retries(lake, name, attempt)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from chronolake.core.publish import until_published
+from chronolake.core.publish import publish_with_retries
 from chronolake.core.rewrite import drop_abandoned
-from chronolake.core.sql import listed
-from chronolake.core.table_swap import publish_over
+from chronolake.core.sql import column_list
+from chronolake.core.table_swap import publish_replacement
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import CommitError, SchemaError, UnknownColumnError
@@ -75,7 +75,7 @@ class Conversion:
     properties: dict[str, str] = field(default_factory=dict)
 
 
-def converted_to(
+def convert_to(
     spark: SparkSession, description: TableDescription, mode: Mode, *, marker: str | None
 ) -> Conversion:
     """Return a table's content in another mode.
@@ -125,7 +125,7 @@ def _to_history(
         deleted = f"coalesce({quoted(marker)}, false)"
     kept = [column for column in description.columns if column.name != DELETED]
     query = (
-        f"SELECT {listed(column.name for column in kept)}, "
+        f"SELECT {column_list(column.name for column in kept)}, "
         f"timestamp_micros(IF({deleted}, {TMIN_MICROS}, {since})) AS {START}, "
         f"timestamp_micros(IF({deleted}, {TMIN_MICROS}, {TMAX_MICROS})) AS {END}, "
         f"NOT {deleted} AS {ACTIVE} FROM {source}"
@@ -141,9 +141,9 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
     if description.mode is Mode.LIVE:
         if marker in description.by_name:
             _expect_mark(description, marker)
-        added = _missing(description, dict.fromkeys([DELETED, marker]))
+        added = _missing_columns(description, dict.fromkeys([DELETED, marker]))
         unmarked = (f"false AS {quoted(column.name)}" for column in added)
-        stored = listed(column.name for column in description.columns)
+        stored = column_list(column.name for column in description.columns)
         return Conversion(
             (*description.columns, *added),
             f"SELECT {', '.join([stored, *unmarked])} FROM {source}",
@@ -158,14 +158,14 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
     if marker in description.by_name:
         _expect_mark(description, marker)
     kept = _without_history(description)
-    columns = (*kept, *_missing(description, dict.fromkeys([DELETED, marker])))
+    columns = (*kept, *_missing_columns(description, dict.fromkeys([DELETED, marker])))
     # A version whose activity is null is deleted.
     marks = {DELETED: "false", marker: f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"}
     cells = ", ".join(
         f"{marks.get(column.name, f'{_NEWEST}.{quoted(column.name)}')} AS {quoted(column.name)}"
         for column in columns
     )
-    key = listed(description.record_key)
+    key = column_list(description.record_key)
     query = (
         f"SELECT {cells} FROM (SELECT max_by(struct(*), {START}) AS {_NEWEST} FROM {source} "
         f"WHERE {START} IS NOT NULL GROUP BY {key})"
@@ -187,7 +187,7 @@ def _to_live(description: TableDescription, marker: str) -> Conversion:
         _expect_mark(description, marker)
         columns = [column for column in description.columns if column.name != DELETED]
         stays = f"NOT coalesce({quoted(marker)}, false)"
-    query = f"SELECT {listed(column.name for column in columns)} FROM {source} WHERE {stays}"
+    query = f"SELECT {column_list(column.name for column in columns)} FROM {source} WHERE {stays}"
     return Conversion(tuple(columns), query, f"SELECT count(1), count_if({stays}) FROM {source}")
 
 
@@ -199,7 +199,9 @@ def _without_history(description: TableDescription) -> list[Column]:
     return [column for column in description.columns if column.name not in HISTORY_COLUMNS]
 
 
-def _missing(description: TableDescription, names: Sequence[str] | dict[str, None]) -> list[Column]:
+def _missing_columns(
+    description: TableDescription, names: Sequence[str] | dict[str, None]
+) -> list[Column]:
     return [Column(name, _BOOLEAN) for name in names if name not in description.by_name]
 
 
@@ -300,7 +302,7 @@ def plan_switch(
     if description.mode is mode:
         rows = lake.table(name).df.count()
         return SwitchPlan(name, mode, mode, (), (), rows, rows)
-    conversion = converted_to(lake.spark, description, mode, marker=marker)
+    conversion = convert_to(lake.spark, description, mode, marker=marker)
     (counted,) = lake.spark.sql(conversion.counts).collect()
     before = [column.name for column in description.columns]
     after = [column.name for column in conversion.columns]
@@ -366,10 +368,12 @@ def switch_mode(
                 table=str(name),
                 hint="Try again while no other process writes to the table.",
             )
-        conversion = converted_to(lake.spark, description, mode, marker=marker)
-        publish_over(lake, table, conversion.columns, conversion.query, conversion.properties)
+        conversion = convert_to(lake.spark, description, mode, marker=marker)
+        publish_replacement(
+            lake, table, conversion.columns, conversion.query, conversion.properties
+        )
         if description.mode is Mode.HISTORY:
             drop_current_view(lake, name)
         return True
 
-    return until_published(lake, name, attempt)
+    return publish_with_retries(lake, name, attempt)

@@ -15,11 +15,11 @@ from pyspark.errors import PySparkException
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import expect_unreserved
 from chronolake.containment import files_elsewhere
-from chronolake.core.migration.modes import converted_to
-from chronolake.core.publish import expect_pushed, until_published
+from chronolake.core.migration.modes import convert_to
+from chronolake.core.publish import expect_destination_table, publish_with_retries
 from chronolake.core.rewrite import drop_abandoned
-from chronolake.core.sql import listed
-from chronolake.core.table_swap import publish_new, publish_over
+from chronolake.core.sql import column_list
+from chronolake.core.table_swap import publish_new, publish_replacement
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
@@ -59,7 +59,7 @@ def drop_table(lake: Lake, name: TableName) -> bool:
         table = lake.catalog.find(name)
         purge = True
         if table is not None:
-            expect_pushed(table)
+            expect_destination_table(table)
             lake.containment.expect_inside(table)
             purge = _has_all_files(table)
         reach("publish.before-commit")
@@ -95,7 +95,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         SchemaError: the new schema is reserved.
     """
     expect_unreserved(new_name)
-    with _holding(lake, name, new_name):
+    with _lock_tables(lake, name, new_name):
         table = lake.catalog.find(name)
         if table is None:
             if lake.catalog.find(new_name) is not None:
@@ -105,7 +105,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
             raise TableNotFoundError(
                 "The table to rename does not exist.", table=str(name), hint="Create it first."
             )
-        expect_pushed(table)
+        expect_destination_table(table)
         lake.containment.expect_inside(table)
         reach("publish.before-commit")
         raise_if_cancelled()
@@ -131,7 +131,7 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
 
     def as_it_is(source: IcebergTable) -> _Rows:
         columns = describe_loaded(source).columns
-        query = f"SELECT {listed(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
+        query = f"SELECT {column_list(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
         reported = {name: source.property_of(name) for name in _OF_VERSIONS}
         return (
             columns,
@@ -170,7 +170,7 @@ def copy_table_to_history(
                 table=str(name),
                 hint="Copy the table without switching its mode.",
             )
-        conversion = converted_to(lake.spark, description, Mode.HISTORY, marker=marker)
+        conversion = convert_to(lake.spark, description, Mode.HISTORY, marker=marker)
         return conversion.columns, conversion.query, conversion.properties
 
     _copy(lake, name, new_name, as_history)
@@ -189,7 +189,7 @@ def _copy(
         if target is None:
             publish_new(lake, new_name, columns, query, properties)
         elif target.property_of(COPIED_FROM_PROPERTY) == copied_from and target.is_unwritten:
-            publish_over(lake, target, columns, query, properties)
+            publish_replacement(lake, target, columns, query, properties)
         else:
             raise TableExistsError(
                 "A table with the new name exists, and it is not an unchanged copy of this table.",
@@ -197,12 +197,12 @@ def _copy(
                 hint="Choose another name, or drop the table first.",
             )
 
-    with _holding(lake, name, new_name):
-        until_published(lake, name, attempt, also_pulled=True)
+    with _lock_tables(lake, name, new_name):
+        publish_with_retries(lake, name, attempt, allow_pipeline_table=True)
 
 
 @contextmanager
-def _holding(lake: Lake, *names: TableName) -> Iterator[None]:
+def _lock_tables(lake: Lake, *names: TableName) -> Iterator[None]:
     """Lock several tables, always in the same order, which prevents deadlocks."""
     with ExitStack() as held:
         for name in sorted(set(names)):
