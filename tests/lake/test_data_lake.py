@@ -20,7 +20,7 @@ from chronolake import core
 from chronolake.core import migration
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
 from chronolake.failpoints import FAILPOINTS
-from chronolake.landing import landing
+from chronolake.landing import inspect_files
 from chronolake.landing.reader import KEY
 from chronolake.pipeline import rebuild as rebuild_module
 from chronolake.pipeline.lease import Lease, leased
@@ -1122,7 +1122,7 @@ def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, see
         pipeline.source.write("Account", rows, statistics=number % 3 > 0)
 
     files = streams_of(pipeline.project, "crm")[0].folder.files()
-    found = landing(pipeline.lake.spark, files).seen
+    found = inspect_files(pipeline.lake.spark, files).seen
 
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 

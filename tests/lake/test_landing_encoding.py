@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from chronolake.lake import Lake
-from chronolake.landing import identifier, spelled
+from chronolake.landing import as_text, identifier
 from chronolake.landing.encoding import identifiers_of, texts_of
 from chronolake.types import Column, ColumnType, Kind
 
@@ -87,7 +87,7 @@ def test_arrow_spells_values_as_sql_does(lake: Lake, kind: Kind) -> None:
     column_type, values = _values(kind, random.Random(7))
     column = Column("v", column_type)
     rows = lake.spark.createDataFrame(pa.table({"v": values, "n": range(len(values))}))
-    by_sql = rows.coalesce(1).orderBy("n").selectExpr(f"{spelled(column)} AS t").toArrow()
+    by_sql = rows.coalesce(1).orderBy("n").selectExpr(f"{as_text(column)} AS t").toArrow()
     theirs = by_sql["t"].to_pylist()
     ours = texts_of(values, kind).to_pylist()
     if kind in {Kind.FLOAT, Kind.DOUBLE}:

@@ -26,7 +26,7 @@ from chronolake.config import OnPurge
 from chronolake.errors import BatchError, LeaseLostError, SchemaError, SourceError
 from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
-from chronolake.landing import ObjectFolder, landing, mark, type_of
+from chronolake.landing import ObjectFolder, inspect_files, mark, type_of
 from chronolake.landing.file_sequence import publish, staging
 from chronolake.landing.writer import land
 from chronolake.limits import StreamCapabilities
@@ -271,7 +271,7 @@ def test_others_read_it_by_the_rules_of_data_lakes(own: Own, lake: Lake) -> None
     bare = pq.read_table(path, partitioning=None).replace_schema_metadata(None)
     pq.write_table(bare, path)
 
-    found = landing(lake.spark, own.folder.files())
+    found = inspect_files(lake.spark, own.folder.files())
 
     assert found.key == ("Id",)
     assert {name: sorted(map(str, seen)) for name, seen in found.seen.items()} == {
@@ -641,7 +641,7 @@ def test_a_key_that_changes_is_refused(own: Own) -> None:
     with pytest.raises(SourceError, match="The source's key is b, but the table's key is a"):
         own.apply()
     with pytest.raises(SourceError, match="Some files identify a record by a, and others by b"):
-        landing(own.lake.spark, own.folder.files())
+        inspect_files(own.lake.spark, own.folder.files())
     assert own.rows("a", "b") == before
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import SourceError
-from chronolake.landing import ObjectFolder, Seen, columns_of, objects_of, type_of, united
-from chronolake.landing.field_types import Fields, fields_of, grouped, of_integers, physical
+from chronolake.landing import ObjectFolder, Seen, columns_of, merge_seen, objects_of, type_of
+from chronolake.landing.field_types import Fields, fields_of, group_files, of_integers, physical
 from chronolake.types import Kind
 
 
@@ -153,7 +153,7 @@ def test_files_that_agree_are_read_together() -> None:
     more = _fields(Id=pa.string(), A=pa.string(), A_b=pa.bool_(), C=pa.string())
     other = _fields(Id=pa.string(), A_b=pa.string())
 
-    groups = grouped([(one, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
+    groups = group_files([(one, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
 
     assert [group.files for group in groups] == [(0, 1, 3), (2,)]
     assert groups[0].fields["A_b"].name == "A"
@@ -173,7 +173,7 @@ def test_in_a_group_every_column_means_what_it_means_in_each_file(files: list[li
         _fields(**{name: kinds.get(name[-1], pa.string()) for name in names}) for names in files
     ]
 
-    groups = grouped([(schema, set(), [number]) for number, schema in enumerate(schemas)])
+    groups = group_files([(schema, set(), [number]) for number, schema in enumerate(schemas)])
 
     assert sorted(itertools.chain(*(group.files for group in groups))) == list(range(len(files)))
     for group in groups:
@@ -244,7 +244,7 @@ def test_the_type_does_not_depend_on_the_order_in_which_values_are_seen(
     def after(order: list[frozenset[Seen]]) -> object:
         seen: dict[str, frozenset[Seen]] = {}
         for step in order:
-            seen = united(seen, {"A": step})
+            seen = merge_seen(seen, {"A": step})
         return columns_of(seen, ("Id",))
 
     assert after(steps) == after(shuffled)

@@ -13,9 +13,9 @@ from chronolake.landing.bad_file import (
     QUARANTINED_PROPERTY,
     BadFile,
     Quarantine,
+    bad_file_error,
     bad_files_in,
     naming_bad_files,
-    refuse,
 )
 from chronolake.landing.control_records import (
     Control,
@@ -25,12 +25,12 @@ from chronolake.landing.control_records import (
     land_control,
     namings_of,
 )
-from chronolake.landing.encoding import identifier, spelled, widened
+from chronolake.landing.encoding import as_text, as_type, identifier
 from chronolake.landing.field_types import Field, Form, Seen, mark, type_of, wider
 from chronolake.landing.footers import landed_micros, rows_in
-from chronolake.landing.layout import DataFile, ObjectFolder, applied_of, objects_of
+from chronolake.landing.layout import DataFile, ObjectFolder, files_up_to, objects_of
 from chronolake.landing.purge import erase, purges_in
-from chronolake.landing.reader import Landing, columns_of, landing, literally, united
+from chronolake.landing.reader import Landing, columns_of, inspect_files, literal_path, merge_seen
 from chronolake.landing.writer import declare, land
 
 __all__ = [
@@ -46,28 +46,28 @@ __all__ = [
     "ObjectFolder",
     "Quarantine",
     "Seen",
-    "applied_of",
+    "as_text",
+    "as_type",
+    "bad_file_error",
     "bad_files_in",
     "columns_of",
     "controls_of",
     "declare",
     "erase",
+    "files_up_to",
     "identifier",
+    "inspect_files",
     "land",
     "land_control",
     "landed_micros",
-    "landing",
-    "literally",
+    "literal_path",
     "mark",
+    "merge_seen",
     "naming_bad_files",
     "namings_of",
     "objects_of",
     "purges_in",
-    "refuse",
     "rows_in",
-    "spelled",
     "type_of",
-    "united",
-    "widened",
     "wider",
 ]

@@ -95,7 +95,7 @@ def _rank(mark: str) -> tuple[int, str]:
     return len(name), name
 
 
-def refuse(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
+def bad_file_error(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
     """Return the error about files that cannot be read, with the first file and their number.
 
     Args:
@@ -106,7 +106,7 @@ def refuse(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
     path = next((str(file.path) for file in files if file.mark == first.mark), first.mark)
     more = f" {len(bad) - 1:,} more files cannot be read either." if len(bad) > 1 else ""
     error = BadFileError(f"{first.reason}{more}", file=path, column=first.column, hint=_RESTORE)
-    error.files = [vars(one) for one in bad]
+    error.files = [vars(file) for file in bad]
     return error
 
 
@@ -148,7 +148,7 @@ def naming_bad_files(files: Sequence[DataFile]) -> Iterator[None]:
     except Exception as failure:
         bad = bad_files_in(failure, files)
         if bad:
-            raise refuse(files, bad) from failure
+            raise bad_file_error(files, bad) from failure
         raise
 
 

@@ -47,12 +47,12 @@ class Control:
 
     Attributes:
         kind: its kind.
-        told: the rest, as JSON values: for `KEPT` the settings, for `NAMED` the `fields` (name to
-            number), for `RESYNCED` the time `at`, in microseconds since 1970.
+        content: the rest, as JSON values: for `KEPT` the settings, for `NAMED` the `fields` (name
+            to number), for `RESYNCED` the time `at`, in microseconds since 1970.
     """
 
     kind: ControlKind
-    told: Mapping[str, Any]
+    content: Mapping[str, Any]
 
 
 def land_control(folder: ObjectFolder, control: Control, *, guard: Callable[[], None]) -> bool:
@@ -77,7 +77,7 @@ def land_control(folder: ObjectFolder, control: Control, *, guard: Callable[[], 
     earlier = [known for _, known in controls_of(folder) if known.kind is control.kind]
     if earlier and earlier[-1] == control:
         return False
-    reported = {"format": _FORMAT, "kind": control.kind, **control.told}
+    reported = {"format": _FORMAT, "kind": control.kind, **control.content}
     with staging(folder) as place:
         path = place / "control.json"
         path.write_bytes(orjson.dumps(reported, option=orjson.OPT_APPEND_NEWLINE))
@@ -145,17 +145,17 @@ class Namings:
         A removed field keeps its last name, unless another field has it now.
         """
         found: dict[int, str] = {}
-        taken: set[str] = set()
+        used_names: set[str] = set()
         for naming in reversed(self.every):
             for name, number in sorted(naming.fields.items(), key=lambda item: item[1]):
                 if number not in found:
-                    found[number] = f"{name}_{number}" if name in taken else name
-                    taken.add(found[number])
+                    found[number] = f"{name}_{number}" if name in used_names else name
+                    used_names.add(found[number])
         return found
 
     def before(self, file: DataFile) -> int:
         """Return the number of namings from before a file was written."""
-        return sum(rank(one.name) < file.rank for one in self.every)
+        return sum(rank(naming.name) < file.rank for naming in self.every)
 
     def since(self, before: int, fields: Iterable[str]) -> dict[str, str]:
         """Return the fields of a file that have been renamed since, with their current names.
@@ -177,7 +177,7 @@ def namings_of(folder: ObjectFolder) -> Namings:
     """
     return Namings(
         tuple(
-            Naming(file.name, control.told["fields"])
+            Naming(file.name, control.content["fields"])
             for file, control in controls_of(folder)
             if control.kind is ControlKind.NAMED
         )

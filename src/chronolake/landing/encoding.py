@@ -43,7 +43,7 @@ _CONTROLS: Final = {number: f"\\u{number:04X}" for number in range(32)} | {
 }
 
 
-def spelled(column: Column) -> str:
+def as_text(column: Column) -> str:
     """Return SQL for a column's value as text."""
     name = quoted(column.name)
     match column.type.kind:
@@ -56,12 +56,12 @@ def spelled(column: Column) -> str:
             return f"CAST({name} AS STRING)"
 
 
-def widened(column: Column, kind: ColumnType) -> str:
+def as_type(column: Column, kind: ColumnType) -> str:
     """Return SQL for a column's value in a type that contains all of its values."""
     if column.type == kind:
         return quoted(column.name)
     if kind.kind is Kind.STRING:
-        return spelled(column)
+        return as_text(column)
     return f"CAST({quoted(column.name)} AS {kind.sql})"
 
 
@@ -75,26 +75,28 @@ def identifier(key: Sequence[Column]) -> str:
         SQL over these columns; null where one of them is.
     """
     if len(key) == 1:
-        return spelled(key[0])
+        return as_text(key[0])
     is_whole = " AND ".join(f"{quoted(column.name)} IS NOT NULL" for column in key)
-    names = ", ".join(map(spelled, _in_order(key)))
+    names = ", ".join(map(as_text, _sorted_key(key)))
     return f"IF({is_whole}, to_json(array({names})), NULL)"
 
 
-def _in_order(key: Sequence[Column]) -> list[Column]:
+def _sorted_key(key: Sequence[Column]) -> list[Column]:
     # A source may return its columns in another order later.
     return sorted(key, key=lambda column: column.name)
 
 
 def texts_of(values: pa.Array, kind: Kind) -> pa.Array:
-    """Return a column's values as texts: `spelled`, in Arrow.
+    """Return a column's values as texts: `as_text`, in Arrow.
 
     The values have the Arrow type of the kind (`ColumnType.arrow`).
     """
     match kind:
         case Kind.BINARY:
-            spelled_bytes = [None if one is None else b64encode(one) for one in values.to_pylist()]
-            return pa.array(spelled_bytes, pa.binary()).cast(pa.string())
+            encoded = [
+                None if placed is None else b64encode(placed) for placed in values.to_pylist()
+            ]
+            return pa.array(encoded, pa.binary()).cast(pa.string())
         case Kind.UTC_DATETIME | Kind.NAIVE_DATETIME:
             return _times(values, is_utc=kind is Kind.UTC_DATETIME)
         case Kind.NAIVE_DATE:
@@ -104,7 +106,7 @@ def texts_of(values: pa.Array, kind: Kind) -> pa.Array:
         case Kind.DECIMAL:
             texts = values.cast(pa.string())
             has_exponent = pc.fill_null(pc.match_substring(texts, "E"), False)
-            return _respelled(texts, has_exponent, lambda text: format(Decimal(text), "f"))
+            return _replace_texts(texts, has_exponent, lambda text: format(Decimal(text), "f"))
         case _:
             return values.cast(pa.string())
 
@@ -118,14 +120,14 @@ def identifiers_of(key: Sequence[Column], texts: Mapping[str, pa.Array]) -> pa.A
     """
     if len(key) == 1:
         return texts[key[0].name]
-    return json_list([json_texts(texts[column.name]) for column in _in_order(key)])
+    return json_list([json_texts(texts[column.name]) for column in _sorted_key(key)])
 
 
 def json_texts(texts: pa.Array) -> pa.Array:
     """Return texts escaped for use between the quotes of a JSON string."""
     escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
     is_odd = pc.fill_null(pc.match_substring_regex(texts, r"[\x00-\x1f]"), False)
-    return _respelled(escaped, is_odd, lambda text: text.translate(_CONTROLS))
+    return _replace_texts(escaped, is_odd, lambda text: text.translate(_CONTROLS))
 
 
 def json_list(texts: Sequence[pa.Array]) -> pa.Array:
@@ -171,7 +173,7 @@ def _numbers(values: pa.Array) -> pa.Array:
     )
     is_whole = pc.invert(pc.match_substring(texts, "."))
     plain = pc.if_else(is_whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
-    return _respelled(plain, pc.fill_null(pc.invert(is_plain), False), _java, of=texts)
+    return _replace_texts(plain, pc.fill_null(pc.invert(is_plain), False), _java, of=texts)
 
 
 def _java(text: str) -> str:
@@ -185,7 +187,7 @@ def _java(text: str) -> str:
     return f"{'-' if sign else ''}{first}.{fraction}E{power}"
 
 
-def _respelled(
+def _replace_texts(
     texts: pa.Array, where: pa.Array, spell: Callable[[str], str], *, of: pa.Array | None = None
 ) -> pa.Array:
     """Replace some texts, for the few formats for which Arrow has no function.
@@ -225,12 +227,12 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
     """
     given = set(versions.schema.names)
     values = {
-        one.column.name: versions[one.column.name].cast(one.column.type.arrow)
-        for one in declaration
+        placed.column.name: versions[placed.column.name].cast(placed.column.type.arrow)
+        for placed in declaration
     }
     purged = versions[PURGED_AT]
-    tells, deleted = pc.is_null(purged), versions[DELETED_AT]
-    key = [one.column for one in declaration if one.column.primary_key]
+    provides_data, deleted = pc.is_null(purged), versions[DELETED_AT]
+    key = [placed.column for placed in declaration if placed.column.primary_key]
     key_texts = {column.name: texts_of(values[column.name], column.type.kind) for column in key}
     rows = {
         lake_fields.ID: identifiers_of(key, key_texts),
@@ -238,34 +240,34 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
         lake_fields.SEQUENCE: versions[SEQUENCE].cast(pa.string()),
     }
     if PROVIDES_DATA in given:
-        is_deletion = pc.and_(pc.invert(versions[PROVIDES_DATA]), tells)
+        is_deletion = pc.and_(pc.invert(versions[PROVIDES_DATA]), provides_data)
         rows[IS_MARK] = pc.if_else(is_deletion, True, pa.scalar(None, pa.bool_()))
         # A deletion has only one time.
         deleted = pc.if_else(is_deletion, versions[MODIFIED], deleted)
-        tells = pc.and_(versions[PROVIDES_DATA], tells)
+        provides_data = pc.and_(versions[PROVIDES_DATA], provides_data)
     rows[lake_fields.DELETED] = deleted.cast(_MICROS)
     rows[lake_fields.PURGED] = purged.cast(_MICROS)
     if OMITTED in given:
-        others = [one.column.name for one in declaration if not one.column.primary_key]
-        rows[UNMODIFIED] = _left_out(versions[OMITTED], others)
+        others = [placed.column.name for placed in declaration if not placed.column.primary_key]
+        rows[UNMODIFIED] = _omitted_fields(versions[OMITTED], others)
     if OPERATED in given:
         rows[OPERATION] = versions[OPERATED].cast(pa.string())
     # Tombstones have no values except the key.
-    all_provide = pc.all(tells, min_count=0).as_py()
-    for one in declaration:
-        if one.text == lake_fields.ID:
+    all_provide = pc.all(provides_data, min_count=0).as_py()
+    for placed in declaration:
+        if placed.text == lake_fields.ID:
             continue
-        name, kind = one.column.name, one.column.type.kind
+        name, kind = placed.column.name, placed.column.type.kind
         value = values[name]
-        if not (all_provide or one.column.primary_key):
-            value = pc.if_else(tells, value, pa.scalar(None, value.type))
-        rows[one.text] = key_texts[name] if name in key_texts else texts_of(value, kind)
-        if one.typed is not None:
-            rows[one.typed] = value.cast(_WIDE.get(kind, value.type))
+        if not (all_provide or placed.column.primary_key):
+            value = pc.if_else(provides_data, value, pa.scalar(None, value.type))
+        rows[placed.text] = key_texts[name] if name in key_texts else texts_of(value, kind)
+        if placed.typed is not None:
+            rows[placed.typed] = value.cast(_WIDE.get(kind, value.type))
     return pa.RecordBatch.from_pydict(rows)
 
 
-def _left_out(omitted: pa.Array, fields: list[str]) -> pa.Array:
+def _omitted_fields(omitted: pa.Array, fields: list[str]) -> pa.Array:
     """Return for each row the fields that it omits as a JSON array, or null."""
     if omitted.null_count == len(omitted):
         return pa.nulls(len(omitted), pa.string())
@@ -282,7 +284,7 @@ def _left_out(omitted: pa.Array, fields: list[str]) -> pa.Array:
     return pc.if_else(pa.array(counts > 0), reported, pa.scalar(None, pa.string()))
 
 
-def incomplete(rows: pa.Table) -> int:
+def count_incomplete(rows: pa.Table) -> int:
     """Return the number of rows of a file that lack a guaranteed column."""
     lacking = [pc.is_null(rows[name]) for name in lake_fields.GUARANTEED]
     found: int = pc.sum(reduce(pc.or_, lacking)).as_py()

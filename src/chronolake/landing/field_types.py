@@ -6,7 +6,7 @@ our own, a field has the type that its source declared instead.
 
 `Custom__c_b` contains the booleans of the field `Custom__c` if the file has a column `Custom__c`
 and `Custom__c_b` is boolean; if not, it is a separate field. Files differ in that, so each file's
-schema is interpreted separately, and compatible files are read together (`grouped`).
+schema is interpreted separately, and compatible files are read together (`group_files`).
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _nested(kind: pa.DataType) -> Physical:
     ddl = _ddl(kind)
     if ddl is None:
         return Physical(None, Form.TEXT)
-    return Physical(ddl, Form.TEXT, sql=f"to_json({_whole(kind, '{}', 0)}, {_JSON})")
+    return Physical(ddl, Form.TEXT, sql=f"to_json({_convert_parts(kind, '{}', 0)}, {_JSON})")
 
 
 def _ddl(kind: pa.DataType) -> str | None:
@@ -324,31 +324,31 @@ def _ddl(kind: pa.DataType) -> str | None:
     return physical(kind).ddl
 
 
-def _whole(kind: pa.DataType, cell: str, depth: int) -> str:
+def _convert_parts(kind: pa.DataType, cell: str, depth: int) -> str:
     """Return SQL for a nested value in which Spark's value of every part is converted."""
     if not pa.types.is_nested(kind):
         return physical(kind).value(cell)
     one, other = f"one{depth}", f"other{depth}"
     if pa.types.is_struct(kind):
-        parts = [
-            f"{literal(field.name)}, {_whole(field.type, f'{cell}.{quoted(field.name)}', depth)}"
-            for field in kind
-        ]
+        parts = []
+        for field in kind:
+            part = _convert_parts(field.type, f"{cell}.{quoted(field.name)}", depth)
+            parts.append(f"{literal(field.name)}, {part}")
         found = f"IF({cell} IS NULL, NULL, named_struct({', '.join(parts)}))"
         changes = any(_changes(field.type) for field in kind)
     elif pa.types.is_map(kind):
-        item = _whole(kind.item_type, other, depth + 1)
+        item = _convert_parts(kind.item_type, other, depth + 1)
         found = f"transform_values({cell}, ({one}, {other}) -> {item})"
         changes = _changes(kind.item_type)
     else:
-        found = f"transform({cell}, {one} -> {_whole(kind.value_type, one, depth + 1)})"
+        found = f"transform({cell}, {one} -> {_convert_parts(kind.value_type, one, depth + 1)})"
         changes = _changes(kind.value_type)
     return found if changes else cell
 
 
 def _changes(kind: pa.DataType) -> bool:
     """Return whether Spark's value of a type, or of a part of it, has to be converted."""
-    return _whole(kind, "{}", 0) != "{}"
+    return _convert_parts(kind, "{}", 0) != "{}"
 
 
 def fields_of(columns: Mapping[str, Physical]) -> Fields:
@@ -394,7 +394,7 @@ class Group:
     files: tuple[int, ...]
 
 
-def grouped(
+def group_files(
     schemas: Iterable[tuple[Fields, AbstractSet[str], Sequence[int]]],
 ) -> list[Group]:
     """Group files into few groups in which each column has one meaning and each form one column.

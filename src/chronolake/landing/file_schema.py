@@ -45,7 +45,7 @@ _SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedField:
     """A field that a source declared, and the columns that contain it in files.
 
     Attributes:
@@ -64,10 +64,10 @@ class Placed:
         return FORM_OF[self.column.type.kind]
 
 
-Declaration = tuple[Placed, ...]
+Declaration = tuple[PlacedField, ...]
 
 
-def declared(columns: Sequence[Column]) -> Declaration:
+def declare_fields(columns: Sequence[Column]) -> Declaration:
     """Assign the fields of a stream to columns in files.
 
     No two columns of a file have names that differ only in case, because many readers of data lakes
@@ -85,8 +85,8 @@ def declared(columns: Sequence[Column]) -> Declaration:
             "The stream has no primary key, so its records cannot be identified.",
             hint="Name the fields that identify a record.",
         )
-    taken = {name.lower() for name in OF_THE_LAKE}
-    placed: list[Placed] = []
+    used_names = {name.lower() for name in OF_THE_LAKE}
+    placed: list[PlacedField] = []
     for number, column in enumerate(columns):
         if not is_field(column.name) and column.name != ID:
             raise SchemaError(
@@ -96,30 +96,30 @@ def declared(columns: Sequence[Column]) -> Declaration:
             )
         if key == [column.name] and column.name.lower() == ID.lower():
             # The column contains the record's own identifier anyway.
-            placed.append(Placed(column, ID, None))
+            placed.append(PlacedField(column, ID, None))
             continue
         text = column.name
-        if text.lower() in taken or text.lower().startswith(OWN):
+        if text.lower() in used_names or text.lower().startswith(OWN):
             text = f"{OWN}field_{number}"
-        taken.add(text.lower())
-        placed.append(Placed(column, text, None))
-    return tuple(_with_typed(one, taken) for one in placed)
+        used_names.add(text.lower())
+        placed.append(PlacedField(column, text, None))
+    return tuple(_add_typed_column(field, used_names) for field in placed)
 
 
-def _with_typed(placed: Placed, taken: set[str]) -> Placed:
+def _add_typed_column(placed: PlacedField, used_names: set[str]) -> PlacedField:
     if placed.column.type.kind not in FORM_OF or placed.text == ID:
         return placed
     typed = f"{placed.text}{_SUFFIX_OF[placed.form]}"
-    if typed.lower() in taken:
+    if typed.lower() in used_names:
         # Another field has that name; the text contains the complete value.
         return placed
-    taken.add(typed.lower())
-    return Placed(placed.column, placed.text, typed)
+    used_names.add(typed.lower())
+    return PlacedField(placed.column, placed.text, typed)
 
 
 def key_of(declaration: Declaration) -> tuple[str, ...]:
     """Return the fields that identify a record."""
-    return tuple(one.column.name for one in declaration if one.column.primary_key)
+    return tuple(field.column.name for field in declaration if field.column.primary_key)
 
 
 def with_names(declaration: Declaration, names: Mapping[str, str]) -> Declaration:
@@ -130,8 +130,11 @@ def with_names(declaration: Declaration, names: Mapping[str, str]) -> Declaratio
         names: the fields renamed since: the file's name to the current name.
     """
     return tuple(
-        replace(one, column=replace(one.column, name=names.get(one.column.name, one.column.name)))
-        for one in declaration
+        replace(
+            field,
+            column=replace(field.column, name=names.get(field.column.name, field.column.name)),
+        )
+        for field in declaration
     )
 
 
@@ -152,10 +155,10 @@ def fields_declared(
     }
     if UNMODIFIED in found:
         found[UNMODIFIED] = replace(found[UNMODIFIED], renamed=tuple(sorted(names.items())))
-    for one in with_names(declaration, names):
-        for name in filter(None, (one.text, one.typed)):
+    for field in with_names(declaration, names):
+        for name in filter(None, (field.text, field.typed)):
             if name in columns:
-                found[name] = Field(one.column.name, name, columns[name], one.column.type)
+                found[name] = Field(field.column.name, name, columns[name], field.column.type)
     return found
 
 
@@ -169,13 +172,13 @@ def to_json(declaration: Declaration, *, each_once: str | None = None) -> bytes:
     """
     fields = [
         {
-            "name": one.column.name,
-            "type": str(one.column.type),
-            "key": one.column.primary_key,
-            "text": one.text,
-            "typed": one.typed,
+            "name": field.column.name,
+            "type": str(field.column.type),
+            "key": field.column.primary_key,
+            "text": field.text,
+            "typed": field.typed,
         }
-        for one in declaration
+        for field in declaration
     ]
     reported = {"format": _FORMAT, "fields": fields}
     return orjson.dumps(reported if each_once is None else {**reported, "each_once": each_once})
@@ -195,7 +198,7 @@ def from_json(text: bytes, *, file: str) -> Declaration:
             file=file,
             hint="Install the version of Chronolake that wrote the file, or a later one.",
         )
-    return tuple(_placed(one) for one in reported["fields"])
+    return tuple(_placed_from_json(field) for field in reported["fields"])
 
 
 def each_once_in(text: bytes) -> str | None:
@@ -204,11 +207,11 @@ def each_once_in(text: bytes) -> str | None:
     return name
 
 
-def _placed(told: Mapping[str, Any]) -> Placed:
-    kind = ColumnType.parse(told["type"])
-    return Placed(Column(told["name"], kind, told["key"]), told["text"], told["typed"])
+def _placed_from_json(fields: Mapping[str, Any]) -> PlacedField:
+    kind = ColumnType.parse(fields["type"])
+    return PlacedField(Column(fields["name"], kind, fields["key"]), fields["text"], fields["typed"])
 
 
-def types_of(declaration: Iterable[Placed]) -> dict[str, ColumnType]:
+def types_of(declaration: Iterable[PlacedField]) -> dict[str, ColumnType]:
     """Return the declared types of fields."""
-    return {one.column.name: one.column.type for one in declaration}
+    return {field.column.name: field.column.type for field in declaration}

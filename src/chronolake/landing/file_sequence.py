@@ -48,7 +48,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     place = root / uuid4().hex
     with ExitStack() as alive:
-        with held(folder):
+        with lock_object(folder):
             for name in {path.stem for path in root.iterdir()}:
                 if _STAGED.fullmatch(name):
                     _remove_abandoned(root / name)
@@ -64,7 +64,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
 
 def _remove_abandoned(place: Path) -> None:
     with _lock_of(place).open("a") as lock:
-        if _took(lock.fileno()):
+        if _try_lock(lock.fileno()):
             shutil.rmtree(place, ignore_errors=True)
             _lock_of(place).unlink(missing_ok=True)
 
@@ -90,15 +90,15 @@ def publish(
         SourceError: the newest file's name has another format.
         Exception: any error of `guard`; no file has been moved.
     """
-    with held(folder):
+    with lock_object(folder):
         guard()
         published = []
         last = _number_of(folder)
         for path in staged:
-            last = _after(last)
-            batch, name = _names(last)
+            last = _next_number(last)
+            batch, name = _names_of(last)
             size = path.stat().st_size
-            file = DataFile(batch, name, _moved(folder, path, batch, f"data-{name}.parquet"), size)
+            file = DataFile(batch, name, _move(folder, path, batch, f"data-{name}.parquet"), size)
             published.append(file)
             reach("land.file-published")
         _make_names_durable(folder, [file.path for file in published])
@@ -118,10 +118,10 @@ def publish_control(folder: ObjectFolder, staged: Path, *, guard: Callable[[], N
         SourceError: the newest file's name has another format.
         Exception: any error of `guard`; the record has not been moved.
     """
-    with held(folder):
+    with lock_object(folder):
         guard()
-        batch, name = _names(_after(_number_of(folder)))
-        path = _moved(folder, staged, batch, f"control-{name}.json")
+        batch, name = _names_of(_next_number(_number_of(folder)))
+        path = _move(folder, staged, batch, f"control-{name}.json")
         reach("land.file-published")
         _make_names_durable(folder, [path])
 
@@ -142,19 +142,19 @@ def _make_names_durable(folder: ObjectFolder, paths: Iterable[Path]) -> None:
         make_durable(place)
 
 
-def _moved(folder: ObjectFolder, staged: Path, batch: str, name: str) -> Path:
+def _move(folder: ObjectFolder, staged: Path, batch: str, name: str) -> Path:
     """Move a staged file to its final location."""
     path = folder.path / f"batch={batch}" / name
     path.parent.mkdir(exist_ok=True)
     return staged.rename(path)
 
 
-def _after(number: int) -> int:
+def _next_number(number: int) -> int:
     """Return the number of the next file: later than the last, independent of the clock."""
     return max(number + 1, time.time_ns() // 1_000_000)
 
 
-def _names(number: int) -> tuple[str, str]:
+def _names_of(number: int) -> tuple[str, str]:
     """Return the names of a file's batch and of the file itself."""
     # Derived from the number, so that both increase together.
     begin = number // 1_000 // _BATCH_SECONDS * _BATCH_SECONDS
@@ -178,7 +178,7 @@ def _number_of(folder: ObjectFolder) -> int:
 
 
 @contextmanager
-def held(folder: ObjectFolder) -> Iterator[None]:
+def lock_object(folder: ObjectFolder) -> Iterator[None]:
     """Lock an object, so that no other process publishes or changes its files.
 
     Raises:
@@ -186,7 +186,7 @@ def held(folder: ObjectFolder) -> Iterator[None]:
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
     with (folder.path / _LOCK).open("a") as lock:
-        while not _took(lock.fileno()):
+        while not _try_lock(lock.fileno()):
             if time.monotonic() > patience:
                 raise PipelineBusyError(
                     f"Another process has been landing files of {folder.name} for a minute.",
@@ -198,7 +198,7 @@ def held(folder: ObjectFolder) -> Iterator[None]:
         yield
 
 
-def _took(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Acquire a lock, unless another process has it; return whether it was acquired."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from chronolake.errors import SourceError
 from chronolake.landing import field_types as lake_fields
-from chronolake.landing.bad_file import BadFile, refuse
+from chronolake.landing.bad_file import BadFile, bad_file_error
 from chronolake.landing.field_types import GUARANTEED, fields_of
 from chronolake.landing.file_schema import (
     DECLARATION,
@@ -65,9 +65,14 @@ class ColumnStatistics:
     has_text: bool = False
     is_complete: bool = True
 
-    def with_(self, other: ColumnStatistics) -> ColumnStatistics:
+    def merged_with(self, other: ColumnStatistics) -> ColumnStatistics:
         """Return the statistics of these files and others together."""
-        bounds = [bound for one in (self, other) if one.bounds for bound in one.bounds]
+        bounds = [
+            bound
+            for statistics in (self, other)
+            if statistics.bounds
+            for bound in statistics.bounds
+        ]
         return ColumnStatistics(
             self.values + other.values,
             (min(bounds), max(bounds)) if bounds else None,
@@ -99,7 +104,7 @@ class Footers:
     unread: frozenset[str] = frozenset()
 
 
-def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
+def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
     """Read the footers of files that have rows or declare columns.
 
     Raises:
@@ -110,7 +115,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
     found: dict[tuple[int, bytes], list[Any]] = {}
     bad: list[BadFile] = []
     before = [namings.before(file) for file in files]
-    for row in _read(spark, files, before):
+    for row in _read_footers(spark, files, before):
         if row["problem"] is None:
             found.setdefault((row["renamed"], bytes(row["schema"])), []).append(row)
             continue
@@ -130,7 +135,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
         for row in rows:
             for name, reported in orjson.loads(row["columns"]).items():
                 known = ColumnStatistics(**reported)
-                columns[name] = known.with_(columns.get(name, ColumnStatistics()))
+                columns[name] = known.merged_with(columns.get(name, ColumnStatistics()))
         count = sum(row["rows"] for row in rows)
         first = files[numbers[0]]
         declaration = _declaration(schema, first)
@@ -140,7 +145,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             column, reason = flaw
             bad += [BadFile(files[number].mark, reason, column) for number in numbers]
             continue
-        names = namings.since(renamed, (one.column.name for one in declaration))
+        names = namings.since(renamed, (field.column.name for field in declaration))
         fields = _fields(schema, declaration, names or dict(namings.of_others), first)
         declaration = with_names(declaration, names)
         once = _each_once(schema)
@@ -148,7 +153,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
         read.append(Footers(fields, numbers, count, columns, declaration, once, unread))
     if bad:
         places = {file.mark: number for number, file in enumerate(files)}
-        raise refuse(files, sorted(bad, key=lambda one: places[one.mark]))
+        raise bad_file_error(files, sorted(bad, key=lambda file: places[file.mark]))
     return read
 
 
@@ -156,7 +161,7 @@ def _unreadable(words: str) -> str:
     return f"The file is not a readable Parquet file: {words}."
 
 
-def _read(
+def _read_footers(
     spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]
 ) -> list[Mapping[str, Any]]:
     """Return footers by schema, as rows of `_SCHEMA`."""
@@ -170,15 +175,15 @@ def _read(
     if len(files) <= _FILES_PER_TASK:
         # Reading these files takes less time than starting a Spark job.
         reported: list[Mapping[str, Any]] = pa.Table.from_batches(
-            _summed(listed.to_batches())
+            _summarize(listed.to_batches())
         ).to_pylist()
         return reported
     tasks = min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK)
-    found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summed, _SCHEMA)
+    found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summarize, _SCHEMA)
     return [row.asDict() for row in found.collect()]
 
 
-def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Aggregate footers by schema, in an executor."""
     by_schema: dict[
         tuple[int, bytes], tuple[list[int], list[int], dict[str, ColumnStatistics]]
@@ -205,7 +210,7 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             numbers.append(number)
             rows.append(footer.num_rows)
             for name, known in _statistics(footer):
-                sums[name] = known.with_(sums.get(name, ColumnStatistics()))
+                sums[name] = known.merged_with(sums.get(name, ColumnStatistics()))
     reported: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
         (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None, False)
         for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()
@@ -263,17 +268,17 @@ def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[str, ColumnStatistics
         found = footer.row_group(group)
         for number in range(found.num_columns):
             column = found.column(number)
-            yield column.path_in_schema, _known(column.statistics, found.num_rows)
+            yield column.path_in_schema, _to_statistics(column.statistics, found.num_rows)
 
 
-def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
-    if told is None or not told.has_null_count:
+def _to_statistics(statistics: pq.Statistics | None, rows: int) -> ColumnStatistics:
+    if statistics is None or not statistics.has_null_count:
         return ColumnStatistics(is_complete=False)
-    values = rows - told.null_count
-    if not values or not told.has_min_max:
+    values = rows - statistics.null_count
+    if not values or not statistics.has_min_max:
         return ColumnStatistics(values, is_complete=not values)
     try:
-        least, greatest = told.min, told.max
+        least, greatest = statistics.min, statistics.max
     except UnicodeDecodeError:
         # A text that was truncated within a character is not empty.
         return ColumnStatistics(values, has_text=True)
@@ -295,17 +300,17 @@ def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
 
 def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tuple[str, str] | None:
     """Return a column, and the reason why files with it cannot be read; None if they can."""
-    there = set(schema.names)
+    present = set(schema.names)
     for name in GUARANTEED:
-        if name not in there:
+        if name not in present:
             return name, f"The file lacks the column {name}, which every data lake file must have."
     for field in schema:
-        if not (_is_read(field) or _is_void(field, columns)):
+        if not (_is_readable(field) or _is_void(field, columns)):
             return field.name, f"Columns of the Parquet type {field.type} are not supported."
     return None
 
 
-def _is_read(field: pa.Field) -> bool:
+def _is_readable(field: pa.Field) -> bool:
     is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
     return is_wanted and lake_fields.physical(field.type).ddl is not None
 
@@ -322,13 +327,15 @@ def _fields(
     names: Mapping[str, str],
     file: DataFile,
 ) -> Fields:
-    physical = {field.name: lake_fields.physical(field.type) for field in schema if _is_read(field)}
+    physical = {
+        field.name: lake_fields.physical(field.type) for field in schema if _is_readable(field)
+    }
     if not declaration:
-        return _renamed(fields_of(physical), names, file)
+        return _rename_fields(fields_of(physical), names, file)
     return fields_declared(declaration, physical, names)
 
 
-def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields:
+def _rename_fields(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields:
     """Rename the fields of a file from another writer.
 
     Raises:
@@ -339,9 +346,9 @@ def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields
         for field in fields.values()
         if field.name in names and lake_fields.is_field(field.name)
     }
-    there = {field.name for field in fields.values()} - now.keys()
+    present = {field.name for field in fields.values()} - now.keys()
     for name, other in now.items():
-        if other in there or list(now.values()).count(other) > 1:
+        if other in present or list(now.values()).count(other) > 1:
             raise SourceError(
                 f"The field {name} cannot be renamed to {other}: another field has this name.",
                 file=str(file.path),

@@ -75,7 +75,7 @@ def rank(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def applied_of(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
+def files_up_to(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
     """Return an object's files up to and including a watermark; empty without a watermark.
 
     Raises:
@@ -83,7 +83,7 @@ def applied_of(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
     """
     if mark is None:
         return []
-    _, name = _parsed(mark)
+    _, name = _parse_mark(mark)
     return [file for file in files if file.rank <= rank(name)]
 
 
@@ -157,7 +157,7 @@ class ObjectFolder:
         Raises:
             SourceError: `mark` is not a valid watermark.
         """
-        batch, name = _parsed(mark)
+        batch, name = _parse_mark(mark)
         return (self.path / f"batch={batch}" / f"data-{name}.parquet").is_file()
 
     def is_same_object(self, path: str) -> bool:
@@ -179,19 +179,19 @@ class ObjectFolder:
 
     def _greatest(self, *forms: re.Pattern[str]) -> str | None:
         for _, folder in sorted(self._batches(), key=lambda item: rank(item[0]), reverse=True):
-            listed = _listed(folder)
-            found = [name for form in forms for name, _ in _matching(form, listed)]
+            listed = _list_folder(folder)
+            found = [name for form in forms for name, _ in _match_names(form, listed)]
             if found:
                 return max(found, key=rank)
         return None
 
     def _named(self, form: re.Pattern[str], after: str | None) -> Iterator[tuple[str, str, Path]]:
         """Yield batch, name and path of files, without batches older than the watermark's."""
-        since = _parsed(after) if after is not None else None
+        since = _parse_mark(after) if after is not None else None
         for batch, folder in self._batches():
             if since is not None and rank(batch) < rank(since[0]):
                 continue
-            for name, path in _matching(form, _listed(folder)):
+            for name, path in _match_names(form, _list_folder(folder)):
                 if since is None or rank(name) > rank(since[1]):
                     yield batch, name, path
 
@@ -199,7 +199,7 @@ class ObjectFolder:
         if not self.path.is_dir():
             # An object without files has no folder.
             return
-        for folder in _listed(self.path):
+        for folder in _list_folder(self.path):
             if matched := _BATCH.fullmatch(folder.name):
                 yield matched[1], folder
 
@@ -216,11 +216,11 @@ def objects_of(root: Path, org: str) -> list[str]:
             f"{root} does not contain {'/'.join([*_ROOT, f'{_ORG}{org}'])}.",
             hint="Check `path` and `org` of the source in chronolake.yml.",
         )
-    names = (place.name for place in _listed(folder))
+    names = (place.name for place in _list_folder(folder))
     return sorted(name.removeprefix(_OBJECT) for name in names if name.startswith(_OBJECT))
 
 
-def _parsed(mark: str) -> tuple[str, str]:
+def _parse_mark(mark: str) -> tuple[str, str]:
     folder, _, file = mark.partition("/")
     batch, name = _BATCH.fullmatch(folder), _FILE.fullmatch(file)
     if batch is None or name is None:
@@ -231,7 +231,7 @@ def _parsed(mark: str) -> tuple[str, str]:
     return batch[1], name[1]
 
 
-def _matching(form: re.Pattern[str], paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+def _match_names(form: re.Pattern[str], paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     """Yield names and paths of files; other names are staged files, or files of other programs."""
     for path in paths:
         if matched := form.fullmatch(path.name):
@@ -249,7 +249,7 @@ def _size_of(path: Path) -> int:
         ) from failure
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError as failure:

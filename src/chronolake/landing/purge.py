@@ -20,7 +20,7 @@ from chronolake.errors import SourceError
 from chronolake.failpoints import reach
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.file_schema import DECLARATION, IS_MARK, OPERATION, UNMODIFIED, from_json
-from chronolake.landing.file_sequence import held, make_durable, staging
+from chronolake.landing.file_sequence import lock_object, make_durable, staging
 from chronolake.landing.reader import read_files
 from chronolake.landing.writer import write_file
 
@@ -38,7 +38,7 @@ _KEPT: Final = frozenset({*lake_fields.OF_THE_LAKE, OPERATION, UNMODIFIED, IS_MA
 _READ: Final = (
     f"{lake_fields.ID} string, {lake_fields.MODIFIED} timestamp, {lake_fields.PURGED} timestamp"
 )
-_TOLD: Final = "old string, new string"
+_RESULT: Final = "old string, new string"
 
 
 def purges_in(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
@@ -99,9 +99,9 @@ def erase(
         .select("path", "rows")
     )
     # Locked: a rewritten file must replace exactly the file that was read.
-    with staging(folder) as place, held(folder):
+    with staging(folder) as place, lock_object(folder):
         guard()
-        reported = found.mapInArrow(partial(_rewritten, folder=str(place)), _TOLD).collect()
+        reported = found.mapInArrow(partial(_rewrite_files, folder=str(place)), _RESULT).collect()
         if not reported:
             return 0
         guard()
@@ -116,7 +116,7 @@ def erase(
 # In an executor.
 
 
-def _rewritten(batches: Iterable[pa.RecordBatch], *, folder: str) -> Iterator[pa.RecordBatch]:
+def _rewrite_files(batches: Iterable[pa.RecordBatch], *, folder: str) -> Iterator[pa.RecordBatch]:
     """Rewrite files without the values of some of their rows; yield their old and new names."""
     for batch in batches:
         for path, rows in zip(batch.column("path"), batch.column("rows"), strict=True):
@@ -136,9 +136,9 @@ def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
         table = file.read()
     keys = {
         name
-        for one in from_json(reported, file=path)
-        if one.column.primary_key
-        for name in (one.text, one.typed)
+        for placed in from_json(reported, file=path)
+        if placed.column.primary_key
+        for name in (placed.text, placed.typed)
     }
     stays = pc.invert(pc.is_in(pa.array(range(table.num_rows), pa.int64()), value_set=rows))
     for place, name in enumerate(table.column_names):

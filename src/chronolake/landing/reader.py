@@ -34,13 +34,13 @@ from chronolake.landing.field_types import (
     Mark,
     Seen,
     by_field,
-    grouped,
+    group_files,
     is_field,
     of_integers,
     type_of,
 )
 from chronolake.landing.file_schema import IS_MARK, UNMODIFIED, key_of, types_of
-from chronolake.landing.footers import ColumnStatistics, Footers, footers
+from chronolake.landing.footers import ColumnStatistics, Footers, read_footers
 from chronolake.types import Column, ColumnType, Kind, literal, quoted
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Landing:
             SEQUENCE: f"nullif(CAST({quoted(lake_fields.SEQUENCE)} AS STRING), '')",
             DELETED_AT: _time(by_name, lake_fields.DELETED),
             PURGED_AT: _time(by_name, lake_fields.PURGED),
-            PROVIDES_DATA: _tells(by_name),
+            PROVIDES_DATA: _has_data(by_name),
             OMITTED: _omitted(by_name),
             **{name: name for name in _PLACE},
         }
@@ -173,7 +173,7 @@ class Landing:
         )
 
 
-def landing(
+def inspect_files(
     spark: SparkSession, files: Sequence[DataFile], namings: Namings | None = None
 ) -> Landing:
     """Inspect files: their footers, and the forms of their fields.
@@ -190,30 +190,30 @@ def landing(
             different fields.
     """
     namings = namings or Namings()
-    found = footers(spark, files, namings)
+    found = read_footers(spark, files, namings)
     key = _key_of(found, files)
-    groups = tuple(grouped((one.fields, one.unread, one.numbers) for one in found))
+    groups = tuple(group_files((footer.fields, footer.unread, footer.numbers) for footer in found))
     # In the order in which the fields first appear in files.
     seen: SeenByField = {}
-    asked: set[str] = set()
-    for one in sorted(found, key=lambda one: one.numbers):
-        reported, unknown = told_by(one)
-        seen, asked = united(seen, reported), asked | unknown
+    undecided: set[str] = set()
+    for footer in sorted(found, key=lambda footer: footer.numbers):
+        reported, unknown = forms_in_footer(footer)
+        seen, undecided = merge_seen(seen, reported), undecided | unknown
     for group in groups:
-        if any(field.name in asked for field in group.fields.values()):
+        if any(field.name in undecided for field in group.fields.values()):
             with naming_bad_files(files):
-                seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
-    rows = sum(one.rows for one in found)
-    landings = {one.each_once for one in found if one.rows}
+                seen = merge_seen(seen, _seen_in(_read(spark, files, group), group, undecided))
+    rows = sum(footer.rows for footer in found)
+    landings = {footer.each_once for footer in found if footer.rows}
     has_each_once = len(landings) == 1 and None not in landings
     return Landing(spark, tuple(files), groups, key, seen, rows, namings, has_each_once)
 
 
 def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:
     keys: dict[tuple[str, ...], DataFile] = {}
-    for one in found:
-        key = key_of(one.declaration) if one.declaration else (KEY.name,)
-        keys.setdefault(tuple(sorted(key)), files[one.numbers[0]])
+    for footer in found:
+        key = key_of(footer.declaration) if footer.declaration else (KEY.name,)
+        keys.setdefault(tuple(sorted(key)), files[footer.numbers[0]])
     if len(keys) > 1:
         (one_key, _), (other, file), *_ = keys.items()
         raise SourceError(
@@ -224,7 +224,7 @@ def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, .
     return next(iter(keys), (KEY.name,))
 
 
-def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
+def forms_in_footer(footer: Footers) -> tuple[SeenByField, set[str]]:
     """Return the forms of fields from footers, and the fields whose columns must be read."""
     if footer.declaration:
         types = types_of(footer.declaration)
@@ -234,10 +234,10 @@ def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
     for name, forms in by_field(footer.fields).items():
         if not is_field(name):
             continue
-        known = {form: _known(footer, field) for form, field in forms.items()}
+        known = {form: _statistics_of(footer, field) for form, field in forms.items()}
         typed = [known[form] for form in forms if form is not Form.TEXT]
         marks = {
-            _one_seen(form, reported.values > 0, reported.bounds)
+            _seen_of(form, reported.values > 0, reported.bounds)
             for form, reported in known.items()
             if form is not Form.TEXT
         }
@@ -254,7 +254,7 @@ def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
     return seen, unknown
 
 
-def _known(footer: Footers, field: Field) -> ColumnStatistics:
+def _statistics_of(footer: Footers, field: Field) -> ColumnStatistics:
     reported = footer.columns.get(field.column, ColumnStatistics(is_complete=False))
     if field.form is not Form.TEXT or field.physical.ddl == "string":
         return reported
@@ -263,7 +263,9 @@ def _known(footer: Footers, field: Field) -> ColumnStatistics:
     return replace(reported, has_text=reported.values > 0, is_complete=is_complete)
 
 
-def united(one: Mapping[str, frozenset[Mark]], other: Mapping[str, frozenset[Mark]]) -> SeenByField:
+def merge_seen(
+    one: Mapping[str, frozenset[Mark]], other: Mapping[str, frozenset[Mark]]
+) -> SeenByField:
     """Return the union of the forms that were seen."""
     names = dict.fromkeys([*one, *other])
     return {name: one.get(name, frozenset()) | other.get(name, frozenset()) for name in names}
@@ -296,10 +298,10 @@ def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> 
     """Return columns of files, given as a Spark schema; null in files without the column."""
     # Without this option, the folders' names would become columns.
     reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
-    return reader.parquet(*(literally(file.path) for file in files))
+    return reader.parquet(*(literal_path(file.path) for file in files))
 
 
-def literally(path: Path) -> str:
+def literal_path(path: Path) -> str:
     """Return a path that Spark takes literally: not as a pattern, and not on `fs.defaultFS`."""
     return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
@@ -352,7 +354,7 @@ def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
     return "CAST(NULL AS BIGINT)"
 
 
-def _tells(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
+def _has_data(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """Return SQL: whether a row has data of its record."""
     is_purge = f"{_time(by_name, lake_fields.PURGED)} IS NOT NULL"
     is_mark = quoted(IS_MARK) if IS_MARK in by_name else "false"
@@ -374,12 +376,12 @@ def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
 # Forms of fields.
 
 
-def _seen_in(rows: DataFrame, group: Group, asked: AbstractSet[str]) -> SeenByField:
+def _seen_in(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> SeenByField:
     """Return the forms of some fields in a group's files, from reading their columns."""
     measured: list[str] = []
     meaning: list[tuple[str, Form]] = []
     for name, forms in by_field(group.fields).items():
-        if name not in asked:
+        if name not in undecided:
             continue
         typed = [_cell(field) for form, field in forms.items() if form is not Form.TEXT]
         for form, field in forms.items():
@@ -396,13 +398,13 @@ def _seen_in(rows: DataFrame, group: Group, asked: AbstractSet[str]) -> SeenByFi
     seen: SeenByField = {}
     for number, (name, form) in enumerate(meaning):
         is_there, least, greatest = row[3 * number : 3 * number + 3]
-        one = _one_seen(form, is_there, None if least is None else (least, greatest))
-        if one is not None:
-            seen[name] = seen.get(name, frozenset()) | {one}
+        kind = _seen_of(form, is_there, None if least is None else (least, greatest))
+        if kind is not None:
+            seen[name] = seen.get(name, frozenset()) | {kind}
     return seen
 
 
-def _one_seen(
+def _seen_of(
     form: Form,
     is_there: bool | None,  # noqa: FBT001
     bounds: tuple[int, int] | None,

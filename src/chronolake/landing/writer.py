@@ -19,8 +19,8 @@ from chronolake.arrow_tasks import to_arrow, to_spark
 from chronolake.errors import BatchError
 from chronolake.failpoints import reach
 from chronolake.landing import field_types as lake_fields
-from chronolake.landing.encoding import EMPTY, incomplete, rows_of_file, texts_of
-from chronolake.landing.file_schema import DECLARATION, declared, to_json
+from chronolake.landing.encoding import EMPTY, count_incomplete, rows_of_file, texts_of
+from chronolake.landing.file_schema import DECLARATION, declare_fields, to_json
 from chronolake.landing.file_sequence import make_durable, publish, staging
 from chronolake.presence import expect_written
 from chronolake.types import Column, ColumnType, Kind
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: Bytes of rows in memory that make a file. The file is smaller: at most 100 MiB, as in
 #: `seeds/data-lake-v2.txt`.
 FILE_BYTES: Final = 96 * 2**20
-_TOLD: Final = "name string, rows bigint, incomplete bigint"
+_RESULT: Final = "name string, rows bigint, incomplete bigint"
 
 
 def land(
@@ -81,17 +81,17 @@ def land(
         LakeError: executors do not share the folder with the driver; nothing has landed.
         Exception: any error of `guard` or from computing `versions`; nothing has landed.
     """
-    declaration = declared(columns)
+    declaration = declare_fields(columns)
     with staging(folder) as place:
         write = partial(
-            _written,
+            _write_partition,
             folder=str(place),
             columns=tuple(columns),
             texts=texts or {},
             each_once=uuid4().hex if each_once else None,
             limit=file_bytes,
         )
-        reported = to_spark(to_arrow(versions).then(write, _TOLD)).collect()
+        reported = to_spark(to_arrow(versions).then(write, _RESULT)).collect()
         lacking = sum(row["incomplete"] for row in reported)
         if lacking:
             key = ", ".join(column.name for column in columns if column.primary_key)
@@ -103,7 +103,7 @@ def land(
         names = [row["name"] for row in reported]
         expect_written((place / name for name in names), table=folder.name)
         if not names and has_new_columns:
-            names = [_staged(EMPTY, str(place), to_json(declaration))]
+            names = [_write_staged(EMPTY, str(place), to_json(declaration))]
         if not names:
             return []
         make_durable(place)
@@ -130,7 +130,7 @@ def declare(
         SourceError: the object is written by another program.
     """
     with staging(folder) as place:
-        name = _staged(EMPTY, str(place), to_json(declared(columns)))
+        name = _write_staged(EMPTY, str(place), to_json(declare_fields(columns)))
         make_durable(place)
         reach("land.staged")
         return publish(folder, [place / name], guard=guard)
@@ -139,7 +139,7 @@ def declare(
 # In an executor.
 
 
-def _written(
+def _write_partition(
     versions: Iterable[pa.RecordBatch],
     *,
     folder: str,
@@ -151,27 +151,27 @@ def _written(
     """Write a partition's versions to files, and yield their names."""
     pending: list[pa.RecordBatch] = []
     size = 0
-    declaration = declared(columns)
+    declaration = declare_fields(columns)
     footer = to_json(declaration, each_once=each_once)
     beyond: set[str] = set()
     for batch in versions:
         found = {name for name, text in texts.items() if batch[text].null_count < batch.num_rows}
         if found - beyond:
             if pending:
-                yield _file(pending, folder, footer)
+                yield _write_pending(pending, folder, footer)
                 pending, size = [], 0
             beyond |= found
-            declaration = declared([_text_if(beyond, column) for column in columns])
+            declaration = declare_fields([_text_if(beyond, column) for column in columns])
             footer = to_json(declaration, each_once=each_once)
         rows = rows_of_file(_with_texts(batch, columns, texts, beyond), declaration)
         for piece in _pieces(rows, limit):
             if pending and size + piece.nbytes > limit:
-                yield _file(pending, folder, footer)
+                yield _write_pending(pending, folder, footer)
                 pending, size = [], 0
             pending.append(piece)
             size += piece.nbytes
     if pending:
-        yield _file(pending, folder, footer)
+        yield _write_pending(pending, folder, footer)
 
 
 def _text_if(beyond: set[str], column: Column) -> Column:
@@ -223,15 +223,17 @@ def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
     make_durable(path)
 
 
-def _file(batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes) -> pa.RecordBatch:
+def _write_pending(
+    batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes
+) -> pa.RecordBatch:
     rows = pa.Table.from_batches(batches)
-    name = _staged(rows, folder, declaration)
+    name = _write_staged(rows, folder, declaration)
     return pa.RecordBatch.from_pydict(
-        {"name": [name], "rows": [rows.num_rows], "incomplete": [incomplete(rows)]}
+        {"name": [name], "rows": [rows.num_rows], "incomplete": [count_incomplete(rows)]}
     )
 
 
-def _staged(rows: pa.Table, folder: str, declaration: bytes) -> str:
+def _write_staged(rows: pa.Table, folder: str, declaration: bytes) -> str:
     """Write rows to a new file in a folder; return its name."""
     path = Path(folder) / f"{uuid4().hex}.parquet"
     write_file(rows, path, declaration)

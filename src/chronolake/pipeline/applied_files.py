@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from chronolake.landing import QUARANTINED_PROPERTY, Quarantine, applied_of
+from chronolake.landing import QUARANTINED_PROPERTY, Quarantine, files_up_to
 from chronolake.pipeline.properties import (
     FILES_PROPERTY,
     FURTHEST_PROPERTY,
@@ -67,11 +67,11 @@ class AppliedFiles:
             bad: those of them that cannot be read, and are left out.
         """
         known = self.quarantine or Quarantine()
-        before = {file.mark for file in applied_of(files, self.furthest)} - known.marks
+        before = {file.mark for file in files_up_to(files, self.furthest)} - known.marks
         left_out = {file.mark for file in bad}
         read = [file for file in files if file.mark not in left_out]
         new = sum(file.mark not in before for file in read) - len(before & left_out)
-        later = files[len(applied_of(files, self.furthest)) :]
+        later = files[len(files_up_to(files, self.furthest)) :]
         found = known.without(read).with_files(bad)
         return replace(
             self,
@@ -88,7 +88,7 @@ class AppliedFiles:
             watermark: the new watermark; None to apply all files. Skipped files count as applied.
             files: all files of the lake, in the order of their writing.
         """
-        skipped = applied_of(files, watermark)[len(applied_of(files, self.furthest)) :]
+        skipped = files_up_to(files, watermark)[len(files_up_to(files, self.furthest)) :]
         found = self.with_files(skipped) if skipped else self
         return replace(found, watermark=watermark)
 

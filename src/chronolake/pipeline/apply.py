@@ -19,13 +19,13 @@ from chronolake.landing import (
     DataFile,
     Landing,
     Quarantine,
-    applied_of,
+    bad_file_error,
     bad_files_in,
+    files_up_to,
+    inspect_files,
     land_control,
-    landing,
-    refuse,
+    merge_seen,
     rows_in,
-    united,
 )
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import LEASE_PROPERTY
@@ -109,7 +109,7 @@ def apply(
         CommitError: a step could not be published; the steps before it were.
     """
     writer = TableWriter(lake, stream, lease)
-    again = applied_of(files, _rebuild_if_outdated(writer))
+    again = files_up_to(files, _rebuild_if_outdated(writer))
     done = 0
     for step in _steps(files, step_bytes, again=len(again)):
         wanted = current(stream)
@@ -172,7 +172,7 @@ def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
     stored = writer.find()
     if not step.good:
         if stored is None:
-            raise refuse(step.files, step.bad)
+            raise bad_file_error(step.files, step.bad)
         return _record_unreadable_files(stored, step)
     landed = _landing(writer, step.good)
     reach("sync.surveyed")
@@ -256,7 +256,7 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     stored.expect_own()
     stored.writer.lease.guard(stored.table)
     stored.expect_same_key(landed.key, file=landed.watermark)
-    seen = united(stored.seen, landed.seen)
+    seen = merge_seen(stored.seen, landed.seen)
     columns = columns_for(stored.stream, seen, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
     are_in_place = stored.matches_configuration and not _needs_rebuild(stored, columns)

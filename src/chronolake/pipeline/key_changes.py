@@ -18,7 +18,7 @@ from chronolake.change_set import FOLLOWS, MODIFIED, OMITTED, PROVIDES_DATA, RES
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
-from chronolake.landing import widened, wider
+from chronolake.landing import as_type, wider
 from chronolake.session import CATALOG
 from chronolake.types import VERSION, Column, literal, quoted
 
@@ -106,7 +106,7 @@ def fill_omitted_values(
 def _cast_columns(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
     """Return columns as SQL, cast to the types that can also hold the table's values."""
     return {
-        column.name: widened(column, wide.type) for column, wide in zip(columns, both, strict=True)
+        column.name: as_type(column, wide.type) for column, wide in zip(columns, both, strict=True)
     }
 
 
@@ -183,7 +183,7 @@ def _values_in_table(
     cells = ", ".join(
         f"'v{n}', "
         + (
-            widened(stored[name], wide[name].type)
+            as_type(stored[name], wide[name].type)
             if name in stored
             else f"CAST(NULL AS {wide[name].type.sql})"
         )
@@ -191,7 +191,7 @@ def _values_in_table(
     )
     bounded = table.where(_bounds(links, key, wide))
     versions = bounded.selectExpr(
-        f"{_key(widened(column, wide[column.name].type) for column in key)} AS {_KEY}",
+        f"{_key(as_type(column, wide[column.name].type) for column in key)} AS {_KEY}",
         f"{time_in(VERSION, 0)} AS {_PLACE}",
         f"named_struct({cells}) AS {_CELL}",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from chronolake.core.pipeline_table import ensure_hidden, purges_of
-from chronolake.landing import applied_of, erase, identifier, purges_in
+from chronolake.landing import erase, files_up_to, identifier, purges_in
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def erase_purged(writer: TableWriter, table: IcebergTable | None, landed: Landin
         return
     changed = 0
     if landed.has_purges:
-        files = applied_of(stream.folder.files(), landed.watermark)
+        files = files_up_to(stream.folder.files(), landed.watermark)
         purges = purges_in(landed.spark, landed.files)
         changed += erase(purges, files, stream.folder, guard=writer.lease.expect_held)
     if table is not None:
@@ -61,7 +61,7 @@ def erase_all(writer: TableWriter, upto: str) -> None:
         LeaseLostError: another process runs the pipeline; no file has changed.
     """
     stream = writer.stream
-    files = applied_of(stream.folder.files(), upto) if stream.erases_files else []
+    files = files_up_to(stream.folder.files(), upto) if stream.erases_files else []
     if not files:
         return
     size = sum(file.size for file in files)

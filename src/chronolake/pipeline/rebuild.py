@@ -25,7 +25,14 @@ from chronolake.errors import (
     TableNotFoundError,
 )
 from chronolake.iceberg import SCRATCH_SCHEMA
-from chronolake.landing import Quarantine, applied_of, bad_files_in, landing, refuse, united
+from chronolake.landing import (
+    Quarantine,
+    bad_file_error,
+    bad_files_in,
+    files_up_to,
+    inspect_files,
+    merge_seen,
+)
 from chronolake.landing.field_types import MODIFIED as SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.purge import erase_all
@@ -298,12 +305,12 @@ def _fill(
     writer, stream, lake = stored.writer, stored.stream, stored.writer.lake
     good = Quarantine(tuple(bad)).readable(files)
     if not good:
-        raise refuse(files, bad)
+        raise bad_file_error(files, bad)
     spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
     landed = landing(spark, good, writer.namings)
     # Columns keep their position in the table.
     now = stored.current_names
-    seen = united({now.get(name, name): frozenset() for name in stored.seen}, landed.seen)
+    seen = merge_seen({now.get(name, name): frozenset() for name in stored.seen}, landed.seen)
     writer.create(
         hidden,
         columns_for(stream, seen, landed.key),
@@ -326,7 +333,7 @@ def _expect_all_there(stored: StoredTable, files: Sequence[DataFile]) -> None:
     if not stored.is_of_lake:
         return
     applied = stored.applied
-    existing = (applied.quarantine or Quarantine()).readable(applied_of(files, applied.furthest))
+    existing = (applied.quarantine or Quarantine()).readable(files_up_to(files, applied.furthest))
     missing = applied.files - len(existing)
     if missing > 0:
         raise SourceError(

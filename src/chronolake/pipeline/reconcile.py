@@ -16,7 +16,7 @@ from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT
 from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
-from chronolake.landing import widened
+from chronolake.landing import as_type
 from chronolake.pipeline.snapshot_diff import PRESENT, Sides
 from chronolake.session import CATALOG
 from chronolake.types import VERSION, literal, quoted
@@ -159,7 +159,7 @@ class TableComparison:
             SEQUENCE,
             f"{self._sides.new_values} AS {_NEW_VALUES}",
             *(
-                f"{widened(column, self._sides.common[column.name])} AS {name}"
+                f"{as_type(column, self._sides.common[column.name])} AS {name}"
                 for name, column in keys
             ),
         )
@@ -177,7 +177,7 @@ class TableComparison:
                 f"{sides.old_values} AS {_OLD_VALUES}",
                 f"{time_in(VERSION, 0)} AS {_SINCE}",
                 *(
-                    f"{widened(column, sides.common[column.name])} AS {n}"
+                    f"{as_type(column, sides.common[column.name])} AS {n}"
                     for n, column in stored.items()
                 ),
             )

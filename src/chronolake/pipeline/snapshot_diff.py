@@ -23,7 +23,7 @@ from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.description import describe_loaded
-from chronolake.landing import widened, wider
+from chronolake.landing import as_type, wider
 from chronolake.session import CATALOG
 from chronolake.types import ACTIVE, DELETED, HASH, Column, ColumnType, Kind, Mode, literal, quoted
 
@@ -95,7 +95,7 @@ class Sides:
     @property
     def new_values(self) -> str:
         """Return all values of a record as one SQL value."""
-        return _struct(widened(column, self.common[column.name]) for column in self.given)
+        return _struct(as_type(column, self.common[column.name]) for column in self.given)
 
     @property
     def old_values(self) -> str:
@@ -106,7 +106,7 @@ class Sides:
         kind = self.common[column.name]
         if column.name not in self.known:
             return f"CAST(NULL AS {kind.sql})"
-        found = widened(column, kind)
+        found = as_type(column, kind)
         source = next(given.type.kind for given in self.given if given.name == column.name)
         if kind.kind is Kind.STRING and source in {Kind.FLOAT, Kind.DOUBLE}:
             # Java and Arrow format some numbers differently.
@@ -155,7 +155,7 @@ def diff_snapshot(
         f"IF({exists}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_RECORD}",
         f"IF({exists}, {new_values}, NULL) AS {_NEW_VALUES}",
         *(
-            f"{widened(column, common[column.name])} AS {name}"
+            f"{as_type(column, common[column.name])} AS {name}"
             for column, name in zip(key, keys, strict=True)
         ),
         *snapshot.texts.values(),
@@ -167,7 +167,7 @@ def diff_snapshot(
             f"{old_values} AS {_OLD_VALUES}",
             f"true AS {_IS_PRESENT}",
             *(
-                f"{widened(by_name[column.name], common[column.name])} AS {name}"
+                f"{as_type(by_name[column.name], common[column.name])} AS {name}"
                 for column, name in zip(key, keys, strict=True)
             ),
         )
@@ -202,7 +202,7 @@ def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataF
         stored = description.by_name.get(column.name)
         if column.name in snapshot.texts and stored is not None and stored.type.kind is Kind.STRING:
             text = snapshot.texts[column.name]
-            merged[column.name] = f"coalesce({text}, {widened(column, stored.type)})"
+            merged[column.name] = f"coalesce({text}, {as_type(column, stored.type)})"
             merged[text] = "CAST(NULL AS STRING)"
             columns[number] = replace(column, type=stored.type)
     if not merged:
@@ -294,7 +294,7 @@ def drop_repeats(
         *_FACTS,
         f"{new_values} AS {_NEW_VALUES}",
         *(
-            f"{widened(column, common[column.name])} AS {name}"
+            f"{as_type(column, common[column.name])} AS {name}"
             for column, name in zip(key, keys, strict=True)
         ),
     ).selectExpr(
@@ -313,7 +313,7 @@ def drop_repeats(
         f"{sides.old_values} AS {_OLD_VALUES}",
         f"true AS {_IS_STORED}",
         *(
-            f"{widened(sides.by_name[column.name], common[column.name])} AS {name}"
+            f"{as_type(sides.by_name[column.name], common[column.name])} AS {name}"
             for column, name in zip(key, stored, strict=True)
         ),
     )

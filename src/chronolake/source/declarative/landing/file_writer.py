@@ -20,7 +20,7 @@ import pyarrow as pa
 from chronolake.arrow_tasks import ArrowRows, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
-from chronolake.landing import widened
+from chronolake.landing import as_type
 from chronolake.types import Column, ColumnType, Kind, now_micros, quoted
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _cast_sql(given: Column | None, kind: ColumnType) -> str:
     """Return SQL that casts a column to a type which is at least as wide."""
     if given is None:
         return f"CAST(NULL AS {kind.sql})"
-    return widened(given, kind)
+    return as_type(given, kind)
 
 
 def group_by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
