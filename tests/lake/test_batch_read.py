@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from chronolake.batch_files import BatchFile, FileForm, error_of, read
-from chronolake.batch_files.task_packing import packed
+from chronolake.batch_files.task_packing import pack_tasks
 from chronolake.change_set import OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
 from chronolake.errors import (
     DecryptionError,
@@ -139,7 +139,7 @@ def test_many_files_come_in_few_tasks(spark: SparkSession, tmp_path: Path) -> No
 def test_large_files_are_spread_evenly() -> None:
     files = [(number, BatchFile(str(number), Op.REPLACE)) for number in range(9)]
     sizes = [90 << 20, *([10 << 20] * 8)]
-    tasks = packed(files, sizes, cores=2)
+    tasks = pack_tasks(files, sizes, cores=2)
     assert sorted(number for task in tasks for number, _ in task) == list(range(9))
     assert len(tasks) == 6
     assert [number for number, _ in tasks[0]] == [0]

@@ -23,11 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
-from chronolake.batch_files.decoded_rows import DecodedRows, of_text, present, refused, refused_mark
+from chronolake.batch_files.decoded_rows import (
+    DecodedRows,
+    cell_error,
+    columns_present,
+    marker_error,
+    parse_cells,
+)
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, OversizeError
 from chronolake.parsing import cells
-from chronolake.parsing.columns import EMPTY_IS_VALUE, direct, settled
+from chronolake.parsing.columns import EMPTY_IS_VALUE, direct_type, finalize
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -86,13 +92,13 @@ def blocks(
         rest = chunk[cut:]
         # A cut is outside quotes, so only the quotes after it count.
         inside = bool(rest.count(b'"') & 1)
-        yield _joined(pending)
+        yield _join(pending)
         pending, held = ([rest], len(rest)) if rest else ([], 0)
     if held:
-        yield _joined(pending)
+        yield _join(pending)
 
 
-def _joined(parts: list[bytes | memoryview]) -> bytes:
+def _join(parts: list[bytes | memoryview]) -> bytes:
     """Join the parts and clear the list."""
     whole = b"".join(parts)
     parts.clear()
@@ -148,27 +154,27 @@ def flaw(block: bytes, *, width: int) -> tuple[int, str] | None:
         The number of records before the flaw and its description, or None.
     """
     content = np.frombuffer(block, dtype=np.uint8)
-    look = _Look(
+    scan = _Scan(
         content,
         at_quotes=b'"' in block,
         at_returns=b"\r" in block,
         at_blanks=width > 1
         and (b"\r" in block or block.startswith(b"\n") or _has_pair(block, b"\n\n")),
     )
-    if not (look.at_quotes or look.at_returns or look.at_blanks):
+    if not (scan.at_quotes or scan.at_returns or scan.at_blanks):
         return None
     # In steps: if every byte is a quote, the positions take eight times as much memory.
     for begin in range(0, len(content), BLOCK_SIZE):
-        found = look.further(begin, begin + BLOCK_SIZE)
+        found = scan.scan_range(begin, begin + BLOCK_SIZE)
         if found is not None:
             return _records_before(content, found[0]), found[1]
-    if look.opened is not None:
-        return _records_before(content, look.opened), "a quoted cell is not closed"
+    if scan.open_quote is not None:
+        return _records_before(content, scan.open_quote), "a quoted cell is not closed"
     return None
 
 
 @dataclass
-class _Look:
+class _Scan:
     """A scan of a block's bytes, from start to end.
 
     Attributes:
@@ -176,51 +182,51 @@ class _Look:
         at_quotes: whether it contains quotes.
         at_returns: whether it contains carriage returns.
         at_blanks: whether it may contain lines without cells.
-        opened: the position of the quote that is currently open.
+        open_quote: the position of the quote that is currently open.
     """
 
     content: NDArray[np.uint8]
     at_quotes: bool
     at_returns: bool
     at_blanks: bool
-    opened: int | None = None
+    open_quote: int | None = None
 
-    def further(self, begin: int, end: int) -> tuple[int, str] | None:
+    def scan_range(self, begin: int, end: int) -> tuple[int, str] | None:
         """Scan the bytes of a range; return the position of a flaw and its description."""
         part = self.content[begin:end]
-        inside = self.opened is not None
+        inside = self.open_quote is not None
         quotes = np.empty(0, dtype=np.intp)
         if self.at_quotes:
             quotes = np.flatnonzero(part == _QUOTE) + begin
             if len(quotes):
                 opening, closing = quotes[inside::2], quotes[1 - inside :: 2]
-                stray = self._stray(opening, closing)
+                stray = self._find_stray_quote(opening, closing)
                 if stray is not None:
                     return stray
                 if (len(quotes) & 1) ^ inside:
-                    self.opened = int(opening[-1]) if len(opening) else self.opened
+                    self.open_quote = int(opening[-1]) if len(opening) else self.open_quote
                 else:
-                    self.opened = None
+                    self.open_quote = None
         if self.at_returns:
             returns = _outside(np.flatnonzero(part == _CR) + begin, quotes, inside=inside)
-            lone = returns[self._beside(returns, 1) != _LF]
+            lone = returns[self._bytes_beside(returns, 1) != _LF]
             if len(lone):
                 what = "a carriage return outside quotes is not followed by a line feed"
                 return int(lone[0]), what
         if self.at_blanks:
             ends = np.flatnonzero(part == _LF) + begin
-            before = self._beside(ends, -1)
-            blank = (before == _LF) | ((before == _CR) & (self._beside(ends, -2) == _LF))
+            before = self._bytes_beside(ends, -1)
+            blank = (before == _LF) | ((before == _CR) & (self._bytes_beside(ends, -2) == _LF))
             blank = _outside(ends[blank], quotes, inside=inside)
             if len(blank):
                 return int(blank[0]), EMPTY_LINE
         return None
 
-    def _stray(
+    def _find_stray_quote(
         self, opening: NDArray[np.intp], closing: NDArray[np.intp]
     ) -> tuple[int, str] | None:
         """Return the first position where quotes do not open, double or close as required."""
-        before, after = self._beside(opening, -1), self._beside(closing, 1)
+        before, after = self._bytes_beside(opening, -1), self._bytes_beside(closing, 1)
         # A quote next to a closing one doubles it.
         fits = (before == _COMMA) | (before == _LF) | (before == _QUOTE)
         ends = (after == _COMMA) | (after == _LF) | (after == _CR) | (after == _QUOTE)
@@ -233,7 +239,7 @@ class _Look:
             stray.append((int(closing[np.argmin(ends)]), "text follows a closing quote"))
         return min(stray, default=None)
 
-    def _beside(self, places: NDArray[np.intp], distance: int) -> NDArray[np.uint8]:
+    def _bytes_beside(self, places: NDArray[np.intp], distance: int) -> NDArray[np.uint8]:
         """Return the bytes at a distance; a line feed before the start, 0 after the end."""
         beside = places + distance
         found = self.content[np.clip(beside, 0, len(self.content) - 1)]
@@ -349,11 +355,11 @@ class CsvFile:
     _rows: int = 0
 
     @property
-    def begun(self) -> bool:
+    def has_header(self) -> bool:
         """Return whether a header was read: false for an empty file."""
         return bool(self._names)
 
-    def surveyed(self, blocks: Iterable[bytes]) -> Iterator[Block]:
+    def scan_blocks(self, blocks: Iterable[bytes]) -> Iterator[Block]:
         """Yield the file's records with a scan of their bytes; nothing for an empty file.
 
         It does not depend on `pieces`, so that one thread may scan the next block while another
@@ -382,7 +388,7 @@ class CsvFile:
         """Yield the file's rows; nothing for an empty file.
 
         Args:
-            blocks: the blocks from `surveyed`.
+            blocks: the blocks from `scan_blocks`.
 
         Raises:
             MalformedFileError: a violation of the dialect, a missing column, or a row of another
@@ -429,12 +435,12 @@ class CsvFile:
                 row=0,
             )
         self._names = names
-        self._wanted = present(names, self.columns, self.required, self.file)
+        self._wanted = columns_present(names, self.columns, self.required, self.file)
         self._integers = {
             place for place, column in self._wanted.items() if column.type.kind in _INTEGERS
         }
         self._as_text = {
-            place for place, column in self._wanted.items() if direct(column.type) is None
+            place for place, column in self._wanted.items() if direct_type(column.type) is None
         }
         return block[length:]
 
@@ -442,12 +448,12 @@ class CsvFile:
         if block.flaw is not None:
             before, what = block.flaw
             hint = _MEND_EMPTY if what == EMPTY_LINE else _MEND_DIALECT
-            raise self._malformed(before, f"The row is not valid CSV: {what}.", hint=hint)
+            raise self._malformed_error(before, f"The row is not valid CSV: {what}.", hint=hint)
         if not block.marked:
-            piece, _ = self._typed(block, [self.form.null_string])
+            piece, _ = self._parse_typed(block, [self.form.null_string])
         elif self.file.op is Op.UPDATE:
             both = [self.form.null_string, self.form.unmodified_string]
-            piece, texts = self._typed(block, both)
+            piece, texts = self._parse_typed(block, both)
             piece = replace(piece, unmodified=self._unmodified(block.content, piece, texts))
         else:
             piece = self._unmarked(block)
@@ -456,7 +462,7 @@ class CsvFile:
         self._rows += piece.rows
         return piece
 
-    def _typed(self, block: Block, nulls: list[str]) -> tuple[DecodedRows, set[int]]:
+    def _parse_typed(self, block: Block, nulls: list[str]) -> tuple[DecodedRows, set[int]]:
         """Parse a block; cells that equal one of `nulls` are null.
 
         Returns:
@@ -466,19 +472,19 @@ class CsvFile:
         if block.hexadecimal:
             # PyArrow would accept hexadecimal integers.
             texts |= self._integers
-        grid = self._parsed(block.content, texts, nulls)
+        grid = self._parse_columns(block.content, texts, nulls)
         arrays: dict[str, pa.Array] = {}
         again: list[int] = []
         for place, column in self._wanted.items():
             array = grid.arrays[place]
             if place in texts:
                 arrays[column.name] = self._from_text(array, column)
-            elif (final := settled(array, column.type, self.tallies[column.name])) is not None:
+            elif (final := finalize(array, column.type, self.tallies[column.name])) is not None:
                 arrays[column.name] = final
             else:
                 again.append(place)
         if again:
-            reread = self._texts(block.content, again, nulls)
+            reread = self._parse_texts(block.content, again, nulls)
             for place in again:
                 column = self._wanted[place]
                 arrays[column.name] = self._from_text(reread[place], column)
@@ -502,7 +508,7 @@ class CsvFile:
         masks = {self._wanted[place].name: pc.is_null(array) for place, array in known.items()}
         unknown = [place for place in doubtful if place not in known]
         if unknown:
-            texts_of = self._texts(block, unknown, [])
+            texts_of = self._parse_texts(block, unknown, [])
             marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
             for place in unknown:
                 masks[self._wanted[place].name] = pc.equal(texts_of[place], marker)
@@ -513,12 +519,13 @@ class CsvFile:
 
         In a file without compression and encryption, only the cell itself shows that.
         """
-        column = self._wanted.get(len(self._names) - 1)
+        last = len(self._names) - 1
+        column = self._wanted.get(last)
         if column is None or column.type.kind not in _TIMES:
             return
-        cell = self._texts(block.content, [len(self._names) - 1], [])[len(self._names) - 1][-1]
+        cell = self._parse_texts(block.content, [last], [])[last][-1]
         if cells.lacks_seconds((cell.as_py() or b"").decode(errors="replace")):
-            raise refused(
+            raise cell_error(
                 self.file,
                 self._rows + piece.rows,
                 column,
@@ -528,27 +535,27 @@ class CsvFile:
 
     def _unmarked(self, block: Block) -> DecodedRows:
         """Parse a block that contains the unmodified marker where it is not allowed."""
-        texts = self._texts(block.content, self._wanted, [])
+        texts = self._parse_texts(block.content, self._wanted, [])
         marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
         for place, column in self._wanted.items():
             at = pc.index(texts[place], marker).as_py()
             if at >= 0:
                 row = self._rows + at + 1
-                raise refused_mark(self.file, row, column, "outside an update file")
-        return self._typed(block, [self.form.null_string])[0]
+                raise marker_error(self.file, row, column, "outside an update file")
+        return self._parse_typed(block, [self.form.null_string])[0]
 
     def _from_text(self, texts: pa.Array, column: Column) -> pa.Array:
-        return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
+        return parse_cells(texts, column, self.file, self._rows, self.tallies[column.name])
 
-    def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
+    def _parse_columns(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
         """Parse a block's columns; those in `texts`, or refused by PyArrow, as bytes."""
         attempts = 0
         while True:
             types = {
-                place: pa.binary() if place in texts else direct(column.type)
+                place: pa.binary() if place in texts else direct_type(column.type)
                 for place, column in self._wanted.items()
             }
-            found = self._grid(block, types, nulls)
+            found = self._parse_grid(block, types, nulls)
             if isinstance(found, _Grid):
                 return found
             attempts += 1
@@ -556,14 +563,18 @@ class CsvFile:
             self._as_text |= hard
             texts |= hard
 
-    def _texts(self, block: bytes, places: Iterable[int], nulls: list[str]) -> dict[int, pa.Array]:
+    def _parse_texts(
+        self, block: bytes, places: Iterable[int], nulls: list[str]
+    ) -> dict[int, pa.Array]:
         """Return columns of a block as bytes, which accept any cell."""
-        found = self._grid(block, dict.fromkeys(places, pa.binary()), nulls)
+        found = self._parse_grid(block, dict.fromkeys(places, pa.binary()), nulls)
         if isinstance(found, _Grid):
             return found.arrays
-        raise self._malformed(0, "The rows from this one on are not valid CSV.")
+        raise self._malformed_error(0, "The rows from this one on are not valid CSV.")
 
-    def _grid(self, block: bytes, types: dict[int, pa.DataType], nulls: list[str]) -> _Grid | int:
+    def _parse_grid(
+        self, block: bytes, types: dict[int, pa.DataType], nulls: list[str]
+    ) -> _Grid | int:
         """Parse a block with PyArrow.
 
         Returns:
@@ -595,7 +606,7 @@ class CsvFile:
             )
         except pa.ArrowInvalid as error:
             # The message quotes the cell or the row: only its numbers are used.
-            said = str(error)
+            message = str(error)
         else:
             if len(block) > _LARGE:
                 # Arrow's memory pool keeps the parser's memory for the next block unless it is
@@ -606,19 +617,19 @@ class CsvFile:
                 for place, column in zip(wanted, table.columns, strict=True)
             }
             return _Grid(table.num_rows, arrays)
-        if blamed := _BLAMED.match(said):
+        if blamed := _BLAMED.match(message):
             return int(blamed[1])
-        if ragged := _RAGGED.match(said):
+        if ragged := _RAGGED.match(message):
             number, width = int(ragged[1]), ragged[2]
-            raise self._malformed(
+            raise self._malformed_error(
                 number - 1,
                 f"The row has {width} cells; the header has {len(self._names)}.",
                 hint="Write a cell for each column in every row, and put quotes around a cell "
                 "that contains a comma.",
             )
-        raise self._malformed(0, "The rows from this one on are not valid CSV.")
+        raise self._malformed_error(0, "The rows from this one on are not valid CSV.")
 
-    def _malformed(
+    def _malformed_error(
         self, rows_before: int, message: str, *, hint: str = _MEND_DIALECT
     ) -> MalformedFileError:
         return MalformedFileError(

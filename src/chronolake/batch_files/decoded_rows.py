@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, ValueRefusedError
 from chronolake.formatting import EXAMPLES
-from chronolake.parsing.columns import EMPTY_IS_VALUE, CellRefusedError, typed
+from chronolake.parsing.columns import EMPTY_IS_VALUE, CellRefusedError, parse_texts
 from chronolake.types import START
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DecodedRows:
     unmodified: dict[str, pa.Array] = field(default_factory=dict)
 
 
-def present(
+def columns_present(
     names: Sequence[str],
     columns: Sequence[Column],
     required: Iterable[str],
@@ -88,7 +88,7 @@ def present(
     return {places[column.name]: column for column in columns if column.name in places}
 
 
-def refused(
+def cell_error(
     file: BatchFile, row: int, column: Column, reason: str, *, hint: str
 ) -> ValueRefusedError:
     """Return the error for a cell that does not fit its column.
@@ -109,15 +109,15 @@ def refused(
     )
 
 
-def of_text(
+def parse_cells(
     texts: pa.Array, column: Column, file: BatchFile, rows: int, tally: Counter[str]
 ) -> pa.Array:
     """Convert texts of cells to an array of their column's Arrow type.
 
     Args:
-        texts: like in `parsing.columns.typed`. An empty text is NULL unless the column contains
-            texts or bytes, and is refused in a key: as NULL, it would merge several records into
-            one.
+        texts: like in `parsing.columns.parse_texts`. An empty text is NULL unless the column
+            contains texts or bytes, and is refused in a key: as NULL, it would merge several
+            records into one.
         column: the column.
         file: the file.
         rows: number of the file's rows before these.
@@ -130,16 +130,16 @@ def of_text(
         at = pc.index(texts, pa.scalar(b"", pa.binary()).cast(texts.type)).as_py()
         if at >= 0:
             reason = "it is empty, and the column is part of the key"
-            raise refused(file, rows + at + 1, column, reason, hint=_MEND_KEY)
+            raise cell_error(file, rows + at + 1, column, reason, hint=_MEND_KEY)
     cell: CellRefusedError
     try:
-        return typed(texts, column.type, tally)
+        return parse_texts(texts, column.type, tally)
     except CellRefusedError as error:
         cell = error
-    raise _refused_cell(file, rows, column, cell)
+    raise _error_of_cell(file, rows, column, cell)
 
 
-def _refused_cell(
+def _error_of_cell(
     file: BatchFile, rows: int, column: Column, cell: CellRefusedError
 ) -> ValueRefusedError:
     example = EXAMPLES.get(column.type.kind)
@@ -151,13 +151,13 @@ def _refused_cell(
             f"Write it like {example}. If the column has other values, change its type to STRING "
             "with AlterTable."
         )
-    return refused(file, rows + cell.index + 1, column, cell.reason, hint=hint)
+    return cell_error(file, rows + cell.index + 1, column, cell.reason, hint=hint)
 
 
-def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
+def marker_error(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
     """Return the error for an unmodified marker where it is not allowed."""
     reason = f"it is the unmodified marker, {where}"
-    return refused(file, row, column, reason, hint=_MEND_MARK)
+    return cell_error(file, row, column, reason, hint=_MEND_MARK)
 
 
 def expect_cells(
@@ -190,7 +190,7 @@ def expect_cells(
             at = pc.index(unmodified, True).as_py()
             if at >= 0:
                 where = "in a key" if column.primary_key else "in a version's time"
-                raise refused_mark(file, rows + at + 1, column, where)
+                raise marker_error(file, rows + at + 1, column, where)
         if is_time and piece.arrays[name].null_count:
             is_null = pc.is_null(piece.arrays[name])
             if unmodified is not None:
@@ -198,4 +198,4 @@ def expect_cells(
                 is_null = pc.and_not(is_null, pc.fill_null(unmodified, False))
             at = pc.index(is_null, True).as_py()
             if at >= 0:
-                raise refused(file, rows + at + 1, column, "it is null", hint=_MEND_TIME)
+                raise cell_error(file, rows + at + 1, column, "it is null", hint=_MEND_TIME)

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from chronolake.batch_files import csv_file, parquet_file
 from chronolake.batch_files.csv_file import Block, CsvFile
 from chronolake.batch_files.decoded_rows import expect_cells
-from chronolake.batch_files.executor_errors import logged
-from chronolake.batch_files.files import opened
+from chronolake.batch_files.executor_errors import log_warning
+from chronolake.batch_files.files import open_plain
 from chronolake.change_set import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Reading:
     may_keep_times: bool = False
 
 
-def decoded(
-    file: BatchFile, ordinal: int, reading: Reading, *, remark: Remark = logged
+def decode_file(
+    file: BatchFile, ordinal: int, reading: Reading, *, remark: Remark = log_warning
 ) -> Iterator[pa.RecordBatch]:
     """Yield the change set's rows of one file.
 
@@ -122,17 +122,17 @@ def _pieces(
     # Closed in this order, and never by the garbage collector: it may run in any thread, and
     # closing waits for the thread that works ahead.
     with (
-        opened(file, reading.form) as plain,
+        open_plain(file, reading.form) as plain,
         closing(
-            ahead(
-                csv.surveyed(csv_file.blocks(plain.read, size=reading.block_size)),
+            run_ahead(
+                csv.scan_blocks(csv_file.blocks(plain.read, size=reading.block_size)),
                 weigh=_bytes_of_block,
             )
         ) as blocks,
-        closing(ahead(csv.pieces(blocks), weigh=_bytes_of_piece)) as pieces,
+        closing(run_ahead(csv.pieces(blocks), weigh=_bytes_of_piece)) as pieces,
     ):
         yield from pieces
-    if not csv.begun:
+    if not csv.has_header:
         place = {"table": reading.table, "batch": reading.batch, "file": file.path}
         remark("batch_file_without_header", place)
 
@@ -145,7 +145,7 @@ def _bytes_of_piece(piece: DecodedRows) -> int:
     return sum(array.nbytes for array in piece.arrays.values())
 
 
-def ahead(
+def run_ahead(
     items: Iterable[T], *, weigh: Callable[[T], int] = lambda _: 0
 ) -> Generator[T, None, None]:
     """Yield the same items, while a thread makes the next ones.
@@ -161,16 +161,16 @@ def ahead(
     """
     source = iter(items)
     changed = Condition()
-    made: deque[tuple[T, int]] = deque()
-    held, is_over, is_wanted = 0, False, True
+    ready: deque[tuple[T, int]] = deque()
+    ready_bytes, is_over, is_wanted = 0, False, True
 
-    def make() -> None:
-        nonlocal held, is_over
+    def produce() -> None:
+        nonlocal ready_bytes, is_over
         try:
             for item in source:
                 with changed:
-                    made.append((item, weight := weigh(item)))
-                    held += weight
+                    ready.append((item, weight := weigh(item)))
+                    ready_bytes += weight
                     changed.notify_all()
                     del item
                     changed.wait_for(has_room)
@@ -182,30 +182,30 @@ def ahead(
                 changed.notify_all()
 
     def has_room() -> bool:
-        return not is_wanted or (len(made) < _AHEAD and held <= _BYTES_AHEAD)
+        return not is_wanted or (len(ready) < _AHEAD and ready_bytes <= _BYTES_AHEAD)
 
     with ThreadPoolExecutor(1) as thread:
-        making = thread.submit(make)
+        producer = thread.submit(produce)
         try:
             while True:
                 with changed:
-                    changed.wait_for(lambda: made or is_over)
-                    if not made:
+                    changed.wait_for(lambda: ready or is_over)
+                    if not ready:
                         break
-                    item, weight = made.popleft()
+                    item, weight = ready.popleft()
                     changed.notify_all()
                 yield item
                 del item
                 with changed:
-                    held -= weight
+                    ready_bytes -= weight
                     changed.notify_all()
-            making.result()
+            producer.result()
         finally:
             # Wait, so that the source is idle when it is closed.
             with changed:
                 is_wanted = False
                 changed.notify_all()
-            wait([making])
+            wait([producer])
             close = getattr(source, "close", None)
             if close is not None:
                 close()

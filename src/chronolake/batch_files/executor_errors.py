@@ -39,7 +39,7 @@ class ExecutorError(Exception):
     """An exception that an executor raises for a `ChronolakeError`; see `error_of`."""
 
 
-def sealed(error: ChronolakeError) -> ExecutorError:
+def seal(error: ChronolakeError) -> ExecutorError:
     """Return the error as an exception whose text can be restored in the driver."""
     parts = {
         "kind": type(error).__name__,
@@ -59,8 +59,8 @@ def error_of(failure: BaseException) -> ChronolakeError | None:
     """
     for text in _texts(failure):
         for code in _SEALED.findall(text):
-            if (found := _opened(code)) is not None:
-                return found
+            if (error := _unseal(code)) is not None:
+                return error
     return None
 
 
@@ -80,7 +80,7 @@ def _texts(failure: BaseException) -> Iterator[str]:
         current = current.__cause__ or current.__context__
 
 
-def _opened(code: str) -> ChronolakeError | None:
+def _unseal(code: str) -> ChronolakeError | None:
     try:
         parts = json.loads(base64.urlsafe_b64decode(code))
     except (binascii.Error, ValueError):
@@ -120,7 +120,7 @@ class _ToLog:
 _carriers: WeakKeyDictionary[SparkContext, Accumulator[Remarks]] = WeakKeyDictionary()
 
 
-def carrier(context: SparkContext) -> Callable[[str, dict[str, Any]], None]:
+def warning_sender(context: SparkContext) -> Callable[[str, dict[str, Any]], None]:
     """Return a function with which an executor sends a warning's name and details to the driver.
 
     A warning is logged each time the DataFrame is read to its end.
@@ -138,6 +138,6 @@ def carrier(context: SparkContext) -> Callable[[str, dict[str, Any]], None]:
     return remark
 
 
-def logged(event: str, details: dict[str, Any]) -> None:
+def log_warning(event: str, details: dict[str, Any]) -> None:
     """Log a warning in this process."""
     _log.warning(event, **details)

@@ -171,7 +171,7 @@ class Plain(Protocol):
 
 
 @contextmanager
-def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
+def open_plain(file: BatchFile, form: FileForm) -> Iterator[Plain]:
     """Yield the plain content of `file`.
 
     The end of an encrypted file is read first, so that a wrong key or a truncated file is found
@@ -204,7 +204,7 @@ def _read_failed(file: BatchFile, error: OSError) -> FileAccessError:
     )
 
 
-def _fill(raw: BinaryIO, size: int, file: BatchFile) -> bytes:
+def _read_exactly(raw: BinaryIO, size: int, file: BatchFile) -> bytes:
     """Return exactly `size` bytes, or all remaining ones."""
     parts: list[bytes] = []
     try:
@@ -248,7 +248,7 @@ class _Clear(_Source):
         self.length = _length(raw, file)
 
     def read(self, size: int = _STEP) -> bytes:
-        return _fill(self._raw, size, self._file)
+        return _read_exactly(self._raw, size, self._file)
 
 
 class _Ciphertext(_Source):
@@ -258,22 +258,22 @@ class _Ciphertext(_Source):
         self._raw = raw
         self._file = file
         key = _key(file)
-        whole = _length(raw, file)
-        if whole < 2 * BLOCK or whole % BLOCK:
+        length = _length(raw, file)
+        if length < 2 * BLOCK or length % BLOCK:
             raise DecryptionError(
-                f"The file has {whole} bytes, which is not an initialisation vector and complete "
+                f"The file has {length} bytes, which is not an initialisation vector and complete "
                 f"blocks of {BLOCK} bytes.",
                 hint="The file was truncated, or it is not encrypted.",
                 file=file.path,
             )
-        raw.seek(whole - 2 * BLOCK)
-        tail = _fill(raw, 2 * BLOCK, file)
-        self.length = whole - BLOCK - self._padding(key, tail)
+        raw.seek(length - 2 * BLOCK)
+        tail = _read_exactly(raw, 2 * BLOCK, file)
+        self.length = length - BLOCK - self._padding(key, tail)
         raw.seek(0)
         self._left = self.length
         self._ready = memoryview(b"")
         self._decryptor = Cipher(
-            algorithms.AES(key), modes.CBC(_fill(raw, BLOCK, file))
+            algorithms.AES(key), modes.CBC(_read_exactly(raw, BLOCK, file))
         ).decryptor()
 
     def _padding(self, key: bytes, tail: bytes) -> int:
@@ -290,21 +290,21 @@ class _Ciphertext(_Source):
 
     def read(self, size: int = _STEP) -> bytes:
         if len(self._ready) >= size:
-            taken, self._ready = self._ready[:size], self._ready[size:]
-            return bytes(taken)
+            part, self._ready = self._ready[:size], self._ready[size:]
+            return bytes(part)
         parts: list[bytes | memoryview] = [self._ready]
         missing = size - len(self._ready)
         self._ready = memoryview(b"")
         while missing > 0 and self._left > 0:
-            plain = memoryview(self._decrypted(max(missing, _STEP)))
+            plain = memoryview(self._decrypt(max(missing, _STEP)))
             parts.append(plain[:missing])
             self._ready = plain[missing:]
             missing -= len(plain)
         return b"".join(parts)
 
-    def _decrypted(self, size: int) -> memoryview:
+    def _decrypt(self, size: int) -> memoryview:
         wanted = -(-size // BLOCK) * BLOCK
-        sealed = _fill(self._raw, wanted, self._file)
+        sealed = _read_exactly(self._raw, wanted, self._file)
         if not sealed or len(sealed) % BLOCK:
             raise DecryptionError(
                 "The file became shorter while it was read.",

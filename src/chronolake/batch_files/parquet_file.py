@@ -22,11 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
-from chronolake.batch_files.decoded_rows import DecodedRows, of_text, present, refused, refused_mark
-from chronolake.batch_files.files import open_file, opened
+from chronolake.batch_files.decoded_rows import (
+    DecodedRows,
+    cell_error,
+    columns_present,
+    marker_error,
+    parse_cells,
+)
+from chronolake.batch_files.files import open_file, open_plain
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, OversizeError
-from chronolake.parsing.columns import bounded, direct, settled, spelled
+from chronolake.parsing.columns import clamp, direct_type, finalize, trim_clocks
 from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
 
 if TYPE_CHECKING:
@@ -96,7 +102,7 @@ def pieces(
         with open_file(file.path, file.root) as raw, pa.PythonFile(raw, mode="r") as source:
             yield from reading.pieces(source)
     else:
-        with opened(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:
+        with open_plain(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:
             yield from reading.pieces(source)
 
 
@@ -127,17 +133,17 @@ class _ParquetFile:
     _rows: int = 0
 
     def pieces(self, source: pa.NativeFile) -> Iterator[DecodedRows]:
-        whole = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
-        wanted = present(whole.schema_arrow.names, self.columns, self.required, self.file)
+        parquet = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
+        wanted = columns_present(parquet.schema_arrow.names, self.columns, self.required, self.file)
         names = [column.name for column in wanted.values()]
-        octets = [name for name in names if _is_octets(whole.schema_arrow.field(name).type)]
-        for number in range(whole.num_row_groups):
-            group = _RowGroup(source, whole.metadata, number, names)
-            for batch in self._taken(self._attempt(partial(group.batches, octets))):
+        octets = [name for name in names if _is_octets(parquet.schema_arrow.field(name).type)]
+        for number in range(parquet.num_row_groups):
+            group = _RowGroup(source, parquet.metadata, number, names)
+            for batch in self._read_batches(self._attempt(partial(group.batches, octets))):
                 for rows in _portions(batch):
                     yield self._piece(rows, wanted.values())
 
-    def _taken(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _read_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         while (batch := self._attempt(partial(next, batches, None))) is not None:
             yield batch
 
@@ -170,19 +176,19 @@ class _ParquetFile:
             array = array.dictionary_decode()
         if _is_text(array.type):
             array = array.cast(pa.string())
-            array, mask = self._unmarked(array, column, pa.string())
+            array, mask = self._split_markers(array, column, pa.string())
             return self._from_text(array, column), mask
         if column.type.kind is Kind.BINARY and _is_bytes(array.type):
-            return self._unmarked(array.cast(pa.binary()), column, pa.binary())
+            return self._split_markers(array.cast(pa.binary()), column, pa.binary())
         if pa.types.is_null(array.type):
             return pa.nulls(len(array), column.type.arrow), None
         tally = self.tallies[column.name]
         try:
-            native = _native(array, column.type, tally)
+            native = _convert_native(array, column.type, tally)
             fits = native is not None
             # Parquet's own numbers may be infinite or NaN.
             is_float = column.type.kind in (Kind.FLOAT, Kind.DOUBLE)
-            final = native if is_float or not fits else settled(native, column.type, tally)
+            final = native if is_float or not fits else finalize(native, column.type, tally)
         except pa.ArrowException:
             fits, final = True, None
         if final is not None:
@@ -198,7 +204,7 @@ class _ParquetFile:
             column=column.name,
         )
 
-    def _unmarked(
+    def _split_markers(
         self, array: pa.Array, column: Column, kind: pa.DataType
     ) -> tuple[pa.Array, pa.Array | None]:
         """Return the cells without the markers, and a mask of the unmodified marker."""
@@ -211,7 +217,7 @@ class _ParquetFile:
         at = pc.index(array, marker).as_py() if self.form.unmodified_string else -1
         if at >= 0 and self.file.op is not Op.UPDATE:
             row = self._rows + at + 1
-            raise refused_mark(self.file, row, column, "outside an update file")
+            raise marker_error(self.file, row, column, "outside an update file")
         if at >= 0:
             mask = pc.fill_null(pc.equal(array, marker), False)
             array = pc.if_else(mask, nothing, array)
@@ -226,10 +232,10 @@ class _ParquetFile:
                 return pa.nulls(len(texts), pa.binary())
             first = pc.index(pc.is_valid(texts), True).as_py()
             reason = "it is text, but Parquet stores bytes as bytes"
-            raise refused(
+            raise cell_error(
                 self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
             )
-        return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
+        return parse_cells(texts, column, self.file, self._rows, self.tallies[column.name])
 
 
 #: Units that cover times outside the range of microseconds.
@@ -341,11 +347,11 @@ def _micros(times: pa.Array, tally: Counter[str]) -> pa.Array:
     elif unit in _MICROS_OF:
         # As microseconds, they might exceed 64 bits.
         low, high = TMIN_MICROS // _MICROS_OF[unit], LAST_MICROS // _MICROS_OF[unit]
-        times = bounded(times, pa.int64(), low, high, tally)
+        times = clamp(times, pa.int64(), low, high, tally)
     return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
 
 
-def _native(  # noqa: PLR0911 - a table
+def _convert_native(  # noqa: PLR0911 - a table
     array: pa.Array, kind: ColumnType, tally: Counter[str]
 ) -> pa.Array | None:
     """Convert an array of a fitting Parquet type to the CSV parser's type, or return None.
@@ -358,7 +364,7 @@ def _native(  # noqa: PLR0911 - a table
         case Kind.BOOLEAN if pa.types.is_boolean(of):
             return array
         case Kind.SHORT | Kind.INT | Kind.LONG if of in _INTEGERS[kind.kind]:
-            return array.cast(direct(kind))
+            return array.cast(direct_type(kind))
         case Kind.FLOAT if of == pa.float32():
             return array
         case Kind.DOUBLE if of in (pa.float32(), pa.float64()):
@@ -370,6 +376,6 @@ def _native(  # noqa: PLR0911 - a table
         case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME if pa.types.is_timestamp(of):
             return _micros(array, tally).cast(kind.arrow)
         case Kind.NAIVE_TIME if pa.types.is_time(of):
-            return spelled(array.cast(pa.time64("us"), safe=False).cast(pa.string()))
+            return trim_clocks(array.cast(pa.time64("us"), safe=False).cast(pa.string()))
         case _:
             return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.batch_files.decoder import Reading, decoded
-from chronolake.batch_files.executor_errors import carrier, sealed
+from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.executor_errors import seal, warning_sender
 from chronolake.batch_files.files import open_file
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchFileError
@@ -83,7 +83,7 @@ def read(
     # A stable sort: changes are numbered earliest, replace, update, delete.
     numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
     sizes = [size_of(file, table, batch) for _, file in numbered]
-    tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
+    tasks = pack_tasks(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
     reading = Reading(
         form,
         tuple(columns),
@@ -93,17 +93,17 @@ def read(
         times=dict(times or {}),
         may_keep_times=may_keep_times,
     )
-    remark = carrier(spark.sparkContext)
+    remark = warning_sender(spark.sparkContext)
 
     def decode(chosen: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for ids in chosen:
             for task in ids.column(0).to_pylist():
-                yield from _decoded_task(tasks[task], reading, remark)
+                yield from _decode_task(tasks[task], reading, remark)
 
     return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(decode, schema)
 
 
-def packed(
+def pack_tasks(
     files: Sequence[Numbered], sizes: Sequence[int], *, cores: int
 ) -> tuple[tuple[Numbered, ...], ...]:
     """Distribute files over tasks: few for small requests, of similar size for large ones.
@@ -134,10 +134,10 @@ def size_of(file: BatchFile, table: str, batch: str) -> int:
         with open_file(file.path, file.root) as raw:
             return os.fstat(raw.fileno()).st_size
     except BatchFileError as error:
-        raise _placed(error, table, batch) from None
+        raise _with_place(error, table, batch) from None
 
 
-def _placed(error: BatchFileError, table: str, batch: str) -> BatchFileError:
+def _with_place(error: BatchFileError, table: str, batch: str) -> BatchFileError:
     return type(error)(
         error.message,
         hint=error.hint,
@@ -149,16 +149,16 @@ def _placed(error: BatchFileError, table: str, batch: str) -> BatchFileError:
     )
 
 
-def _decoded_task(
+def _decode_task(
     files: Sequence[Numbered], reading: Reading, remark: Callable[[str, dict[str, Any]], None]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one task's files; raise errors as texts that `error_of` reads."""
     failed: BatchFileError | None = None
     for ordinal, file in files:
         try:
-            yield from decoded(file, ordinal, reading, remark=remark)
+            yield from decode_file(file, ordinal, reading, remark=remark)
         except BatchFileError as error:
-            failed = _placed(error, reading.table, reading.batch)
+            failed = _with_place(error, reading.table, reading.batch)
         if failed is not None:
             # Outside the handler: the message of a chained exception could quote a cell.
-            raise sealed(failed)
+            raise seal(failed)

@@ -23,7 +23,7 @@ from chronolake.core.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.core.sql import col
 from chronolake.description import describe_loaded
 from chronolake.errors import DuplicateKeyError, SchemaError, TypeChangeError
-from chronolake.parsing.columns import EMPTY_IS_VALUE, TEXT_KINDS, fitting
+from chronolake.parsing.columns import EMPTY_IS_VALUE, TEXT_KINDS, parse_fitting
 from chronolake.session import CATALOG
 from chronolake.types import END, START, Column, ColumnType, Kind, Mode, mode_of
 
@@ -97,7 +97,7 @@ def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnT
 
 def _parse(text: Expression, kind: ColumnType) -> Expression:
     def read(texts: pa.Array) -> pa.Array:
-        return fitting(texts, kind)
+        return parse_fitting(texts, kind)
 
     return F.arrow_udf(read, kind.sql)(text)
 

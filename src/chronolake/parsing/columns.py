@@ -77,7 +77,7 @@ class CellRefusedError(Exception):
         self.is_too_great = is_too_great
 
 
-def direct(kind: ColumnType) -> pa.DataType | None:
+def direct_type(kind: ColumnType) -> pa.DataType | None:
     """Return the type with which PyArrow's CSV reader may parse a column of this kind, or None.
 
     PyArrow's decimals overflow silently if a value at the column's scale has more digits than fit
@@ -92,11 +92,11 @@ def direct(kind: ColumnType) -> pa.DataType | None:
     return pa.decimal128(min(precision, MAX_PRECISION - scale), scale)
 
 
-def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def finalize(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     """Convert an array from PyArrow's CSV reader to the column's type and range.
 
     Args:
-        array: an array of the type from `direct`.
+        array: an array of the type from `direct_type`.
         kind: the column's type.
         tally: counts moved values.
 
@@ -110,16 +110,16 @@ def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array 
             # An infinity may be a finite text that is too great for the type.
             return array if pc.all(pc.is_finite(array)).as_py() in (True, None) else None
         case Kind.DECIMAL:
-            return _within(array, kind)
+            return _fit_precision(array, kind)
         case Kind.NAIVE_DATE:
-            return bounded(array, pa.int32(), cells.FIRST_DAY, cells.LAST_DAY, tally)
+            return clamp(array, pa.int32(), cells.FIRST_DAY, cells.LAST_DAY, tally)
         case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
-            return bounded(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
+            return clamp(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
         case _:
             return array
 
 
-def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
+def parse_texts(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
     """Convert texts of cells to an array of the column's Arrow type.
 
     Args:
@@ -132,7 +132,7 @@ def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
         CellRefusedError: for the first cell that does not fit.
     """
     if kind.kind is Kind.BINARY:
-        return _octets(texts, tally)
+        return _parse_base64(texts, tally)
     text = _utf8(texts)
     if kind.kind in TEXT_KINDS:
         return text
@@ -143,21 +143,21 @@ def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
         array = _QUICK[kind.kind](text, kind, tally)
     except pa.ArrowException:
         array = None
-    return _careful(text, kind, tally) if array is None else array
+    return _parse_each(text, kind, tally) if array is None else array
 
 
-def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
+def parse_fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
     """Convert texts of cells to an array of the column's Arrow type, with null if one does not fit.
 
     As in batch files, times outside the years 1 to 9999 are moved to the nearest time in range.
     """
     tally: Counter[str] = Counter()
     try:
-        return typed(texts, kind, tally)
+        return parse_texts(texts, kind, tally)
     except CellRefusedError:
         is_empty = pc.equal(texts, "")
         reported = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
-        return _careful(reported, kind, tally, refuses=False)
+        return _parse_each(reported, kind, tally, refuses=False)
 
 
 def _utf8(texts: pa.Array) -> pa.Array:
@@ -177,7 +177,7 @@ def _utf8(texts: pa.Array) -> pa.Array:
     raise CellRefusedError(refused, "it is not UTF-8")
 
 
-def _careful(
+def _parse_each(
     text: pa.Array, kind: ColumnType, tally: Counter[str], *, refuses: bool = True
 ) -> pa.Array:
     read = cells.READERS[kind.kind]
@@ -213,7 +213,7 @@ def _careful(
             return pa.array(values, kind.arrow)
 
 
-def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
+def _parse_base64(texts: pa.Array, tally: Counter[str]) -> pa.Array:
     values: list[bytes | None] = []
     strange = 0
     for cell in texts.cast(pa.binary()):
@@ -235,7 +235,7 @@ def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
-def bounded(
+def clamp(
     array: pa.Array, width: pa.DataType, low: int, high: int, tally: Counter[str]
 ) -> pa.Array:
     """Move dates and times outside a range to its nearest end.
@@ -260,7 +260,7 @@ def bounded(
     return kept.cast(array.type)
 
 
-def _within(array: pa.Array, kind: ColumnType) -> pa.Array | None:
+def _fit_precision(array: pa.Array, kind: ColumnType) -> pa.Array | None:
     """Return decimals of the column's scale in its type; None if one has too many digits.
 
     PyArrow compares a text's digits with the precision before it adds zeros up to the scale.
@@ -280,57 +280,57 @@ def _within(array: pa.Array, kind: ColumnType) -> pa.Array | None:
     )
 
 
-def _numbers(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def _parse_integers(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     if not _all_match(text, r"^-?[0-9]+$"):
         return None
-    return settled(text.cast(_DIRECT[kind.kind]), kind, tally)
+    return finalize(text.cast(_DIRECT[kind.kind]), kind, tally)
 
 
-def _cast(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
-    return settled(text.cast(_DIRECT[kind.kind]), kind, tally)
+def _parse_direct(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    return finalize(text.cast(_DIRECT[kind.kind]), kind, tally)
 
 
-def _truths(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def _parse_booleans(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     lower = pc.utf8_lower(text)
-    return _cast(lower, kind, tally) if _all_match(lower, r"^(true|false)$") else None
+    return _parse_direct(lower, kind, tally) if _all_match(lower, r"^(true|false)$") else None
 
 
-def _local(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def _parse_local_times(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     if pc.min(pc.binary_length(text)).as_py() >= _SECONDS_FROM:
         try:
-            return settled(text.cast(kind.arrow), kind, tally)
+            return finalize(text.cast(kind.arrow), kind, tally)
         except pa.ArrowException:
             pass
-    return _instants(text, kind, tally)
+    return _parse_times(text, kind, tally)
 
 
-def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def _parse_times(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     if pc.min(pc.binary_length(text)).as_py() < _SECONDS_FROM:
         text = pc.replace_substring_regex(text, _WITHOUT_SECONDS, r"\1:00\2")
     parts = pc.extract_regex(text, _INSTANTS)
     if parts.null_count != text.null_count:
         # Other formats, such as offsets: parsed by Arrow, which requires an offset in every text,
         # or by `cells`.
-        return _cast(text, kind, tally) if kind.kind is Kind.UTC_DATETIME else None
+        return _parse_direct(text, kind, tally) if kind.kind is Kind.UTC_DATETIME else None
     whole, fraction = pc.struct_field(parts, "whole"), pc.struct_field(parts, "fraction")
     whole = pc.if_else(pc.is_valid(text), whole, pa.scalar(None, pa.string()))
     plain = pc.binary_join_element_wise(whole, fraction, "")
-    times = settled(plain.cast(pa.timestamp("us")), kind, tally)
+    times = finalize(plain.cast(pa.timestamp("us")), kind, tally)
     return None if times is None else times.cast(pa.int64()).cast(kind.arrow)
 
 
-def _clocks(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def _parse_clocks(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     del kind, tally
-    return spelled(text) if _all_match(text, _CLOCKS) else None
+    return trim_clocks(text) if _all_match(text, _CLOCKS) else None
 
 
-def spelled(clocks: pa.Array) -> pa.Array:
+def trim_clocks(clocks: pa.Array) -> pa.Array:
     """Return times of day `HH:MM:SS[.ffffff]` without trailing zeros of a fraction."""
     cut = pc.replace_substring_regex(clocks, r"(\.[0-9]*?)0+$", r"\1")
     return pc.replace_substring_regex(cut, r"\.$", "")
 
 
-def _decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+def _parse_decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     """Return Arrow's decimals, if the number of digits proves that they cannot overflow."""
     precision, scale = kind.precision or 0, kind.scale or 0
     whole = precision - scale
@@ -369,17 +369,17 @@ def _all_match(text: pa.Array, pattern: str) -> bool:
 
 
 _QUICK: Final[dict[Kind, Callable[[pa.Array, ColumnType, Counter[str]], pa.Array | None]]] = {
-    Kind.BOOLEAN: _truths,
-    Kind.SHORT: _numbers,
-    Kind.INT: _numbers,
-    Kind.LONG: _numbers,
-    Kind.FLOAT: _cast,
-    Kind.DOUBLE: _cast,
-    Kind.DECIMAL: _decimals,
-    Kind.NAIVE_DATE: _cast,
-    Kind.NAIVE_DATETIME: _local,
-    Kind.UTC_DATETIME: _instants,
-    Kind.NAIVE_TIME: _clocks,
+    Kind.BOOLEAN: _parse_booleans,
+    Kind.SHORT: _parse_integers,
+    Kind.INT: _parse_integers,
+    Kind.LONG: _parse_integers,
+    Kind.FLOAT: _parse_direct,
+    Kind.DOUBLE: _parse_direct,
+    Kind.DECIMAL: _parse_decimals,
+    Kind.NAIVE_DATE: _parse_direct,
+    Kind.NAIVE_DATETIME: _parse_local_times,
+    Kind.UTC_DATETIME: _parse_times,
+    Kind.NAIVE_TIME: _parse_clocks,
 }
 
 
@@ -396,7 +396,7 @@ def value_of(text: str, kind: ColumnType) -> pa.Scalar:
         ValueRefusedError: the text is not a valid value of the type.
     """
     try:
-        return typed(pa.array([text], pa.string()), kind, Counter())[0]
+        return parse_texts(pa.array([text], pa.string()), kind, Counter())[0]
     except CellRefusedError as refused:
         raise ValueRefusedError(
             f"The value is not a valid {kind}: {refused.reason}.",

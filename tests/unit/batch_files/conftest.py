@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from chronolake.batch_files.decoder import Reading, decoded
+from chronolake.batch_files.decoder import Reading, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
 from support import batch_writer
@@ -48,7 +48,7 @@ def decode(tmp_path: Path) -> Decode:
             "batch-1",
             block_size,
         )
-        batches = list(decoded(BatchFile(str(path), op, key), 0, reading))
+        batches = list(decode_file(BatchFile(str(path), op, key), 0, reading))
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
     return run

@@ -27,7 +27,7 @@ def form(compression: str = "off", *, encrypted: bool = True) -> FileForm:
 
 
 def content(path: Path, how: FileForm, key: bytes | None = None, *, step: int = 1 << 20) -> bytes:
-    with opened(BatchFile(str(path), Op.REPLACE, key), how) as plain:
+    with open_plain(BatchFile(str(path), Op.REPLACE, key), how) as plain:
         return b"".join(iter(lambda: plain.read(step), b""))
 
 
@@ -146,7 +146,7 @@ def test_a_bomb_is_read_a_little_at_a_time(tmp_path: Path) -> None:
             file.write(made.compress(bytes(1 << 20)))
         file.write(made.flush())
     assert path.stat().st_size < 20_000
-    with opened(BatchFile(str(path), Op.REPLACE), form("zstd", encrypted=False)) as plain:
+    with open_plain(BatchFile(str(path), Op.REPLACE), form("zstd", encrypted=False)) as plain:
         assert plain.read(1000) == bytes(1000)
 
 
@@ -155,7 +155,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name) if name else str(tmp_path)
     with (
         pytest.raises(FileAccessError) as caught,
-        opened(BatchFile(path, Op.REPLACE), form(encrypted=False)),
+        open_plain(BatchFile(path, Op.REPLACE), form(encrypted=False)),
     ):
         pass
     assert caught.value.file == path
@@ -169,7 +169,7 @@ def test_a_file_outside_the_root_is_refused_in_the_executor(tmp_path: Path) -> N
     for path in (tmp_path / "f", inside / ".." / "f", inside / "link"):
         with (
             pytest.raises(RefusedPathError),
-            opened(BatchFile(str(path), Op.REPLACE, None, str(inside)), form(encrypted=False)),
+            open_plain(BatchFile(str(path), Op.REPLACE, None, str(inside)), form(encrypted=False)),
         ):
             pass
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from chronolake import errors
-from chronolake.batch_files.executor_errors import error_of, sealed
+from chronolake.batch_files.executor_errors import error_of, seal
 from chronolake.errors import ChronolakeError, ValueRefusedError
 
 
@@ -22,14 +22,14 @@ def test_an_error_comes_back_as_it_was() -> None:
         row=12,
         column="c]",
     )
-    text = f"Job aborted: Traceback\n  chronolake.X: {sealed(error)}\n\tat org.example.Java(1)"
+    text = f"Job aborted: Traceback\n  chronolake.X: {seal(error)}\n\tat org.example.Java(1)"
     found = error_of(RuntimeError(text))
     assert type(found) is ValueRefusedError
     assert (found.message, found.hint, found.place) == (error.message, error.hint, error.place)
 
 
 def test_an_error_is_found_in_a_cause() -> None:
-    inner = sealed(errors.DecryptionError("No key.", file="f"))
+    inner = seal(errors.DecryptionError("No key.", file="f"))
     outer = RuntimeError("outer")
     outer.__cause__ = RuntimeError("middle")
     outer.__cause__.__cause__ = inner
@@ -67,4 +67,4 @@ def test_other_text_holds_no_error(text: str) -> None:
     ],
 )
 def test_every_error_survives(kind: type[ChronolakeError]) -> None:
-    assert type(error_of(sealed(kind("m")))) is kind
+    assert type(error_of(seal(kind("m")))) is kind

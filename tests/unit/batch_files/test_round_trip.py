@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chronolake.batch_files.decoder import Reading, decoded
+from chronolake.batch_files.decoder import Reading, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
@@ -174,7 +174,7 @@ def test_any_table_comes_back(
         block_size,
     )
     op = Op.UPDATE if update else Op.REPLACE
-    batches = list(decoded(BatchFile(str(path), op, key), 7, reading))
+    batches = list(decode_file(BatchFile(str(path), op, key), 7, reading))
     if height == 0:
         assert sum(batch.num_rows for batch in batches) == 0
         return

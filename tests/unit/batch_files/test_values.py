@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import ValueRefusedError
-from chronolake.parsing.columns import MOVED, NOT_BASE64, ROUNDED, CellRefusedError, typed
+from chronolake.parsing.columns import MOVED, NOT_BASE64, ROUNDED, CellRefusedError, parse_texts
 from chronolake.types import LAST_MICROS, TMAX_MICROS, TMIN_MICROS, ColumnType, Kind
 from support.batch_columns import Decode, values
 
@@ -239,7 +239,7 @@ def test_a_text_is_read_in_a_file(
 def test_a_text_is_read_beside_any_other(kind: Kind | ColumnType, text: str, expected: Any) -> None:
     neighbours = [text for other, text, _ in ACCEPTED if other == kind]
     for neighbour in neighbours:
-        array = typed(pa.array([neighbour, None, text]), type_of(kind), Counter())
+        array = parse_texts(pa.array([neighbour, None, text]), type_of(kind), Counter())
         assert values(pa.table({"v": array}), "v")[2] == expected
         assert array[1].as_py() is None
 
@@ -261,7 +261,7 @@ def test_a_text_is_refused_with_its_place_and_without_its_words(
 def test_a_text_is_refused_beside_any_other(kind: Kind | ColumnType, text: str) -> None:
     for neighbour in [text for other, text, _ in ACCEPTED if other == kind]:
         with pytest.raises(CellRefusedError) as caught:
-            typed(pa.array([None, neighbour, text]), type_of(kind), Counter())
+            parse_texts(pa.array([None, neighbour, text]), type_of(kind), Counter())
         assert caught.value.index == 2
 
 
@@ -290,7 +290,7 @@ def test_any_year_is_read_and_moved_into_the_years_1_to_9999(
     expected = first if year < 1 else last if year > 9999 else exact
     tally: Counter[str] = Counter()
     for neighbour in ([], ["2024-01-01" if kind is Kind.NAIVE_DATE else "2024-01-01T00:00:00Z"]):
-        array = typed(pa.array([text, *neighbour]), type_of(kind), tally)
+        array = parse_texts(pa.array([text, *neighbour]), type_of(kind), tally)
         assert values(pa.table({"v": array}), "v")[0] == expected
     assert tally[MOVED] == 2 * (not 1 <= year <= 9999)
 
@@ -317,7 +317,7 @@ def test_adjusted_values_are_counted(
     kind: Kind | ColumnType, texts: list[str], note: str, count: int
 ) -> None:
     tally: Counter[str] = Counter()
-    typed(pa.array(texts), type_of(kind), tally)
+    parse_texts(pa.array(texts), type_of(kind), tally)
     assert tally == {note: count}
 
 
