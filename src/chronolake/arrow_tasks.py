@@ -37,17 +37,17 @@ class ArrowRows:
 
     def then(self, step: Step, schema: str) -> ArrowRows:
         """Return the rows after a further step, which runs in the same tasks."""
-        return ArrowRows(self.places, partial(_after, self.read, step), schema)
+        return ArrowRows(self.places, partial(_run_both, self.read, step), schema)
 
 
 def to_spark(rows: ArrowRows | DataFrame) -> DataFrame:
     """Return the rows as a Spark DataFrame."""
     if not isinstance(rows, ArrowRows):
         return rows
-    return in_tasks(rows.places, rows.read, rows.schema)
+    return map_in_tasks(rows.places, rows.read, rows.schema)
 
 
-def in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataFrame:
+def map_in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataFrame:
     """Return the result of a step over the rows; column names may contain any characters.
 
     Args:
@@ -59,7 +59,7 @@ def in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataFrame
     names = rows.columns
     # `mapInArrow` resolves its input columns by name and fails on some names with backticks.
     numbered = rows.toDF(*(f"c{number}" for number in range(len(names))))
-    return numbered.mapInArrow(partial(_after, partial(_named, names), step), schema)
+    return numbered.mapInArrow(partial(_run_both, partial(_rename_columns, names), step), schema)
 
 
 def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:
@@ -67,11 +67,13 @@ def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:
     return rows if isinstance(rows, ArrowRows) else ArrowRows(rows, iter, rows.schema.toDDL())
 
 
-def _named(names: Sequence[str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rename_columns(
+    names: Sequence[str], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     return (batch.rename_columns(names) for batch in batches)
 
 
-def _after(
+def _run_both(
     first: Step, second: Step, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     return second(first(batches))

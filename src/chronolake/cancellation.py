@@ -1,6 +1,6 @@
 """Cancellation of calls: work for a caller that has disconnected stops before it changes anything.
 
-A call runs in one thread, within `cancelled_when`. It checks for cancellation between its steps,
+A call runs in one thread, within `cancel_if`. It checks for cancellation between its steps,
 the last time right before a commit. Committed changes stay.
 """
 
@@ -22,7 +22,7 @@ _is_cancelled: ContextVar[Callable[[], bool] | None] = ContextVar("is_cancelled"
 
 
 @contextmanager
-def cancelled_when(is_cancelled: Callable[[], bool]) -> Iterator[None]:
+def cancel_if(is_cancelled: Callable[[], bool]) -> Iterator[None]:
     """Run a block as a call that is cancelled once `is_cancelled` returns True."""
     token = _is_cancelled.set(is_cancelled)
     try:
@@ -46,7 +46,7 @@ def raise_if_cancelled() -> None:
 
 
 @contextmanager
-def holding(lock: threading.RLock) -> Iterator[None]:
+def acquire(lock: threading.RLock) -> Iterator[None]:
     """Hold a lock during a block; a cancelled call stops waiting for it.
 
     Raises:

@@ -159,7 +159,7 @@ class Containment:
             LakeError: a table's metadata cannot be read.
             PySparkException: the files that it lists cannot be read.
         """
-        places = identity.places(self._config)
+        places = identity.metadata_files(self._config)
         now = {name: places.get(name) or _metadata_file(catalog, name) for name in names}
         fresh = [catalog.find(name) for name, file in now.items() if file not in self._listings]
         tables = [table for table in fresh if table is not None]
@@ -209,7 +209,7 @@ def expect_newest(table: IcebergTable, newest: int | None) -> None:
         LakeLocationError: the catalog is older than the table's files, or another one writes them.
     """
     # An unfinished or failed write is one version ahead.
-    if newest is None or not _is_behind(table, newest) or not _is_behind(table.refreshed(), newest):
+    if newest is None or not _is_behind(table, newest) or not _is_behind(table.reload(), newest):
         return
     raise LakeLocationError(
         f"The table's folder contains metadata version {newest}, but the catalog points to an "

@@ -13,7 +13,7 @@ from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.permissions import make_lake
-from chronolake.storage import storage_error, uses
+from chronolake.storage import register_folder, storage_error
 
 if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -44,7 +44,7 @@ def refusal(failure: BaseException) -> str | None:
     )
 
 
-def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
+def connection_error(failure: SQLAlchemyError, what: str) -> LakeError:
     """Return the error for a database failure; it does not contain any part of an address.
 
     Args:
@@ -65,7 +65,7 @@ def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
     )
 
 
-def writing(config: LakeConfig) -> sql.Engine:
+def write_engine(config: LakeConfig) -> sql.Engine:
     """Return an engine that writes to the store's database; create a SQLite file's folder.
 
     Raises:
@@ -83,7 +83,7 @@ def writing(config: LakeConfig) -> sql.Engine:
     if config.catalog.uri is not None:
         return sql.create_engine(_postgresql(config.catalog.uri), poolclass=NullPool)
     make_lake(config)
-    uses(config.path)
+    register_folder(config.path)
     engine = sql.create_engine(
         sql.URL.create("sqlite", database=str(config.catalog_file)),
         poolclass=NullPool,
@@ -108,7 +108,7 @@ def writing(config: LakeConfig) -> sql.Engine:
     return engine
 
 
-def reading(config: LakeConfig) -> sql.Engine | None:
+def read_engine(config: LakeConfig) -> sql.Engine | None:
     """Return an engine that only reads the store: it creates nothing and never blocks a writer.
 
     Returns:

@@ -1,7 +1,7 @@
 """Formatting for people: cell values as text, counts, sizes, and hints for unknown names.
 
 Cell values have forms for people, for JSON and for one line of a terminal. The other direction is
-here, too: `typed` parses a key's text into a stored value.
+here, too: `parse_key_value` parses a key's text into a stored value.
 
 Times stay integers until they are formatted, because Python's datetime overflows near both ends of
 the supported range. Values for the terminal can neither break its layout nor control it.
@@ -43,7 +43,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     return otherwise if near is None else f"Did you mean {near!r}?"
 
 
-def table_to_find(name: str, known: Iterable[str]) -> str:
+def unknown_table_hint(name: str, known: Iterable[str]) -> str:
     """Return a hint for a table that does not exist.
 
     Args:
@@ -58,7 +58,7 @@ def table_to_find(name: str, known: Iterable[str]) -> str:
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
     names = list(known)
-    by_case = {one.casefold(): one for one in names}
+    by_case = {known_name.casefold(): known_name for known_name in names}
     if name.casefold() in by_case:
         return by_case[name.casefold()]
     return next(iter(difflib.get_close_matches(name, names, n=1)), None)
@@ -155,7 +155,9 @@ def plain(value: object) -> Cell:
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
-def typed(column: Column, text: str, *, table: str) -> str | int | float | bool | bytes | Decimal:
+def parse_key_value(
+    column: Column, text: str, *, table: str
+) -> str | int | float | bool | bytes | Decimal:
     """Parse a text into the stored value: times in microseconds, dates in days since 1970.
 
     Raises:

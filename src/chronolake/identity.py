@@ -70,7 +70,7 @@ class Identity:
     warehouse: str
 
 
-def opened(config: LakeConfig, lake_id: str = "") -> Identity:
+def identity_of(config: LakeConfig, lake_id: str = "") -> Identity:
     """Return the identity that a configuration would record."""
     is_file = config.catalog.kind is CatalogKind.SQLITE
     return Identity(lake_id, str(config.path) if is_file else None, config.warehouse_location)
@@ -92,9 +92,9 @@ def claim(config: LakeConfig) -> str | None:
     if config.catalog.kind is CatalogKind.REST:
         return None
     try:
-        return _recorded(config) or _record(config)
+        return _recorded_id(config) or _record(config)
     except SQLAlchemyError as failure:
-        raise database.unanswered(failure, "The lake's catalog") from failure
+        raise database.connection_error(failure, "The lake's catalog") from failure
 
 
 def expect_here(config: LakeConfig) -> None:
@@ -107,21 +107,21 @@ def expect_here(config: LakeConfig) -> None:
     if config.catalog.kind is CatalogKind.REST:
         return
     try:
-        engine = database.reading(config)
+        engine = database.read_engine(config)
         if engine is None:
             return
         with engine.begin() as connection:
             recorded, tables = _read(connection), _tables(connection)
     except SQLAlchemyError as failure:
-        raise database.unanswered(failure, "The lake's catalog") from failure
+        raise database.connection_error(failure, "The lake's catalog") from failure
     if recorded is None or not _is_here(config, recorded):
         raise_if_elsewhere(config, recorded, tables)
     _expect_tables_here(config, tables)
 
 
-def _recorded(config: LakeConfig) -> str | None:
+def _recorded_id(config: LakeConfig) -> str | None:
     """Return the recorded identity, or None if there is no record for the opened location."""
-    engine = database.reading(config)
+    engine = database.read_engine(config)
     if engine is None:
         return None
     with engine.begin() as connection:
@@ -134,14 +134,14 @@ def _recorded(config: LakeConfig) -> str | None:
 
 def _record(config: LakeConfig) -> str:
     """Record the lake's location, or raise if it belongs to another one."""
-    with database.writing(config).begin() as connection:
+    with database.write_engine(config).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
         recorded, tables = _read(connection), _tables(connection)
         if recorded is None or not _is_here(config, recorded):
             raise_if_elsewhere(config, recorded, tables)
         _expect_tables_here(config, tables)
-        identity = opened(config, recorded.lake_id if recorded and tables else uuid4().hex)
+        identity = identity_of(config, recorded.lake_id if recorded and tables else uuid4().hex)
         _metadata.create_all(connection)
         connection.execute(sql.delete(_LAKE))
         connection.execute(
@@ -152,20 +152,20 @@ def _record(config: LakeConfig) -> str:
         return identity.lake_id
 
 
-def places(config: LakeConfig) -> dict[TableName, str]:
+def metadata_files(config: LakeConfig) -> dict[TableName, str]:
     """Return the metadata file of every table, including scratch tables; empty for REST catalogs.
 
     Raises:
         LakeError: the catalog's database is not reachable.
     """
     try:
-        engine = database.reading(config)
+        engine = database.read_engine(config)
         if engine is None:
             return {}
         with engine.begin() as connection:
             return _tables(connection)
     except SQLAlchemyError as failure:
-        raise database.unanswered(failure, "The lake's catalog") from failure
+        raise database.connection_error(failure, "The lake's catalog") from failure
 
 
 def raise_if_elsewhere(
@@ -185,24 +185,25 @@ def raise_if_elsewhere(
         raise_if_unlisted(config)
         return
     strays = [name for name, place in tables.items() if not config.contains(place)]
-    here = opened(config)
+    here = identity_of(config)
     if recorded is None and not strays:
         return
     if recorded is None:
         place = _root_of(tables[strays[0]])
         raise LakeLocationError(
-            f"{_counted(strays, len(tables))} of this lake are located outside {_words(here)}, "
-            f"for example below {place}: the lake was copied or moved, or its warehouse was "
-            "changed. Writing would change files of another lake.",
-            hint=_to_do(place, config),
+            f"{_count_strays(strays, len(tables))} of this lake are located outside "
+            f"{_location_of(here)}, for example below {place}: the lake was copied or moved, or "
+            "its warehouse was changed. Writing would change files of another lake.",
+            hint=_hint_for(place, config),
         )
     if here.folder and is_same_place(here.folder, recorded.folder or "") and not strays:
         # The same catalog file, with another warehouse for new tables.
         return
     raise LakeLocationError(
-        f"This lake belongs in {_words(recorded)}, but was opened in {_words(here)}: it was "
-        f"copied or moved, or is mounted elsewhere. {_pointing(strays, len(tables))}",
-        hint=_to_do(recorded.folder or recorded.warehouse, config),
+        f"This lake belongs in {_location_of(recorded)}, but was opened in "
+        f"{_location_of(here)}: it was copied or moved, or is mounted elsewhere. "
+        f"{_consequence(strays, len(tables))}",
+        hint=_hint_for(recorded.folder or recorded.warehouse, config),
     )
 
 
@@ -212,7 +213,7 @@ def raise_if_unlisted(config: LakeConfig) -> None:
     Raises:
         LakeLocationError: it does.
     """
-    if config.catalog.kind is CatalogKind.REST or not (found := unlisted(config)):
+    if config.catalog.kind is CatalogKind.REST or not (found := unlisted_tables(config)):
         return
     what = "catalog.db" if config.catalog.kind is CatalogKind.SQLITE else config.catalog.label
     with_wal = (
@@ -229,7 +230,7 @@ def raise_if_unlisted(config: LakeConfig) -> None:
     )
 
 
-def unlisted(config: LakeConfig) -> list[Path]:
+def unlisted_tables(config: LakeConfig) -> list[Path]:
     """Return the folders below a local warehouse in which a table was written.
 
     Folders in which a table was only created do not count, because crashes leave them behind.
@@ -238,7 +239,7 @@ def unlisted(config: LakeConfig) -> list[Path]:
     folder = None if warehouse is None else warehouse / "tables"
     if folder is None or not folder.is_dir():
         return []
-    return sorted(one for one in folder.iterdir() if (newest_version(str(one)) or 0) > 0)
+    return sorted(place for place in folder.iterdir() if (newest_version(str(place)) or 0) > 0)
 
 
 def newest_version(location: str) -> int | None:
@@ -264,7 +265,7 @@ def version_of(metadata_file: str) -> int | None:
 
 
 def _is_here(config: LakeConfig, identity: Identity) -> bool:
-    here = opened(config)
+    here = identity_of(config)
     if identity.folder is not None and here.folder is not None:
         is_same = is_same_place(identity.folder, here.folder)
     else:
@@ -309,26 +310,27 @@ def _root_of(metadata: str) -> str:
     return str(local_path(root) or root)
 
 
-def _words(identity: Identity) -> str:
+def _location_of(identity: Identity) -> str:
     if identity.folder is None or is_same_place(identity.folder, identity.warehouse):
         return identity.warehouse
     return f"{identity.folder} (warehouse {identity.warehouse})"
 
 
-def _counted(strays: Sequence[TableName], tables: int) -> str:
+def _count_strays(strays: Sequence[TableName], tables: int) -> str:
     named = ", ".join(map(str, strays[:_NAMED])) + (", ..." if len(strays) > _NAMED else "")
     return f"{len(strays)} of {tables} tables ({named})"
 
 
-def _pointing(strays: Sequence[TableName], tables: int) -> str:
+def _consequence(strays: Sequence[TableName], tables: int) -> str:
     if not strays:
         return "Two lakes that write to the same tables would lose each other's changes."
     return (
-        f"{_counted(strays, tables)} still have their files there, and writing would change them."
+        f"{_count_strays(strays, tables)} still have their files there, and writing would change "
+        "them."
     )
 
 
-def _to_do(place: str, config: LakeConfig) -> str:
+def _hint_for(place: str, config: LakeConfig) -> str:
     """Return the hint for a lake that belongs to another location."""
     if local_path(place) is None:
         return (

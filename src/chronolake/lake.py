@@ -19,7 +19,7 @@ from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import LakeLocationWarning, TableNotFoundError
 from chronolake.extras import POSTGRESQL_CATALOG, require
-from chronolake.formatting import table_to_find
+from chronolake.formatting import unknown_table_hint
 from chronolake.iceberg import Catalog, durability
 from chronolake.lake_table import LakeFrame, LakeTable, lake_frame
 from chronolake.location import as_url, plain
@@ -79,9 +79,9 @@ class Lake:
         if settings.catalog.kind is CatalogKind.POSTGRESQL:
             require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
-        storage.uses(settings.path)
+        storage.register_folder(settings.path)
         masks = {} if settings.shared else permissions.HADOOP_UMASK
-        with permissions.inherited(settings):
+        with permissions.private_umask(settings):
             sessions = session.start(
                 settings.spark.master, {**masks, **settings.spark.conf}, catalog_settings(settings)
             )
@@ -177,7 +177,7 @@ class Lake:
         return TableNotFoundError(
             "The table does not exist.",
             table=str(name),
-            hint=table_to_find(str(name), map(str, self.tables())),
+            hint=unknown_table_hint(str(name), map(str, self.tables())),
         )
 
     def describe(self, name: TableName) -> TableDescription | None:
@@ -223,12 +223,12 @@ class Lake:
             lock = self._locks[name]
             self._writers[name] += 1
         try:
-            with cancellation.holding(lock), session.active(self.spark):
+            with cancellation.acquire(lock), session.active(self.spark):
                 yield
         finally:
             with self._guard:
                 self._writers[name] -= 1
-            session.let_go()
+            session.collect_garbage()
 
     def is_written(self, name: TableName) -> bool:
         """Return whether a thread of this process writes to a table, or waits to."""
@@ -239,7 +239,7 @@ class Lake:
 def _make_durable(config: LakeConfig, spark: SparkSession) -> None:
     folder = config.local_warehouse
     if folder is not None:
-        storage.uses(folder)
+        storage.register_folder(folder)
     if not config.fsync:
         if folder is not None:
             durability.leave_unsynced(spark, folder)

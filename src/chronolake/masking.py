@@ -54,7 +54,7 @@ def holds_secret(text: str) -> bool:
     return _hints(text) and bool(_GIVEN.search(text) or _BEARER.search(text))
 
 
-def masked_text(text: str) -> str:
+def mask_text(text: str) -> str:
     """Return a text with masked secrets: in URLs, and after the name of a secret."""
     if "@" in text:
         text = _ORACLE.sub(MASKED, _USER.sub(MASKED, text))
@@ -93,36 +93,36 @@ def _hints(text: str) -> bool:
     return any(hint in lower for hint in _HINTS)
 
 
-def masked(value: Any, before: Any = _MISSING) -> Any:
+def mask(value: Any, before: Any = _MISSING) -> Any:
     """Return a JSON value with masked secrets.
 
     Args:
         value: the value.
         before: its previous value, if known: the mask of a changed secret shows that it changed.
     """
-    return _masked(value, before, is_named=False)
+    return _mask(value, before, is_named=False)
 
 
-def _masked(value: Any, before: Any, *, is_named: bool) -> Any:
+def _mask(value: Any, before: Any, *, is_named: bool) -> Any:
     if isinstance(value, dict):
         others: Mapping[Any, Any] = before if isinstance(before, dict) else {}
         return {
-            shown: _masked(
-                one,
+            shown: _mask(
+                item,
                 others.get(name, _MISSING),
                 # A URL as a key may contain a secret's name without having a secret as its value.
                 is_named=is_named or (shown == name and is_secret(name)),
             )
-            for name, one in value.items()
-            for shown in [masked_text(name)]
+            for name, item in value.items()
+            for shown in [mask_text(name)]
         }
     if isinstance(value, list):
         known = before if isinstance(before, list) else []
         padded = [*known, *[_MISSING] * (len(value) - len(known))]
         return [
-            _masked(one, other, is_named=is_named)
-            for one, other in zip(value, padded, strict=False)
+            _mask(item, other, is_named=is_named)
+            for item, other in zip(value, padded, strict=False)
         ]
     if is_named and value not in (None, "", True, False):
         return MASKED if before is _MISSING or before == value else CHANGED
-    return masked_text(value) if isinstance(value, str) else value
+    return mask_text(value) if isinstance(value, str) else value

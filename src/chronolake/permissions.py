@@ -92,7 +92,7 @@ def restrict(config: LakeConfig) -> None:
 
 
 @contextmanager
-def inherited(config: LakeConfig) -> Iterator[None]:
+def private_umask(config: LakeConfig) -> Iterator[None]:
     """Make processes that start within the block create files for their owner only."""
     before = os.umask(0)
     os.umask(before if config.shared else before | _UMASK)

@@ -63,7 +63,7 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
         (place / "driver").write_text(token)
         context = spark.sparkContext
         tasks = min(_MOST_TASKS, _TASKS_PER_CORE * context.defaultParallelism)
-        probe = partial(_probed, place=str(place), token=token)
+        probe = partial(_probe, place=str(place), token=token)
         for host, name, problem in context.parallelize(range(tasks), tasks).map(probe).collect():
             is_seen = problem or (place / name).is_file()
             reason = problem if is_seen else "its files are not visible to the driver"
@@ -82,7 +82,7 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _probed(number: int, *, place: str, token: str) -> tuple[str, str, str]:
+def _probe(number: int, *, place: str, token: str) -> tuple[str, str, str]:
     """Read the driver's file and write another one, on an executor."""
     name = f"{number}-{uuid4().hex}"
     try:
@@ -114,10 +114,10 @@ def expect_stored(table: IcebergTable, snapshot_id: int | None, *, since: int | 
         snapshot = table.metadata.snapshot(snapshot_id)
         if snapshot is None:
             return
-        for location, size in _added(table, snapshot):
+        for location, size in _added_files(table, snapshot):
             path = local_path(location)
             if path is not None and _size_of(path) != size:
-                raise _unseen(location, str(table.name))
+                raise _missing_file_error(location, str(table.name))
         parent = snapshot.parentId()
         snapshot_id = None if parent is None else int(parent)
 
@@ -134,10 +134,10 @@ def expect_written(paths: Iterable[Path], *, table: str) -> None:
     """
     for path in paths:
         if _size_of(path) is None:
-            raise _unseen(str(path), table)
+            raise _missing_file_error(str(path), table)
 
 
-def _unseen(location: str, table: str) -> LakeError:
+def _missing_file_error(location: str, table: str) -> LakeError:
     return LakeError(
         "Executors wrote a file that is missing or incomplete on the driver: they do not share "
         "the lake's folder. Nothing was committed.",
@@ -147,7 +147,7 @@ def _unseen(location: str, table: str) -> LakeError:
     )
 
 
-def _added(table: IcebergTable, snapshot: Any) -> Iterator[tuple[str, int]]:
+def _added_files(table: IcebergTable, snapshot: Any) -> Iterator[tuple[str, int]]:
     """Yield locations and sizes in bytes of the files that a snapshot added."""
     io = table.java.io()
     for files in (snapshot.addedDataFiles(io), snapshot.addedDeleteFiles(io)):

@@ -24,7 +24,7 @@ _AT_ONCE: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
 _BUFFER: Final = 64 * 2**10
 
 
-class _Acknowledging(io.RawIOBase):
+class _AcknowledgedReads(io.RawIOBase):
     """A socket's received data, acknowledged immediately."""
 
     def __init__(
@@ -52,7 +52,7 @@ class _Acknowledging(io.RawIOBase):
         super().close()
 
 
-def acknowledging(connection: socket.socket, received: io.BufferedReader) -> io.BufferedReader:
+def acknowledge_reads(connection: socket.socket, received: io.BufferedReader) -> io.BufferedReader:
     """Return a stream of a socket's received data that acknowledges it immediately.
 
     Args:
@@ -64,21 +64,21 @@ def acknowledging(connection: socket.socket, received: io.BufferedReader) -> io.
     """
     if _AT_ONCE is None or connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return received
-    return io.BufferedReader(_Acknowledging(connection, received, _AT_ONCE), _BUFFER)
+    return io.BufferedReader(_AcknowledgedReads(connection, received, _AT_ONCE), _BUFFER)
 
 
-def in_worker(serve: Callable[..., None]) -> Callable[..., None]:
+def wrap_worker(serve: Callable[..., None]) -> Callable[..., None]:
     """Wrap Spark's main function of a Python worker to acknowledge the JVM's data immediately.
 
     Args:
         serve: the main function; its arguments are the streams to read and to write.
     """
 
-    def served(received: io.BufferedReader, sent: Any) -> None:
+    def serve_acknowledged(received: io.BufferedReader, sent: Any) -> None:
         with socket.socket(fileno=os.dup(received.fileno())) as connection:
-            serve(acknowledging(connection, received), sent)
+            serve(acknowledge_reads(connection, received), sent)
 
-    return served
+    return serve_acknowledged
 
 
 def acknowledge_at_once(session: SparkSession) -> None:
@@ -88,14 +88,14 @@ def acknowledge_at_once(session: SparkSession) -> None:
     """
     client: Any = getattr(session._jvm, "_gateway_client", None)  # noqa: SLF001
     make = getattr(client, "_create_new_connection", None)
-    if make is None or isinstance(make, _Making):
+    if make is None or isinstance(make, _ConnectionFactory):
         return
-    client._create_new_connection = _Making(make)  # noqa: SLF001
+    client._create_new_connection = _ConnectionFactory(make)  # noqa: SLF001
     for connection in client.deque:
-        _improve(connection)
+        _acknowledge(connection)
 
 
-class _Making:
+class _ConnectionFactory:
     """py4j's connection factory; new connections acknowledge immediately."""
 
     def __init__(self, make: Any) -> None:
@@ -103,10 +103,10 @@ class _Making:
 
     def __call__(self) -> Any:
         connection = self._make()
-        _improve(connection)
+        _acknowledge(connection)
         return connection
 
 
-def _improve(connection: Any) -> None:
+def _acknowledge(connection: Any) -> None:
     if isinstance(connection.stream, io.BufferedReader):
-        connection.stream = acknowledging(connection.socket, connection.stream)
+        connection.stream = acknowledge_reads(connection.socket, connection.stream)

@@ -50,7 +50,7 @@ _HINTS: Final = {
 }
 _CASE: Final = "spark.sql.caseSensitive"
 # Statements that are not queries, but only describe tables.
-_TELLING: Final = frozenset(
+_DESCRIBING: Final = frozenset(
     {
         "DescribeColumn",
         "DescribeFunction",
@@ -81,11 +81,11 @@ _JSON_TIMES: Final = {
 }
 _NESTED: Final = (StructType, ArrayType, MapType)
 # Classes of plan nodes that change something, or run nested statements.
-_DOING: Final = ("Command", "ParsedStatement", "CompoundPlanStatement")
+_CHANGING: Final = ("Command", "ParsedStatement", "CompoundPlanStatement")
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """The result of a query.
 
     Attributes:
@@ -125,10 +125,10 @@ class Answer:
                     for value, (_, read) in zip(row, forms, strict=True)
                 )
         except (PySparkException, Py4JJavaError) as failure:
-            raise _failed(failure) from failure
+            raise _query_error(failure) from failure
 
 
-def ask(lake: Lake, question: str) -> Answer:
+def run_query(lake: Lake, statement: str) -> QueryResult:
     """Run one read-only statement of Spark SQL; tables are `schema.table`.
 
     Column names are case-insensitive unless that would be ambiguous. Only queries, SHOW and
@@ -138,13 +138,13 @@ def ask(lake: Lake, question: str) -> Answer:
     Raises:
         QueryError: the text is not such a statement, or Spark rejects it.
     """
-    text = question.strip().removesuffix(";").strip()
-    _check(lake.spark, text)
-    frame = _analysed(lake.spark, text)
-    return Answer(_distinct(frame.columns), frame)
+    text = statement.strip().removesuffix(";").strip()
+    _expect_read_only(lake.spark, text)
+    frame = _analyze(lake.spark, text)
+    return QueryResult(_number_duplicates(frame.columns), frame)
 
 
-def _check(spark: SparkSession, text: str) -> None:
+def _expect_read_only(spark: SparkSession, text: str) -> None:
     """Raise if the text is not a read-only statement by Spark's own grammar.
 
     The session's parser accepts any statement, because Iceberg's extension does not distinguish
@@ -162,8 +162,8 @@ def _check(spark: SparkSession, text: str) -> None:
     try:
         statement = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)  # noqa: SLF001
     except ParseException as failure:
-        raise _failed(failure) from failure
-    if str(statement.getClass().getSimpleName()) in _TELLING:
+        raise _query_error(failure) from failure
+    if str(statement.getClass().getSimpleName()) in _DESCRIBING:
         return
     try:
         plain.parseQuery(text)
@@ -181,7 +181,7 @@ def _check(spark: SparkSession, text: str) -> None:
 def _commands(jvm: Any, plan: Any) -> bool:
     """Return whether a parsed plan contains a node that changes something."""
     logical = "org.apache.spark.sql.catalyst.plans.logical"
-    kinds = [jvm.java.lang.Class.forName(f"{logical}.{kind}") for kind in _DOING]
+    kinds = [jvm.java.lang.Class.forName(f"{logical}.{kind}") for kind in _CHANGING]
     open_nodes = [plan]
     while open_nodes:
         node = open_nodes.pop()
@@ -196,7 +196,7 @@ def _commands(jvm: Any, plan: Any) -> bool:
     return False
 
 
-def _analysed(spark: SparkSession, text: str) -> DataFrame:
+def _analyze(spark: SparkSession, text: str) -> DataFrame:
     """Return the query's DataFrame; names are case-sensitive in the first attempt only."""
     kept = spark.conf.get(_CASE)
     try:
@@ -207,14 +207,14 @@ def _analysed(spark: SparkSession, text: str) -> DataFrame:
         try:
             return spark.sql(text)
         except AnalysisException:
-            raise _failed(as_spelled) from as_spelled
+            raise _query_error(as_spelled) from as_spelled
     except PySparkException as failure:
-        raise _failed(failure) from failure
+        raise _query_error(failure) from failure
     finally:
         spark.conf.set(_CASE, str(kept))
 
 
-def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
+def _query_error(failure: PySparkException | Py4JJavaError) -> QueryError:
     if isinstance(failure, Py4JJavaError):
         # The failure occurred in a task: the innermost cause is the reason, the others are the
         # context.
@@ -236,7 +236,7 @@ def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
     )
 
 
-def _distinct(names: list[str]) -> tuple[str, ...]:
+def _number_duplicates(names: list[str]) -> tuple[str, ...]:
     seen: dict[str, int] = {}
     distinct = []
     for name in names:

@@ -41,7 +41,7 @@ _lock: Final = threading.Lock()
 _last = 0.0
 
 
-def let_go() -> None:
+def collect_garbage() -> None:
     """Free unused Java objects, unless that was done in the last two seconds."""
     global _last  # noqa: PLW0603 - the process has one heap
     with _lock:
@@ -117,7 +117,7 @@ _AT_START: Final = (
 )
 
 _OPEN_FIRST: Final = (
-    "Open the lake before anything else starts Spark, or start it with "
+    "Open the lake before anything else starts Spark, or start Spark with "
     f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.jars."
 )
 

@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.py4j_nodelay import in_worker
+from chronolake.py4j_nodelay import wrap_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ _PRELOADED: Final = (
 )
 
 
-def archives_of_installed(path: Sequence[str]) -> set[str]:
+def installed_archives(path: Sequence[str]) -> set[str]:
     """Return the archives on an import path that belong to the PySpark that is installed on it.
 
     Archives of another PySpark are not returned: a cluster may run one that a machine has not
@@ -47,7 +47,7 @@ def archives_of_installed(path: Sequence[str]) -> set[str]:
 
 def main() -> None:
     """Serve Spark's requests for workers until it closes standard input."""
-    archives = archives_of_installed(sys.path)
+    archives = installed_archives(sys.path)
     sys.path[:] = [entry for entry in sys.path if entry not in archives]
     sys.path_importer_cache.clear()
     for name in _PRELOADED:
@@ -55,7 +55,7 @@ def main() -> None:
     # Workers collect garbage after every task; current objects are excluded from it.
     gc.freeze()
     daemon: Any = import_module("pyspark.daemon")
-    daemon.worker_main = in_worker(daemon.worker_main)
+    daemon.worker_main = wrap_worker(daemon.worker_main)
     daemon.manager()
 
 

@@ -95,12 +95,12 @@ _PATHS: Final = tuple(
     )
 )
 
-_used: set[Path] = set()
+_folders: set[Path] = set()
 
 
-def uses(folder: Path) -> None:
+def register_folder(folder: Path) -> None:
     """Register a folder that this process writes to, as a candidate for errors without a path."""
-    _used.add(folder)
+    _folders.add(folder)
 
 
 def storage_error(failure: BaseException) -> StorageError | None:
@@ -112,7 +112,7 @@ def storage_error(failure: BaseException) -> StorageError | None:
     for cause in _causes(failure):
         if isinstance(cause, StorageError):
             return cause
-        for text, number, path in _told(cause):
+        for text, number, path in _messages_of(cause):
             for reason in _REASONS:
                 if number in reason.numbers or (number is None and reason.words.search(text)):
                     return _error(reason, path or _path_in(text) or _affected(reason))
@@ -165,7 +165,7 @@ def _path_in(text: str) -> str | None:
 
 def _affected(reason: _Reason, path: str | None = None) -> str | None:
     """Return the folder that a reason applies to: `path`, or one that this process writes to."""
-    known = [*sorted(_used), Path(tempfile.gettempdir())] if path is None else [Path(path)]
+    known = [*sorted(_folders), Path(tempfile.gettempdir())] if path is None else [Path(path)]
     for folder in known:
         place = next(place for place in (folder, *folder.parents) if place.exists())
         if reason.affects(place):
@@ -189,7 +189,7 @@ def _causes(failure: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]]:
+def _messages_of(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]]:
     """Yield a failure's message, error number and path; the last two may be None."""
     if isinstance(failure, OSError) and failure.errno is not None:
         yield (
@@ -202,7 +202,7 @@ def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]
         # Its own message has another subject, but its cause is checked, too.
         return
     java: Any = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
-    if java is None and type(failure).__module__.partition(".")[0] not in _SPEAKERS:
+    if java is None and type(failure).__module__.partition(".")[0] not in _PACKAGES:
         return
     yield str(failure), None, None
     for _ in range(_DEPTH):
@@ -213,5 +213,5 @@ def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]
 
 
 #: Packages whose errors contain the system's message only as text.
-_SPEAKERS: Final = frozenset({"pyarrow", "sqlalchemy", "sqlite3", "py4j", "pyspark"})
+_PACKAGES: Final = frozenset({"pyarrow", "sqlalchemy", "sqlite3", "py4j", "pyspark"})
 _DEPTH: Final = 12

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake.query import Answer
+from chronolake.query import QueryResult
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class Difference:
     def as_json(self) -> dict[str, Any]:
         """Return the difference as JSON types; a changed record has only changed columns."""
 
-        def told(values: dict[str, Cell] | None) -> dict[str, Cell] | None:
+        def changed_values(values: dict[str, Cell] | None) -> dict[str, Cell] | None:
             return None if values is None else {name: values[name] for name in self.columns}
 
         return {
             "key": self.key,
             "change": self.change,
-            "old": told(self.old),
-            "new": told(self.new),
+            "old": changed_values(self.old),
+            "new": changed_values(self.new),
         }
 
 
@@ -63,7 +63,7 @@ class Comparison:
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    answer: Answer
+    answer: QueryResult
 
     def records(self, limit: int | None = None) -> Iterator[Difference]:
         """Yield the records sorted by key, with one partition in memory at a time.
@@ -86,7 +86,7 @@ class Comparison:
             )
 
 
-def compared(table: LakeTable, before: Instant, after: Instant) -> Comparison:
+def compare(table: LakeTable, before: Instant, after: Instant) -> Comparison:
     """Compare a history table at two times.
 
     Args:
@@ -107,4 +107,4 @@ def compared(table: LakeTable, before: Instant, after: Instant) -> Comparison:
 
     cells = [*parts("key", key), *parts("old", columns), *parts("new", columns)]
     flat = found.select("change", *cells).orderBy(*parts("key", key))
-    return Comparison(key, columns, Answer(("change", *key, *columns, *columns), flat))
+    return Comparison(key, columns, QueryResult(("change", *key, *columns, *columns), flat))

@@ -28,7 +28,7 @@ from chronolake.inspect.time_travel import (
 )
 from chronolake.instants import micros_of
 from chronolake.lake import Lake
-from chronolake.query import Answer
+from chronolake.query import QueryResult
 from chronolake.types import Column, Mode, TableName, quoted
 from support.inspect.layout import HISTORY, column
 from support.inspect.versions import (
@@ -219,7 +219,7 @@ def test_rows_at_a_time_are_those_that_spark_reads(pasts: dict[str, Made], table
 
     for at in [TMIN, *made.model.times(chance, 4)]:
         frame = made.lake.table(made.name).as_of(instant(at))
-        answer = Answer(tuple(frame.columns), frame)
+        answer = QueryResult(tuple(frame.columns), frame)
         read = [dict(zip(frame.columns, row, strict=True)) for row in answer.rows()]
         assert _sorted(_all(made, at)) == _sorted(read), instant(at)
 
@@ -282,7 +282,7 @@ def test_differences_are_those_that_spark_finds(pasts: dict[str, Made], table: s
             F.col("new").isNull(),
             *(F.col("new").getField(name) for name in shown),
         )
-        read = [repr(list(row)) for row in Answer(tuple(flat.columns), flat).rows()]
+        read = [repr(list(row)) for row in QueryResult(tuple(flat.columns), flat).rows()]
         found = [
             repr(
                 [
@@ -369,7 +369,7 @@ def soft(lake: Lake) -> tuple[TableName, list[tuple[int, list[dict[str, Cell]]]]
         frame = lake.spark.table(full).orderBy("id")
         rows = [
             {"young": None, **dict(zip(frame.columns, cells_of_row, strict=True))}
-            for cells_of_row in Answer(tuple(frame.columns), frame).rows()
+            for cells_of_row in QueryResult(tuple(frame.columns), frame).rows()
         ]
         log = lake.catalog.load(name).metadata.snapshotLog()
         states.append((int(log[log.size() - 1].timestampMillis()) * 1_000, rows))

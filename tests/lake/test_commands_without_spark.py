@@ -20,7 +20,7 @@ from chronolake import core, inspect
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import QueryError, TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.lake import Lake
-from chronolake.query import ask
+from chronolake.query import run_query
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
 from support.lakes import lake_config
 
@@ -166,7 +166,7 @@ def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:
 def test_an_answer_has_the_rows_of_the_question(lake: Lake) -> None:
     question = f"SELECT {quoted(KEY)} AS k, name, NAME FROM {SQL_NAME} WHERE _FIVETRAN_ACTIVE"
 
-    answer = ask(lake, f" {question} ORDER BY k DESC LIMIT 2;")
+    answer = run_query(lake, f" {question} ORDER BY k DESC LIMIT 2;")
 
     assert answer.columns == ("k", "name", "NAME")
     assert list(answer.rows()) == [(39, "n39", "n39"), (38, "n38", "n38")]
@@ -180,7 +180,7 @@ def test_the_ends_of_every_type_have_a_text(lake: Lake) -> None:
         double('NaN'), double('-Infinity'), array(1, 2), named_struct('a', 1),
         interval 1 day, null, '', true"""
 
-    (row,) = ask(lake, question).rows()
+    (row,) = run_query(lake, question).rows()
 
     assert row == (
         TMAX_TEXT, "0001-01-01T00:00:00Z", "0001-01-01T00:00:00", "0001-01-01", "9999-12-31",
@@ -208,13 +208,13 @@ def test_the_ends_of_every_type_have_a_text(lake: Lake) -> None:
     ],
 )
 def test_what_only_reads_is_answered(lake: Lake, statement: str) -> None:
-    assert list(ask(lake, statement).rows(1))
+    assert list(run_query(lake, statement).rows(1))
 
 
 def test_times_within_other_values_have_all_their_digits(lake: Lake) -> None:
     at = "timestamp'2024-01-02 00:00:00.000500'"
     naive = "timestamp_ntz'2024-01-02 00:00:00.000500'"
-    (row,) = ask(lake, f"SELECT array({at}), struct({at} AS at), array({naive})").rows()
+    (row,) = run_query(lake, f"SELECT array({at}), struct({at} AS at), array({naive})").rows()
     assert row == (
         '["2024-01-02T00:00:00.000500Z"]',
         '{"at":"2024-01-02T00:00:00.000500Z"}',
@@ -247,7 +247,7 @@ def test_times_within_other_values_have_all_their_digits(lake: Lake) -> None:
 )
 def test_what_would_do_something_is_refused(lake: Lake, statement: str) -> None:
     with pytest.raises(QueryError, match="Only SELECT, SHOW and DESCRIBE are allowed"):
-        ask(lake, statement)
+        run_query(lake, statement)
 
 
 @pytest.mark.parametrize(
@@ -264,14 +264,14 @@ def test_a_question_that_spark_does_not_understand_is_explained(
     lake: Lake, question: str, words: str
 ) -> None:
     with pytest.raises(QueryError, match=words) as refused:
-        ask(lake, question)
+        run_query(lake, question)
 
     assert "\n" not in refused.value.message
 
 
 def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
     with pytest.raises(QueryError, match="DIVIDE_BY_ZERO") as refused:
-        list(ask(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
+        list(run_query(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
     assert "try_divide" in refused.value.hint
 
 

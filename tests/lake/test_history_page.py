@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from chronolake import core
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
-from chronolake.table_diff import compared
+from chronolake.table_diff import compare
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
 from support.commands import ran_words
 
@@ -115,7 +115,7 @@ def test_the_page_tells_what_the_tables_hold(
                 ask = {"spark": in_spark, "duckdb": in_duckdb}[engine]
                 assert ask(lake, text) == lines(following), (engine, text)
         elif what == "differences":
-            found = compared(lake.table(NAME), *more).records()
+            found = compare(lake.table(NAME), *more).records()
             reported = [
                 [
                     str(each.key["id"]),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from chronolake.py4j_nodelay import _Acknowledging, acknowledging, in_worker
+from chronolake.py4j_nodelay import _AcknowledgedReads, acknowledge_reads, wrap_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def sending(there: socket.socket) -> threading.Thread:
 
 def test_all_arrives_in_order(connected: tuple[socket.socket, socket.socket]) -> None:
     here, there = connected
-    received = acknowledging(here, here.makefile("rb"))
+    received = acknowledge_reads(here, here.makefile("rb"))
     thread = sending(there)
     assert received.read(10) == SENT[:10]
     assert received.readline() == SENT[10:11]
@@ -68,7 +68,7 @@ def test_a_worker_reads_what_the_jvm_sends(
     thread = sending(there)
     found = []
     with (tmp_path / "sent").open("wb") as sent, os.fdopen(os.dup(here.fileno()), "rb") as received:
-        in_worker(lambda stream, to: found.extend([stream.read(), to is sent]))(received, sent)
+        wrap_worker(lambda stream, to: found.extend([stream.read(), to is sent]))(received, sent)
     thread.join()
     assert found == [SENT, True]
 
@@ -77,7 +77,7 @@ def test_other_sockets_stay_what_they_are() -> None:
     here, there = socket.socketpair()
     with here, there, here.makefile("rb") as received:
         assert isinstance(received, io.BufferedReader)
-        assert acknowledging(here, received) is received
+        assert acknowledge_reads(here, received) is received
 
 
 def test_every_connection_to_the_jvm_acknowledges_at_once(lake: Lake) -> None:
@@ -85,7 +85,7 @@ def test_every_connection_to_the_jvm_acknowledges_at_once(lake: Lake) -> None:
         [*threads.map(lambda _: lake.spark._jvm.java.lang.System.nanoTime(), range(4))]
         streams = [one.stream for one in lake.spark._jvm._gateway_client.deque]
     assert streams
-    assert all(isinstance(stream.raw, _Acknowledging) for stream in streams)
+    assert all(isinstance(stream.raw, _AcknowledgedReads) for stream in streams)
 
 
 def test_workers_acknowledge_at_once(lake: Lake) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from chronolake.config import CatalogConfig
 from chronolake.errors import SourceError
-from chronolake.masking import holds_secret, is_broken_by_password, masked_text
+from chronolake.masking import holds_secret, is_broken_by_password, mask_text
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.postgres.connection import connect
 
@@ -32,7 +32,7 @@ from chronolake.source.postgres.connection import connect
     ],
 )
 def test_secrets_are_masked_and_nothing_else(text: str, shown: str) -> None:
-    assert masked_text(text) == shown
+    assert mask_text(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_secrets_are_masked_and_nothing_else(text: str, shown: str) -> None:
 def test_no_long_text_takes_long(part: str) -> None:
     text = part * (200_000 // len(part))
     begun = time.process_time()
-    masked_text(text)
+    mask_text(text)
     holds_secret(text)
     assert time.process_time() - begun < 5
 

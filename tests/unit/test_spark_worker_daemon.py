@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyspark
 
-from chronolake.spark_worker_daemon import archives_of_installed
+from chronolake.spark_worker_daemon import installed_archives
 
 INSTALLED = Path(pyspark.__file__).parent
 
@@ -17,15 +17,15 @@ def test_archives_of_the_installed_pyspark_go() -> None:
         str(INSTALLED / "python" / "lib" / "pyspark.zip"),
         str(INSTALLED / "jars" / "spark-core.jar"),
     }
-    assert archives_of_installed([*archives, *sys.path]) == archives
+    assert installed_archives([*archives, *sys.path]) == archives
 
 
 def test_archives_of_another_pyspark_stay(tmp_path: Path) -> None:
     other = tmp_path / "python" / "lib" / "pyspark.zip"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"PK\x05\x06" + bytes(18))
-    assert archives_of_installed([str(other), *sys.path]) == set()
+    assert installed_archives([str(other), *sys.path]) == set()
 
 
 def test_all_stays_where_no_pyspark_is_installed(tmp_path: Path) -> None:
-    assert archives_of_installed([str(tmp_path), str(tmp_path / "pyspark.zip")]) == set()
+    assert installed_archives([str(tmp_path), str(tmp_path / "pyspark.zip")]) == set()

@@ -63,7 +63,7 @@ def query(
 ) -> None:
     """Run a query in Spark SQL; with --json, print one JSON object per row."""
     from chronolake.inspect import render
-    from chronolake.query import ask
+    from chronolake.query import run_query
 
     with open_existing(configuration(project, lake, config, settings), json=json) as opened:
         answer = ask(opened, question)

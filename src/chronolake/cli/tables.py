@@ -196,7 +196,7 @@ def diff(
     With --json, one JSON object per record is printed, sorted by key.
     """
     from chronolake.errors import HistoryWarning
-    from chronolake.table_diff import compared
+    from chronolake.table_diff import compare
 
     name = parse_table_name(table)
     with open_existing(configuration(project, lake, config, settings), name, json=json) as opened:

@@ -158,7 +158,7 @@ def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
         write: the attempt, with all its changes staged.
         micros: the latest time of all rows, in microseconds since 1970.
     """
-    now = write.table.refreshed()
+    now = write.table.reload()
     staged = (branch.branch if branch.is_created else branch.of for branch in (write, write.hidden))
     heads = map(now.branch, staged)
     return {LATEST_PROPERTY: "@".join(map(str, (micros, *heads)))}
@@ -381,7 +381,7 @@ def _stage_first(
         write.append(_added_rows(view, layout))
         if profile.tombstones or layout.mode is Mode.LIVE:
             write.hidden.append(_concealed_rows(view, layout))
-    written = write.table.refreshed().rows_of(write.branch)
+    written = write.table.reload().rows_of(write.branch)
     return _Outcome(written or 0, 0, profile.sketch)
 
 

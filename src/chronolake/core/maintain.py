@@ -355,7 +355,7 @@ def _remove_orphans(lake: Lake, name: TableName) -> int:
         return 0
     removed = 0
     while found := _orphans(lake, name, limit):
-        _expect_newest(table.refreshed(), found)
+        _expect_newest(table.reload(), found)
         mine = removable_files(
             found, table.location, lake.containment, needed_elsewhere(lake, table)
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructField, StructType
 
-from chronolake.arrow_tasks import in_tasks
+from chronolake.arrow_tasks import map_in_tasks
 from chronolake.core.key_groups import fold_by_run
 from chronolake.core.sql import col
 
@@ -88,4 +88,4 @@ def fold_by_key(
         .repartition(partitions, *map(col, key))
         .sortWithinPartitions(*map(col, (*key, *order)))
     )
-    return in_tasks(ordered, partial(fold_by_run, key=tuple(key), fold=fold), schema)
+    return map_in_tasks(ordered, partial(fold_by_run, key=tuple(key), fold=fold), schema)

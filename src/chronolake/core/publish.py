@@ -110,7 +110,7 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
             if attempt == ATTEMPTS:
                 raise
             time.sleep(0.02 * attempt)
-            table = table.refreshed()
+            table = table.reload()
             if _has_published(table, snapshot_id):
                 # The catalog's client retries when a response is lost: it conflicted with its own
                 # commit.
@@ -169,7 +169,7 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
     for pause in (0.1, 1.0, 5.0):
         time.sleep(pause)
         try:
-            now = table.refreshed()
+            now = table.reload()
         except (Py4JError, PySparkException, LakeError):
             continue
         if now.property_of(PUBLISH_PROPERTY) == identity:

@@ -146,7 +146,7 @@ def rewrite(
             return current.catalog.builder_from(evolved_metadata(transaction))
 
         reach("rewrite.before-commit")
-        publish(table.refreshed(), with_files, column_properties(columns))
+        publish(table.reload(), with_files, column_properties(columns))
         reach("rewrite.after-commit")
     finally:
         # Its files now belong to the table, or are orphans that maintenance removes.

@@ -139,13 +139,13 @@ class StagedBranch:
         """
         with self._watch.stage("delete"):
             target = self._target()
-            before = self.table.refreshed().branch(self.branch)
+            before = self.table.reload().branch(self.branch)
             self.spark.sql(
                 f"MERGE INTO {target} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
                 f"WHEN MATCHED AND {changed} THEN UPDATE SET {assignments} "
                 "WHEN MATCHED THEN DELETE"
             )
-            after = self.table.refreshed()
+            after = self.table.reload()
         reach("staged.deleted")
         if after.branch(self.branch) == before:
             return 0
@@ -215,7 +215,7 @@ class StagedBranch:
         if not self.is_created:
             return
         try:
-            drop_branch(self.table.refreshed(), self.branch)
+            drop_branch(self.table.reload(), self.branch)
         except (CommitError, LakeError, Py4JError, PySparkException) as failure:
             # The next write drops it; the caller's own error matters more.
             log.warning(
@@ -253,7 +253,7 @@ class StagedWrite(StagedBranch):
             CommitUnknownError: the catalog's response was lost and the table cannot be read.
         """
         with self._watch.stage("publish"):
-            publish(self.table.refreshed(), self._with_changes, properties)
+            publish(self.table.reload(), self._with_changes, properties)
 
     def publish_files(self) -> None:
         """Publish rewritten files whose rows are unchanged, without a batch's properties.
@@ -263,7 +263,7 @@ class StagedWrite(StagedBranch):
                 published.
             UnansweredError: the catalog did not report the outcome of the commit.
         """
-        swap(self.table.refreshed(), self._with_changes)
+        swap(self.table.reload(), self._with_changes)
 
     def _with_changes(self, current: IcebergTable) -> Any:
         expect_unmoved(self.table, current)

@@ -191,7 +191,7 @@ def replace_with(
     reach("rewrite.before-commit")
     # The property protects readers: files of the old snapshots are orphans immediately, and
     # maintenance must not remove them yet.
-    publish(table.refreshed(), replaced, {})
+    publish(table.reload(), replaced, {})
     reach("rewrite.after-commit")
 
 

@@ -257,7 +257,7 @@ class IcebergTable:
                 ) from failure
             raise
 
-    def refreshed(self) -> IcebergTable:
+    def reload(self) -> IcebergTable:
         """Return the table's current state."""
         return self.catalog.load(self.name)
 
@@ -361,7 +361,7 @@ class Catalog:
             if "NoSuch" in java_class_of(failure):
                 return None
             self.guard.expect_here()
-            raise self._failed(f"The table {name} cannot be read", failure) from failure
+            raise self._error(f"The table {name} cannot be read", failure) from failure
 
     def load(self, name: TableName) -> IcebergTable:
         """Return the table's current state.
@@ -402,11 +402,11 @@ class Catalog:
         `a.b` back as `b` in `a`: the tree has to be walked, and its levels joined again.
         """
         found: list[str] = []
-        waiting = list(self._java.listNamespaces())
-        while waiting:
-            namespace = waiting.pop()
+        pending = list(self._java.listNamespaces())
+        while pending:
+            namespace = pending.pop()
             found.append(".".join(namespace.levels()))
-            waiting += list(self._java.listNamespaces(namespace))
+            pending += list(self._java.listNamespaces(namespace))
         return found
 
     def create(
@@ -441,10 +441,10 @@ class Catalog:
             except (Py4JJavaError, PySparkException) as failure:
                 kind = java_class_of(failure)
                 if "AlreadyExists" in kind:
-                    raise self._taken(name, "Change it with AlterTable") from failure
+                    raise self._name_taken_error(name, "Change it with AlterTable") from failure
                 # A cancelled call may have removed the empty schema again.
                 if is_last or "NoSuchNamespace" not in kind:
-                    raise self._failed(f"The table {name} cannot be created", failure) from failure
+                    raise self._error(f"The table {name} cannot be created", failure) from failure
             else:
                 return
 
@@ -467,7 +467,7 @@ class Catalog:
         except (Py4JJavaError, PySparkException) as failure:
             # The failure does not matter if the schema exists now.
             if not self._java.namespaceExists(namespace):
-                raise self._failed(f"The schema {schema!r} cannot be created", failure) from failure
+                raise self._error(f"The schema {schema!r} cannot be created", failure) from failure
 
     def rename(self, name: TableName, new_name: TableName) -> None:
         """Rename a table, in one step; its files are not moved.
@@ -480,8 +480,8 @@ class Catalog:
             self._java.renameTable(self.identifier(name), self.identifier(new_name))
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
-                raise self._taken(new_name, "Drop it first") from failure
-            raise self._failed(f"{name} cannot be renamed to {new_name}", failure) from failure
+                raise self._name_taken_error(new_name, "Drop it first") from failure
+            raise self._error(f"{name} cannot be renamed to {new_name}", failure) from failure
 
     def drop(self, name: TableName, *, purge: bool) -> bool:
         """Remove a table, with its files if `purge`; return False if it does not exist."""
@@ -546,7 +546,7 @@ class Catalog:
             java.add(item)
         return java
 
-    def _taken(self, name: TableName, what: str) -> TableExistsError:
+    def _name_taken_error(self, name: TableName, what: str) -> TableExistsError:
         if self.find(name) is None:
             return TableExistsError(
                 "A view with this name already exists.",
@@ -561,7 +561,7 @@ class Catalog:
         )
 
     @staticmethod
-    def _failed(what: str, failure: BaseException) -> LakeError:
+    def _error(what: str, failure: BaseException) -> LakeError:
         return storage_error(failure) or LakeError(
             f"{what}: {java_message_of(failure)}",
             hint="Check that the catalog and the lake's folder are reachable and writable.",

@@ -24,7 +24,7 @@ from chronolake.errors import (
     TableNotFoundError,
 )
 from chronolake.extras import POSTGRESQL_CATALOG, require
-from chronolake.formatting import table_to_find
+from chronolake.formatting import unknown_table_hint
 from chronolake.location import plain
 from chronolake.types import (
     START,
@@ -177,7 +177,7 @@ def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
     """Return the error for a missing table, with a hint that names the most similar one."""
     return TableNotFoundError(
         "The lake has no such table.",
-        hint=table_to_find(str(name), map(str, names(config))),
+        hint=unknown_table_hint(str(name), map(str, names(config))),
         table=str(name),
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from chronolake.errors import UnknownColumnError, ValueRefusedError
-from chronolake.formatting import Cell, cells, did_you_mean, instant, typed
+from chronolake.formatting import Cell, cells, did_you_mean, instant, parse_key_value
 from chronolake.inspect.as_of import epsilon_of, known_since
 from chronolake.inspect.catalog import CatalogTable, look_up
 from chronolake.inspect.scan import FILE, ROW, StoredRows
@@ -403,7 +403,7 @@ def equal_to(found: CatalogTable, column: str, text: str | None) -> BooleanExpre
         return In(column, clocks_of(text))
     if by_name[column].type.kind in NUMBERS:
         text = text.strip()  # Copied text may have blanks.
-    value = typed(by_name[column], text, table=str(found.name))
+    value = parse_key_value(by_name[column], text, table=str(found.name))
     if isinstance(value, float) and math.isnan(value):
         return IsNaN(column)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -16,7 +16,7 @@ from chronolake.inspect.activity import rows_changed
 from chronolake.inspect.as_of import publications
 from chronolake.inspect.catalog import CatalogTable, look_up
 from chronolake.inspect.manifests import read_entries
-from chronolake.masking import MASKED, holds_secret, is_secret, masked_text
+from chronolake.masking import MASKED, holds_secret, is_secret, mask_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -179,7 +179,7 @@ def _display_value(name: str, value: str, *, is_ours: bool) -> str:
         return MASKED
     if not is_ours and not _SETTING.match(name):
         return HIDDEN
-    return MASKED if holds_secret(value) else masked_text(value)
+    return MASKED if holds_secret(value) else mask_text(value)
 
 
 def _snapshots(found: CatalogTable, limit: int) -> Iterable[PublishedSnapshot]:

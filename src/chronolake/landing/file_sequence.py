@@ -19,7 +19,7 @@ from uuid import uuid4
 from chronolake.errors import PipelineBusyError, SourceError
 from chronolake.failpoints import reach
 from chronolake.landing.layout import DataFile
-from chronolake.storage import uses
+from chronolake.storage import register_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
     Folders of dead processes are removed: the lock of a folder is released when its process ends.
     """
     root = folder.path / _STAGING
-    uses(folder.root)
+    register_folder(folder.root)
     root.mkdir(parents=True, exist_ok=True)
     place = root / uuid4().hex
     with ExitStack() as alive:

@@ -284,7 +284,7 @@ def read(config: LakeConfig) -> Iterator[StoreReader | None]:
     Raises:
         LakeError: the store is not reachable.
     """
-    engine = database.reading(config)
+    engine = database.read_engine(config)
     if engine is None:
         yield None
         return

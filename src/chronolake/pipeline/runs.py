@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from chronolake.masking import masked
+from chronolake.masking import mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

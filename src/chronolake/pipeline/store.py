@@ -192,7 +192,7 @@ class Store:
             LakeLocationError: the lake was copied or moved.
         """
         identity.claim(config)
-        store = cls(database.writing(config))
+        store = cls(database.write_engine(config))
         with store.transaction() as connection:
             migrate(connection)
         return store
@@ -214,7 +214,7 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as failure:
-            raise database.unanswered(failure, "The lake's operational store") from failure
+            raise database.connection_error(failure, "The lake's operational store") from failure
 
     def begin_run(self, run: Run) -> None:
         """Record that a run has begun; other open runs of the pipeline have crashed.

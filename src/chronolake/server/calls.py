@@ -22,7 +22,7 @@ import grpc
 import structlog
 from py4j.protocol import Py4JError
 
-from chronolake.cancellation import cancelled_when, raise_if_cancelled
+from chronolake.cancellation import cancel_if, raise_if_cancelled
 from chronolake.errors import (
     BatchError,
     BatchFileError,
@@ -307,7 +307,7 @@ class Calls:
             if self._closed:
                 return self._respond_with_error(rpc, context, call, _stopping_error(call), as_task)
             try:
-                with cancellable(self._lake, call.batch), cancelled_when(call.is_cancelled):
+                with cancellable(self._lake, call.batch), cancel_if(call.is_cancelled):
                     raise_if_cancelled()
                     response = work(call)
             except CallCancelledError as error:
