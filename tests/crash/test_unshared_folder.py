@@ -191,7 +191,7 @@ def test_nothing_is_committed_that_the_driver_does_not_have(
         # not.
         cluster.with_worker("blind", hiding=shared)
         reported = _sent(driver, "200")
-        assert reported.startswith("refused Executors wrote a file that the driver does not have")
+        assert reported.startswith("refused Executors wrote a file that is missing or incomplete")
     with _driver(folder, cluster.master, tmp_path / "second.err") as driver:
         reported = _sent(driver, "300")
         assert reported.startswith("refused An executor on")

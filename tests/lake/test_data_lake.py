@@ -498,7 +498,7 @@ def test_fields_get_other_names(pipeline: Pipeline) -> None:
     assert "number" not in found[0]
     pipeline.configure("    rename: {columns: {_fivetran_deleted: N, Id: key}}\n")
     (stream,) = pipeline.sync().streams
-    assert "The field _fivetran_deleted cannot be called N" in (stream.error or "")
+    assert "The field _fivetran_deleted cannot be renamed to N" in (stream.error or "")
 
 
 def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:
@@ -873,7 +873,7 @@ def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> 
         lambda: core.alter(lake, name, (KEY, column), drop_columns=True),
         lambda: core.resync(lake, name, rows, at_micros=_T, batch="r"),
     ):
-        with pytest.raises(ConfigurationError, match="stream Account of the pipeline crm fills"):
+        with pytest.raises(ConfigurationError, match="written by stream Account of pipeline crm"):
             change()
     assert pipeline.versions("Name") == before
     # A copy is a table of its own.

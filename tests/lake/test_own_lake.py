@@ -640,7 +640,7 @@ def test_a_key_that_changes_is_refused(own: Own) -> None:
 
     with pytest.raises(SourceError, match="The source's key is b, but the table's key is a"):
         own.apply()
-    with pytest.raises(SourceError, match="Some files identify a record by a, and others by b"):
+    with pytest.raises(SourceError, match="Some files identify a record by a, others by b"):
         inspect_files(own.lake.spark, own.folder.files())
     assert own.rows("a", "b") == before
 

@@ -33,7 +33,5 @@ def test_an_error_of_ours_says_what_was_wrong_where_and_what_to_do(lake: Lake) -
 
 def test_any_other_error_says_where_it_comes_from_and_no_value(lake: Lake) -> None:
     reported = str(_words_of(lake, ValueError("The value 7.")))
-    assert reported.startswith(
-        "A task of Spark failed with ValueError in test_task_errors.py, line "
-    )
+    assert reported.startswith("A Spark task failed with ValueError in test_task_errors.py, line ")
     assert "value 7" not in reported

@@ -345,7 +345,7 @@ def test_a_parquet_file_is_no_csv(decode: Decode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "hint"), [(Op.DELETE, "Write k; names"), (Op.REPLACE, "Write every column that")]
+    ("op", "hint"), [(Op.DELETE, "Write k; names"), (Op.REPLACE, "Write every column of")]
 )
 def test_a_missing_column_is_asked_for_where_it_is_needed(
     decode: Decode, op: Op, hint: str

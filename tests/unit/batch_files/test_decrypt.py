@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from chronolake.batch_files.files import BatchFile, FileForm, opened
+from chronolake.batch_files.files import BatchFile, FileForm, open_plain
 from chronolake.change_set import Op
 from chronolake.errors import (
     BatchFileError,
