@@ -66,7 +66,7 @@ def query(
     from chronolake.query import run_query
 
     with open_existing(configuration(project, lake, config, settings), json=json) as opened:
-        answer = ask(opened, question)
+        answer = run_query(opened, question)
         if json:
             nested = answer.nested
             for row in answer.rows(limit or None):

@@ -202,7 +202,7 @@ def diff(
     with open_existing(configuration(project, lake, config, settings), name, json=json) as opened:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HistoryWarning)
-            found = compared(opened.table(name), before, after)
+            found = compare(opened.table(name), before, after)
         for warning in caught:
             console(stderr=True).print(f"Note: {warning.message}", style="yellow")
         if json:

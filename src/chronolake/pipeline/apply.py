@@ -228,7 +228,7 @@ def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterato
 def _landing(writer: TableWriter, files: Sequence[DataFile]) -> Landing:
     size = sum(file.size for file in files)
     spark = writer.lake.session_for_versions(writer.stream.table, size)
-    return landing(spark, files, writer.namings)
+    return inspect_files(spark, files, writer.namings)
 
 
 def _result_of(

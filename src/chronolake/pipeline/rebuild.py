@@ -209,7 +209,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
         names = [name for name in types if name in others.keys() - set(columns)]
         # As one column, because Spark's stack overflows if it compares more than a thousand.
         ours, theirs = (
-            f"SELECT struct({listed(names)}) FROM {CATALOG}.{name.sql}"
+            f"SELECT struct({column_list(names)}) FROM {CATALOG}.{name.sql}"
             for name in (stream.table, built.table.name)
         )
         (found,) = built.spark.sql(
@@ -307,7 +307,7 @@ def _fill(
     if not good:
         raise bad_file_error(files, bad)
     spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
-    landed = landing(spark, good, writer.namings)
+    landed = inspect_files(spark, good, writer.namings)
     # Columns keep their position in the table.
     now = stored.current_names
     seen = merge_seen({now.get(name, name): frozenset() for name in stored.seen}, landed.seen)

@@ -214,8 +214,8 @@ def encode_states(
         path (see `CUT`).
     """
     if after is not None:
-        after = masked(dict(after), dict(before or {}))
-    before = None if before is None else masked(dict(before))
+        after = mask(dict(after), dict(before or {}))
+    before = None if before is None else mask(dict(before))
     texts = tuple(None if state is None else orjson.dumps(state) for state in (before, after))
     if all(text is None or len(text) <= WHOLE_BYTES for text in texts):
         decoded = (None if text is None else text.decode() for text in texts)
