@@ -116,7 +116,7 @@ def test_a_pattern_for_one_value_must_not_fit_several() -> None:
 def test_a_list_of_records_is_handed_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"data": [{"a": 1}]}
     monkeypatch.setattr(
-        "chronolake.source.declarative.records.extractors.decoded",
+        "chronolake.source.declarative.records.extractors.decode",
         lambda decoder, given: [body] if decode(decoder, given) else [],
     )
     assert _extracted(_dpath("data"), body).records is body["data"]
