@@ -19,7 +19,7 @@ def test_the_demo_runs_to_its_end_and_leaves_no_process() -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    for words in ("every check holds", "shop.orders", "placed → paid", "versions do not overlap"):
+    for words in ("all checks passed", "shop.orders", "placed → paid", "versions do not overlap"):
         assert words in done.stdout
     assert "violated" not in done.stdout
     running = subprocess.run(["ps", "ax"], capture_output=True, text=True, check=True).stdout

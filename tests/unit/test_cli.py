@@ -150,9 +150,9 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
     [
         ("serve --lake x --port 70000", "--port is 70000"),
         ("serve --lake x --host 0.0.0.0", "--allow-plaintext"),
-        ("serve --lake x --tls-cert x.pem", "belong together"),
-        ("drive x.json --target localhost", "Write HOST:PORT"),
-        ("test-destination x.json --target localhost", "Write HOST:PORT"),
+        ("serve --lake x --tls-cert x.pem", "Set both --tls-cert"),
+        ("drive x.json --target localhost", "Use HOST:PORT"),
+        ("test-destination x.json --target localhost", "Use HOST:PORT"),
     ],
 )
 def test_options_that_contradict_themselves_are_wrong_usage(words: str, told: str) -> None:
@@ -168,7 +168,7 @@ def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("Error: There is no lake in")
-    assert "What to do: Name the lake's folder with --lake" in done.stderr
+    assert "What to do: Set --lake to the lake's folder" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "lake").exists()
 
