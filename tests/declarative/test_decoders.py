@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.exact_json import dumps
 from chronolake.source.declarative.http import decoders
 from chronolake.source.declarative.models.records import Decoder
 from support.declarative.answered import answer
@@ -62,13 +63,32 @@ def _bodies(
         (b"0", [0]),
         (b'"s"', ["s"]),
         (b'[{"a": Infinity}]', [{"a": inf}]),
-        (b'{"a": 123456789012345678901234567890}', [{"a": 1.2345678901234568e29}]),
         (b'{"a": [-1e999, 18446744073709551616]}', [{"a": [-inf, 18446744073709551616]}]),
         (b'{"a": "\\ud800"}', [{"a": "\ud800"}]),
     ],
 )
 def test_json_is_read_as_leniently_as_the_reference_reads_it(body: bytes, expected: Any) -> None:
     assert _bodies(_JSON, body) == expected
+
+
+_LONG = b'{"a": 123456789012345678901234567890, "b": [12345678901234567.89]}'
+
+
+@pytest.mark.differs("numbers with many digits")
+@pytest.mark.parametrize(
+    ("decoder", "body"),
+    [
+        (_JSON, b"[" + _LONG + b"]"),
+        (_JSONL, _LONG + b"\n"),
+        (_items("c"), b'{"c": [' + _LONG + b"]}"),
+        (_gzip(_JSONL), _packed(_LONG + b"\n")),
+        (_zip(_JSON), _archive(x=_LONG)),
+    ],
+)
+def test_numbers_keep_every_digit_whatever_the_decoder(
+    decoder: dict[str, Any], body: bytes
+) -> None:
+    assert [dumps(one) for one in _bodies(decoder, body)] == [_LONG.replace(b" ", b"")]
 
 
 def test_nan_is_a_number() -> None:

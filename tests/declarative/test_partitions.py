@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chronolake import exact_json
 from chronolake.errors import ConfigurationError
 from support.declarative.apis import Api, Reply
 from support.declarative.readings import does, option, reading, requester, retriever, stream
@@ -77,6 +78,26 @@ def test_each_partition_of_several_routers_comes_once() -> None:
     partitions = [one["partition"] for one in found.result.state["states"]]
     assert partitions == [{"team": team} for team in ("1", "9", 1, 2, 3)]
     assert found.result.state["parent_state"] == {}
+
+
+def test_partitions_keep_the_digits_of_their_numbers() -> None:
+    """Two ids that are equal as floats are different partitions, also in the next run's state."""
+    ids = (2**64 + 1, 2**64 + 2)
+    described = _children(_parents(), incremental_sync=_DAYS)
+    rows = Reply({"data": [{"id": 5, "updated": "2024-01-02"}]})
+    teams = f'{{"data": [{{"id": {ids[0]}}}, {{"id": {ids[1]}}}]}}'.encode()
+    with Api({"/teams": Reply(teams), **{f"/teams/{team}/items": rows for team in ids}}) as api:
+        found = reading(described, api)
+        assert found.result.failure is None
+        assert found.result.state is not None
+        partitions = [one["partition"]["team"] for one in found.result.state["states"]]
+        state = exact_json.loads(exact_json.dumps(found.result.state))
+        assert partitions == list(ids)
+        assert state == found.result.state
+        again = reading(described, api, state)
+        assert again.result.failure is None
+        assert again.result.state is not None
+        assert len(again.result.state["states"]) == 2
 
 
 @pytest.mark.differs("a duplicate partition")

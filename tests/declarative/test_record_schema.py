@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from chronolake import exact_json
 from chronolake.errors import SourceError
 from chronolake.landing import wider
 from chronolake.source.declarative.landing.record_schema import (
@@ -123,6 +124,29 @@ def test_fields_that_nobody_declares_become_columns_with_their_first_value() -> 
         "c": (Kind.BOOLEAN, [None, True]),
     }
     assert told(free, [{"d": 10**30}])["d"] == (Kind.STRING, [str(10**30)])
+
+
+def test_numbers_with_more_digits_than_a_type_holds_become_texts() -> None:
+    text = b"""[
+      {"i": 1, "big": 18446744073709551616, "d": 0.5, "n": {"a": [12345678901234567.89, 1e400]}},
+      {"i": 2, "big": -9223372036854775809, "d": 12345678901234567.89, "n": 7}
+    ]"""
+    found = told(shape(big=Kind.LONG, d=Kind.DOUBLE, n=Kind.JSON), exact_json.loads(text))
+    assert found == {
+        "big": (Kind.STRING, ["18446744073709551616", "-9223372036854775809"]),
+        "d": (Kind.STRING, ["0.5", "12345678901234567.89"]),
+        "n": (Kind.JSON, ['{"a":[12345678901234567.89,1e400]}', "7"]),
+        "i": (Kind.LONG, [1, 2]),
+    }
+    free = told(shape(), exact_json.loads(b'[{"a": 0.1234567890123456789}, {"a": null}]'))
+    assert free == {"a": (Kind.STRING, ["0.1234567890123456789", None])}
+
+
+def test_keys_of_numbers_that_a_float_does_not_hold_differ() -> None:
+    text = b'[{"a": 18446744073709551616}, {"a": 18446744073709551617}, {"a": 0.12345678901234567}]'
+    for identity in (Identity(()), Identity((("a", "b"), ("a",)))):
+        records = identity.add_keys(exact_json.loads(text))
+        assert len({record[HASHED] for record in records}) == 3
 
 
 _JSON = st.recursive(

@@ -262,6 +262,40 @@ def test_streams_without_a_cursor_are_compared(
     assert "Starting Spark" not in error
 
 
+def test_numbers_keep_every_digit(shop: Shop) -> None:
+    """Keys and values beyond 64 bits, also within objects and as the ids of parents."""
+    first, second = 2**64 + 1, 2**64 + 2
+    shop.put(first, "01", state="new", total=7, lines=[{"a": 10**25}])
+    shop.put(second, "01", state="new", total=5)
+    shop.notes = {first: [{"text": "a"}], second: [{"text": "b", "n": 2**70}]}
+    customers = Reply(
+        f'{{"data": [{{"id": {first}, "n": 12345678901234567.89}}, {{"id": {second}}}]}}'.encode()
+    )
+    shop.api.on("/customers", customers)
+    shop.synced()
+
+    def found() -> list[list[tuple[Any, ...]]]:
+        columns = {"orders": ("id", "total", "lines"), "customers": ("id", "n"), "notes": ("n",)}
+        return [
+            sorted(
+                (tuple(row[name] for name in names) for row in shop.table(table).to_pylist()),
+                key=str,
+            )
+            for table, names in columns.items()
+        ]
+
+    expected = [
+        [(str(first), 7.0, '[{"a":10000000000000000000000000}]'), (str(second), 5.0, "[]")],
+        [(str(first), "12345678901234567.89"), (str(second), None)],
+        [(str(2**70),), (None,)],
+    ]
+    assert found() == expected
+    shop.put(first, "02", state="paid")
+    shop.synced()
+    assert len(shop.versions("id")) == 3
+    assert found()[1:] == expected[1:]
+
+
 def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:
     shop.customers = [{"id": 1, "name": "a"}]
     shop.notes = {}

@@ -10,16 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import postgresql
 import psycopg
 import pytest
 
+from chronolake import exact_json
 from chronolake.config import LakeConfig, load
 from chronolake.pipeline import run_history
 from chronolake.pipeline.lease import holder, leased
-from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified
+from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, encode_states
 from chronolake.pipeline.store import Store
 
 #: The tables as the version before the columns for the web UI created them.
@@ -237,6 +239,20 @@ def test_a_process_that_is_gone_is_dead_before_its_lease_ends(tmp_path: Path) ->
             f"INSERT INTO chronolake_leases VALUES ('shop', 1, '{who}', {time.time() + 60})"
         )
     assert [run.run.status for run in run_history.runs(config).runs] == [Status.DEAD]
+
+
+def test_checkpoints_keep_the_digits_of_their_numbers(tmp_path: Path) -> None:
+    position = exact_json.loads(b'{"states": [{"partition": {"team": 18446744073709551617}}]}')
+    config = load(tmp_path)
+    store = Store.open(config)
+    with leased(store, "shop") as lease:
+        store.put_checkpoint("shop", "notes", position, token=lease.token)
+        store.begin_run(_run(1))
+        done = StreamRun("run1", "notes", "shop.notes", Status.SUCCEEDED)
+        store.note(replace(done, state_after=encode_states({}, position)[1]))
+    assert store.checkpoints("shop") == {"notes": position}
+    (run,) = run_history.runs(config).runs
+    assert "18446744073709551617" in str(run.streams[0])
 
 
 def test_runs_are_paged_and_filtered(tmp_path: Path) -> None:

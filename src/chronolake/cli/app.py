@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from chronolake import env
+from chronolake import env, exact_json
 from chronolake.errors import (
     ChronolakeError,
     ConfigurationError,
@@ -398,12 +398,17 @@ def grid_of(*names: str) -> Table:
 def print_json(value: Any, *, pretty: bool = True) -> None:
     """Write a value as JSON and a newline to standard output."""
     options = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if pretty else 0)
-    sys.stdout.write(orjson.dumps(value, option=options).decode())
+    try:
+        text = orjson.dumps(value, option=options).decode()
+    except TypeError:
+        # Only numbers with many digits need this; they are printed without line breaks.
+        text = exact_json.dumps(value).decode("utf-8", "replace") + "\n"
+    sys.stdout.write(text)
 
 
 def print_json_lines(values: Sequence[Any]) -> None:
     """Write a JSON array to standard output, with one line for each of its values."""
-    lines = ",\n".join(orjson.dumps(value).decode() for value in values)
+    lines = ",\n".join(exact_json.dumps(value).decode("utf-8", "replace") for value in values)
     sys.stdout.write(f"[\n{lines}\n]\n" if values else "[]\n")
 
 

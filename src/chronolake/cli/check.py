@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-import orjson
 import typer
 from rich.text import Text
 
+from chronolake import exact_json
 from chronolake.cli.app import (
     JsonOption,
     LakeOption,
@@ -412,7 +412,7 @@ def read(
 
 def _read_state(file: Path) -> Mapping[str, Any]:
     try:
-        state: Mapping[str, Any] = orjson.loads(file.read_bytes())
+        state: Mapping[str, Any] = exact_json.loads(file.read_bytes())
     except (OSError, ValueError) as failure:
         raise ConfigurationError(
             f"{file} does not contain a valid state.",
@@ -431,12 +431,16 @@ def _as_json(found: Sample) -> dict[str, Any]:
     }
 
 
+def _text_of(value: Any) -> str:
+    return exact_json.dumps(value).decode("utf-8", "replace")
+
+
 def _print_sample(found: Sample) -> None:
     for number, record in enumerate(found.records, 1):
         console().print(Text(f"record {number}", style="bold"))
         width = max(map(len, record), default=0)
         for name, value in record.items():
-            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            text = value if isinstance(value, str) else _text_of(value)
             cut = f"{text[:_MAX_WIDTH]}…" if len(text) > _MAX_WIDTH else text
             console().print(Text(f"  {name.ljust(width)}  {cut}"), soft_wrap=True)
     if not found.records:

@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import sqlalchemy as sql
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from chronolake import database
+from chronolake import database, exact_json
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.pipeline.lease import is_dead
@@ -644,7 +643,7 @@ def _offsets_of(record: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
 def _parse_object(text: str) -> dict[str, Any] | None:
     """Parse a stored state; return None if the text is not a JSON object."""
     try:
-        found = orjson.loads(text)
+        found = exact_json.loads(text.encode())
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

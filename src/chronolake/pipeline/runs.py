@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
+from chronolake import exact_json
 from chronolake.masking import mask
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ def encode_states(
     if after is not None:
         after = mask(dict(after), dict(before or {}))
     before = None if before is None else mask(dict(before))
-    texts = tuple(None if state is None else orjson.dumps(state) for state in (before, after))
+    texts = tuple(None if state is None else exact_json.dumps(state) for state in (before, after))
     if all(text is None or len(text) <= WHOLE_BYTES for text in texts):
         decoded = (None if text is None else text.decode() for text in texts)
         return next(decoded), next(decoded)
@@ -229,12 +228,12 @@ def encode_states(
                 side[_format_path(path)] = _shorten(value)
     for side in sides:
         side[CUT] = len(found)
-    first, second = (orjson.dumps(side).decode() for side in sides)
+    first, second = (exact_json.dumps(side).decode() for side in sides)
     return None if before is None else first, None if after is None else second
 
 
 def _shorten(value: Any) -> Any:
-    text = orjson.dumps(value)
+    text = exact_json.dumps(value)
     limit = WHOLE_BYTES // _MOST_CHANGES
     return value if len(text) <= limit else f"({len(text):,} bytes)"
 
@@ -269,5 +268,5 @@ def _format_path(path: tuple[str | int, ...]) -> str:
         elif part.isidentifier():
             text += f".{part}" if text else part
         else:
-            text += f"[{orjson.dumps(part).decode()}]"
+            text += f"[{exact_json.dumps(part).decode()}]"
     return text

@@ -17,7 +17,7 @@ import orjson
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
 
-from chronolake import database, identity
+from chronolake import database, exact_json, identity
 from chronolake.errors import LeaseLostError
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, now
 
@@ -300,7 +300,7 @@ class Store:
         query = query.where(CHECKPOINTS.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query).all()
-        return {row.stream: dict(orjson.loads(row.position)) for row in found}
+        return {row.stream: dict(exact_json.loads(row.position.encode())) for row in found}
 
     def put_checkpoint(
         self, pipeline: str, stream: str, position: Mapping[str, Any], *, token: int
@@ -316,7 +316,7 @@ class Store:
         Raises:
             LeaseLostError: another process has taken the pipeline's lease; nothing has changed.
         """
-        values = {"position": orjson.dumps(dict(position)).decode(), "stored": now()}
+        values = {"position": exact_json.dumps(dict(position)).decode(), "stored": now()}
         with self.transaction() as connection:
             _expect_holder(connection, pipeline, token)
             connection.execute(CHECKPOINTS.delete().where(_is_of(pipeline, stream)))

@@ -14,6 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
+from chronolake import exact_json
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -53,7 +55,7 @@ class Reply:
 
     @property
     def content(self) -> bytes:
-        return self.body if isinstance(self.body, bytes) else orjson.dumps(self.body)
+        return self.body if isinstance(self.body, bytes) else exact_json.dumps(self.body)
 
 
 class _Server(ThreadingHTTPServer):

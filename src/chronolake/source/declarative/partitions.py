@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import orjson
-
+from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.models.streams import (
@@ -62,10 +61,10 @@ class CustomRouter:
     def _to_json(self, partition: Mapping[str, Any]) -> dict[str, Any]:
         """Return a partition as JSON values for the state, whatever types the class uses."""
         try:
-            text = orjson.dumps(dict(partition), option=orjson.OPT_NON_STR_KEYS)
+            text = exact_json.dumps(dict(partition))
         except TypeError as failure:
             raise self._empty_slice() from failure
-        reported: dict[str, Any] = orjson.loads(text)
+        reported: dict[str, Any] = exact_json.loads(text)
         return reported
 
     def _empty_slice(self) -> SourceError:

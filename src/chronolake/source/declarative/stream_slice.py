@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
+from chronolake import exact_json
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +50,7 @@ class StreamSlice(Mapping[str, Any]):
 
 def partition_key_of(partition: Mapping[str, Any]) -> bytes:
     """Return a partition's canonical form; 1 and "1" are different partitions."""
-    return orjson.dumps(partition, option=orjson.OPT_SORT_KEYS)
+    return exact_json.dumps(partition, sort_keys=True)
 
 
 class _ClassSlice(StreamSlice):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 from starlette.routing import Route
 
+from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.inspect.catalog import metadata_locations
 from chronolake.pipeline.run_history import pipelines, run, summaries
@@ -154,7 +154,7 @@ def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
 
 def json_text(value: object) -> str:
     """Serialize a value as JSON text."""
-    return orjson.dumps(value).decode()
+    return exact_json.dumps(value).decode("utf-8", "replace")
 
 
 def show_run(request: Request) -> Response:

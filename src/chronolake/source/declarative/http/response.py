@@ -9,7 +9,6 @@ Source: `specs/airbyte-declarative.md` (2.5).
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import threading
@@ -19,8 +18,8 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import httpx
-import orjson
 
+from chronolake import exact_json
 from chronolake.errors import SourceError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def size_of(text: bytes, limit: int = MEMORY) -> int:
 
 
 def parse_json(text: bytes, limit: int = MEMORY) -> Any:
-    """Return the value of a JSON text; NaN, Infinity and lone surrogates are accepted.
+    """Return the value of a JSON text, as `exact_json.loads` does, within a memory limit.
 
     Raises:
         ValueError: the text is not valid JSON.
@@ -68,10 +67,7 @@ def parse_json(text: bytes, limit: int = MEMORY) -> Any:
         SourceError: the values need more memory than the limit, in bytes; nothing was created.
     """
     raise_if_too_large(text, limit)
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return json.loads(text)
+    return exact_json.loads(text)
 
 
 def loads(text: str) -> Any:
@@ -83,7 +79,7 @@ def loads(text: str) -> Any:
     data = text.encode()
     if size_of(data, _TEMPLATE_LIMIT) > _TEMPLATE_LIMIT:
         raise ValueError("the values need too much memory")
-    return json.loads(data)
+    return exact_json.loads(data)
 
 
 def raise_if_too_large(text: bytes, limit: int = MEMORY) -> None:

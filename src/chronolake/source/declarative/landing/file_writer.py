@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-import orjson
 import pyarrow as pa
 
+from chronolake import exact_json
 from chronolake.arrow_tasks import ArrowRows, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
@@ -155,8 +155,8 @@ class PendingFiles:
         """Return the finished slices that a crashed run left, and the state that they lead to."""
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            journal = orjson.loads((folder / _JOURNAL).read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
+            journal = exact_json.loads((folder / _JOURNAL).read_bytes())
+        except (FileNotFoundError, ValueError):
             # After a power failure, a file may exist without its content.
             journal = {"parts": [], "state": None}
         waiting = cls(folder)
@@ -181,7 +181,7 @@ class PendingFiles:
         """Write the journal, so that files and state survive a crash of this run."""
         reported = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
         file = self.folder / f"{_JOURNAL}.new"
-        file.write_bytes(orjson.dumps(reported))
+        file.write_bytes(exact_json.dumps(reported))
         file.replace(self.folder / _JOURNAL)
 
     def acknowledge(self) -> None:

@@ -16,11 +16,9 @@ Keys. A record's key is its primary key, or a hash of its content.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from dataclasses import dataclass, field
-from decimal import Decimal
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -28,6 +26,7 @@ import orjson
 import pyarrow as pa
 import structlog
 
+from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.landing import wider
 from chronolake.source.declarative.field_paths import MISSING, look_up
@@ -58,6 +57,7 @@ _KINDS: Final = {
     bool: Kind.BOOLEAN,
     int: Kind.LONG,
     float: Kind.DOUBLE,
+    exact_json.LongNumber: Kind.STRING,
     str: Kind.STRING,
     dict: Kind.JSON,
     list: Kind.JSON,
@@ -263,7 +263,7 @@ def _parse_text(text: str, kind: Kind) -> Any:
             return int(text) if _WHOLE.fullmatch(text) else None
         case Kind.DOUBLE if _NUMBER.fullmatch(text):
             number = float(text)
-            return number if Decimal(repr(number)) == Decimal(text) else None
+            return number if exact_json.is_exact(text, number) else None
         case Kind.JSON:
             return _parse_json(text)
     return None if kind is Kind.DOUBLE else text
@@ -271,7 +271,7 @@ def _parse_text(text: str, kind: Kind) -> Any:
 
 def _parse_json(text: str) -> Any:
     try:
-        return orjson.loads(text)
+        return exact_json.loads(text.encode())
     except ValueError:
         return text
 
@@ -340,11 +340,7 @@ def _to_optional_text(value: Any) -> str | None:
 
 def to_json_text(value: Any) -> str:
     """Return a JSON value as text."""
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:
-        # orjson cannot write integers beyond 64 bits.
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return exact_json.dumps(value).decode("utf-8", "surrogatepass")
 
 
 #: The path of a value in a record.
@@ -553,5 +549,6 @@ class Identity:
         try:
             text = orjson.dumps(reported, option=orjson.OPT_SORT_KEYS)
         except TypeError:
-            text = to_json_text(dict(sorted(reported.items()))).encode("utf-8", "surrogatepass")
+            # Objects within the record are not sorted here: existing keys must not change.
+            text = exact_json.dumps(dict(sorted(reported.items())))
         return sha256(text).hexdigest()[:40]

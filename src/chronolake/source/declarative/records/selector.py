@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from chronolake import exact_json
 from chronolake.errors import SourceError
 from chronolake.source.declarative.models.base import (
     CustomComponent,
@@ -356,9 +355,13 @@ def _hash_records(records: list[Any]) -> bytes | None:
     """Return a hash of records, or None if they contain values that JSON does not have."""
     try:
         # Version 2 writes equal values identically, without references to shared objects.
-        return blake2b(marshal.dumps(records, 2), digest_size=16).digest()
+        content = marshal.dumps(records, 2)
     except ValueError:
-        return None
+        try:
+            content = exact_json.dumps(records)
+        except TypeError:
+            return None
+    return blake2b(content, digest_size=16).digest()
 
 
 def _create_normalizer(
@@ -375,7 +378,7 @@ def _create_normalizer(
 def _to_json_records(records: list[Record]) -> list[Record]:
     """Return records that contain only JSON values, whatever custom classes added."""
     try:
-        plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
+        plain: list[Record] = exact_json.loads(exact_json.dumps(records))
     except TypeError as failure:
         raise SourceError(
             "The connector's own code returned a record with values that JSON does "

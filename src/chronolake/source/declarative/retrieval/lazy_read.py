@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
-import orjson
 
+from chronolake import exact_json
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.http.error_handler import Action
@@ -33,7 +33,7 @@ _ACTIONS: Final = frozenset({Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDO
 def first_page(record: Mapping[str, Any], pointer: Sequence[str]) -> Response:
     """Return the embedded part of a parent record in the form of a response."""
     records = look_up(record, pointer)
-    body = orjson.dumps([] if records is MISSING else records)
+    body = exact_json.dumps([] if records is MISSING else records)
     return Response(httpx.codes.OK, httpx.Headers(), body, "", "GET")
 
 
