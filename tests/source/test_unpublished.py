@@ -10,6 +10,7 @@ import structlog
 from support.source.databases import Shop
 
 _PUBLISHED: Final = "insert, update, delete, truncate"
+_TABLES: Final = ("parts", "nested", "moved", "keyed", "split")
 #: Each hides the changes of some tables, which are then published as before. The statements between
 #: two of them run while it holds.
 _HIDING: Final = {
@@ -37,27 +38,35 @@ _HIDING: Final = {
         ["UPDATE keyed SET id = id + 10, v = 'hidden' WHERE id < 3"],
         "ALTER TABLE keyed REPLICA IDENTITY DEFAULT",
     ),
+    "the replica identity of a partition is another index": (
+        ["split"],
+        (
+            "CREATE UNIQUE INDEX split_k ON split_part (k); "
+            "ALTER TABLE split_part REPLICA IDENTITY USING INDEX split_k"
+        ),
+        ["UPDATE split SET id = id + 10, v = 'hidden' WHERE id < 3"],
+        "ALTER TABLE split_part REPLICA IDENTITY DEFAULT; DROP INDEX split_k",
+    ),
     "only inserts are published": (
-        ["parts", "nested", "moved", "keyed"],
+        list(_TABLES),
         "ALTER PUBLICATION chronolake_shop SET (publish = 'insert')",
         ["UPDATE parts SET v = 'more' WHERE id = 1", "DELETE FROM keyed WHERE id = 3"],
         f"ALTER PUBLICATION chronolake_shop SET (publish = '{_PUBLISHED}')",
     ),
     "partitions are published by themselves": (
-        ["parts", "nested", "moved", "keyed"],
+        list(_TABLES),
         "ALTER PUBLICATION chronolake_shop SET (publish_via_partition_root = false)",
         ["UPDATE parts SET v = 'again' WHERE id = 1", "DELETE FROM nested WHERE id = 3"],
         "ALTER PUBLICATION chronolake_shop SET (publish_via_partition_root = true)",
     ),
     "the schema is not published": (
-        ["parts", "nested", "moved", "keyed"],
+        list(_TABLES),
         "ALTER PUBLICATION chronolake_shop DROP TABLES IN SCHEMA public",
         ["UPDATE moved SET v = 'once more'", "DELETE FROM parts WHERE id = 3"],
         "ALTER PUBLICATION chronolake_shop ADD TABLES IN SCHEMA public",
     ),
 }
 _OF_ALL: Final = [words for words, (tables, *_) in _HIDING.items() if len(tables) > 1]
-_TABLES: Final = ("parts", "nested", "moved", "keyed")
 #: Statements that do not change what the log contains for these tables.
 _HARMLESS: Final = (
     "CREATE TABLE side.other (id int PRIMARY KEY)",
@@ -86,6 +95,9 @@ def published(shop: Shop) -> Shop:
         "CREATE TABLE moved (id int PRIMARY KEY, v text)",
         "CREATE TABLE keyed (id int PRIMARY KEY, k int NOT NULL DEFAULT 1, v text)",
         "CREATE UNIQUE INDEX keyed_k ON keyed (k)",
+        "CREATE TABLE split (id int PRIMARY KEY, k int NOT NULL, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE split_part PARTITION OF split FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO split SELECT g, g * 10, 'first' FROM generate_series(1, 4) g",
         "INSERT INTO keyed SELECT g, g * 10, 'first' FROM generate_series(1, 4) g",
         *(
             f"INSERT INTO {table} SELECT g, 'first' FROM generate_series(1, 4) g"

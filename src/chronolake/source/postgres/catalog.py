@@ -82,7 +82,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
                  ORDER BY a.attnum),
        array_agg(a.attgenerated::text ORDER BY a.attnum),
-       parts.storage, coalesce(parts.logs_all, false), c.relnatts, coalesce(filled.names, '{{}}')
+       parts.storage, coalesce(parts.logs_all, false), c.relnatts, coalesce(filled.names, '{{}}'),
+       coalesce(parts.oids, '{{}}')
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
@@ -96,7 +97,8 @@ CROSS JOIN LATERAL (
                FROM pg_catalog.pg_inherits i
                WHERE i.inhrelid <> c.oid AND i.inhrelid IN ({with_partitions("c.oid")})
            ) AS storage,
-           bool_and(s.relreplident = 'f') AS logs_all
+           bool_and(s.relreplident = 'f') AS logs_all,
+           array_agg(s.oid::bigint) AS oids
     FROM pg_catalog.pg_class s
     WHERE s.relkind = 'r' AND s.oid IN ({with_partitions("c.oid")})
 ) parts
@@ -109,7 +111,7 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
 GROUP BY c.oid, n.nspname, c.relname, c.relreplident, c.relnatts, key.numbers, distinct_by.numbers,
-         parts.storage, parts.logs_all, filled.names
+         parts.storage, parts.logs_all, filled.names, parts.oids
 ORDER BY n.nspname, c.relname
 """
 #: The relations that store a table's rows, and the number of pages of each.
@@ -199,6 +201,7 @@ class SourceTable:
         greatest: the greatest number that a column of it ever had, including dropped ones.
         filled: the numbers of columns that were added with a default: older rows have a value that
             the log has never contained.
+        partitions: the oids of the partitions that store its rows; empty if it is not partitioned.
         dependencies: what the text representation of its values depends on.
         forms: for values of some types, the representation used instead of their text, by type oid.
         options: the configured column options.
@@ -217,6 +220,7 @@ class SourceTable:
     logs_old_rows: bool
     greatest: int
     filled: frozenset[int]
+    partitions: frozenset[int]
     dependencies: Dependencies
     forms: Mapping[int, ValueForm]
     options: ColumnOptions
@@ -351,7 +355,7 @@ def tables_in(
     forms = forms_of(connection, oids, options)
     tables = []
     for number, schema, name, identity, key, distinct_by, *rest in rows:
-        *columns_provided, storage, logs_old_rows, greatest, filled = rest
+        *columns_provided, storage, logs_old_rows, greatest, filled, parts = rest
         attributes = list(zip(*columns_provided, strict=True))
         selected = [
             column for column in attributes if not column[4] or column[4] in options.generated
@@ -385,6 +389,7 @@ def tables_in(
                 logs_old_rows,
                 greatest,
                 frozenset(column for column, name in by_number.items() if name in filled),
+                frozenset(parts) - {number},
                 dependencies[number],
                 forms,
                 options,

@@ -287,6 +287,8 @@ class Decoded:
         truncates: the relations that were truncated.
         ended: the last transaction that ends in the batch, or None.
         emitted: messages that Chronolake has written to the log.
+        described: the relations that were described, in the order of their descriptions. The
+            description of a partition precedes its changes, which are those of the published table.
     """
 
     transactions: tuple[Transaction, ...]
@@ -294,6 +296,7 @@ class Decoded:
     truncates: tuple[Truncate, ...]
     ended: Ended | None
     emitted: tuple[Emitted, ...] = ()
+    described: tuple[Relation, ...] = ()
 
     @cached_property
     def changed_oids(self) -> frozenset[int]:
@@ -342,6 +345,7 @@ class Decoder:
             tuple(frame.truncates),
             frame.ended,
             tuple(frame.emitted),
+            tuple(frame.described),
         )
 
     def _decode_frame(self, batch: Sequence[bytes], is_row: Flags) -> _Frame:
@@ -402,6 +406,7 @@ class _Frame:
         self.truncates: list[Truncate] = []
         self.ended: Ended | None = None
         self.emitted: list[Emitted] = []
+        self.described: list[Relation] = []
         #: For each message: the index of its transaction, or -1; its position in the transaction.
         self.transaction_of: Places = np.full(messages, -1, np.int64)
         self.ordinal_of: Places = np.zeros(messages, np.int64)
@@ -424,6 +429,7 @@ class _Frame:
         self.ordinal_of[part] = np.arange(part.start, part.stop) - self.begun
 
     def describe(self, number: int, relation: Relation) -> None:
+        self.described.append(relation)
         known = self._descriptions.setdefault(relation.oid, [])
         if not known or known[-1][1] != relation:
             known.append((number, relation))

@@ -92,6 +92,8 @@ class TableReplication:
     _is_discarded: bool = False
     _spools: int = 0
     _labels: LabelCheck = field(init=False)
+    _partitions: dict[int, Relation] = field(default_factory=dict)
+    _described: tuple[Relation, ...] = ()
 
     def __post_init__(self) -> None:
         self._columns = self.position.columns
@@ -112,9 +114,26 @@ class TableReplication:
     def add(self, decoded: Decoded) -> None:
         """Add the table's changes in the next batch of the log, unless it is another log."""
         self._recognize(decoded)
+        self._note_partitions(decoded)
         is_read = not self.is_lost and self.invalid is None
         if is_read and self.table.oid in decoded.changed_oids:
             self._add(decoded)
+
+    def _note_partitions(self, decoded: Decoded) -> None:
+        """Note the descriptions of the table's partitions that apply to changes in a batch."""
+        described = [one for one in decoded.described if one.oid in self.table.partitions]
+        self._described = (*self._partitions.values(), *described)
+        self._partitions.update((one.oid, one) for one in described)
+
+    def _hides_keys(self, key: RowKey) -> bool:
+        """Return whether a partition may have got rows with another key without their old rows.
+
+        The rows themselves are described by the published table's replica identity.
+        """
+        return any(
+            not {*key.names} <= {column.name for column in one.columns if column.is_identity}
+            for one in self._described
+        )
 
     def _recognize(self, decoded: Decoded) -> None:
         evidence = self.position.evidence
@@ -186,6 +205,7 @@ class TableReplication:
             self._has_unlogged = (
                 self._has_unlogged
                 or not is_complete
+                or self._hides_keys(spool.key)
                 or any(
                     self._labels.has_doubtful_texts(column.number, versions[column.name])
                     for column in spool.columns
