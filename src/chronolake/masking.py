@@ -97,7 +97,6 @@ def mask(value: Any, before: Any = _MISSING) -> Any:
     """Return a JSON value with masked secrets.
 
     Args:
-        value: the value.
         before: its previous value, if known: the mask of a changed secret shows that it changed.
     """
     return _mask(value, before, is_named=False)

@@ -118,8 +118,6 @@ def parse_cells(
         texts: like in `parsing.columns.parse_texts`. An empty text is NULL unless the column
             contains texts or bytes, and is refused in a key: as NULL, it would merge several
             records into one.
-        column: the column.
-        file: the file.
         rows: number of the file's rows before these.
         tally: counts adjusted values.
 
@@ -174,7 +172,6 @@ def expect_cells(
     Args:
         piece: some rows of a file.
         columns: the columns; cells of key columns may be null, but not unmodified.
-        file: the file.
         rows: number of the file's rows before these.
         times: names of columns in which no cell may be null.
         may_keep_times: whether these may be unmodified, if they are not part of the key.

@@ -73,7 +73,6 @@ def decode_file(
     """Yield the change set's rows of one file.
 
     Args:
-        file: the file.
         ordinal: its position among the request's files, from 0.
         reading: the settings.
         remark: called with warnings, which contain counts only.

@@ -85,7 +85,6 @@ def pieces(
     """Yield the file's rows.
 
     Args:
-        file: the file.
         form: its markers, and whether it can be read in place.
         columns: the wanted columns.
         required: names of the columns that it must have.

@@ -226,7 +226,6 @@ def _exit_unless_any_can_begin(
     """End the command before Spark starts, if no pipeline could begin to run.
 
     Args:
-        project: the project.
         names: the pipelines; None for all of the project.
         only: `--stream`.
         json: whether errors are printed as JSON.
@@ -248,7 +247,6 @@ def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str
     """Raise before Spark starts, if a run of the pipeline would be rejected anyway.
 
     Args:
-        project: the project.
         pipeline: the pipeline's name.
         only: the streams to run; the source's streams are listed only if there are any.
 
@@ -420,8 +418,6 @@ def stream_of_table(project: Project, table: TableName, *, json: bool) -> Stream
     """Return the stream that writes a table.
 
     Args:
-        project: the project.
-        table: the table.
         json: whether failures of other pipelines' sources are printed as JSON.
 
     Raises:

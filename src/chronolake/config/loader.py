@@ -228,7 +228,6 @@ def load_project(
     """Load a chronolake.yml with its pipelines.
 
     Args:
-        file: the file.
         lake: the lake's folder; None for the one in the file.
         overrides: as for `load`.
 
@@ -257,7 +256,6 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
     Environment variables that only pipelines need may be missing.
 
     Args:
-        file: the file.
         overrides: as for `load`.
 
     Raises:

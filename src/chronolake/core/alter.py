@@ -217,7 +217,6 @@ def alter(
     """Change a table to the wanted columns, types and key; all of it or nothing.
 
     Args:
-        lake: the lake.
         name: the table.
         columns: the wanted columns; the table keeps the order of those it has.
         drop_columns: whether columns that are not wanted are dropped (or kept with their data).

@@ -220,7 +220,6 @@ def write_versions(
     Applying the same versions again changes no row.
 
     Args:
-        lake: the lake.
         name: a table created by `create_pipeline_table`.
         versions: record versions (`chronolake.change_set`) with all data columns of the table.
             Their session does the work (`Lake.session_for_versions`). They are computed more than

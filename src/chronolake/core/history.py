@@ -94,7 +94,6 @@ def write_history_batch(
     """Apply a history batch, all of it or nothing. Sending it again gives the same table.
 
     Args:
-        lake: the lake.
         name: a table in history mode.
         changes: the batch's change set (`chronolake.change_set`).
         columns: the change set's data columns.

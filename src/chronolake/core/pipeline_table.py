@@ -68,7 +68,6 @@ def create_pipeline_table(
     """Create an empty pipeline table.
 
     Args:
-        lake: the lake.
         name: the table.
         columns: the source's columns, with the key; system columns are added.
         mode: the table's mode.

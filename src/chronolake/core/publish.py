@@ -228,7 +228,6 @@ def publish_with_retries(
     The table is locked meanwhile: no other thread of this process writes to it.
 
     Args:
-        lake: the lake.
         name: the table.
         attempt: makes the change from the table's current state and publishes it; it runs again on
             the new state if another process published first.

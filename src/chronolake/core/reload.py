@@ -79,7 +79,6 @@ def resync(
     """Update a history table to the source's current rows, in one published step.
 
     Args:
-        lake: the lake.
         name: a table in history mode.
         rows: the source's rows, made in the session `lake.spark`; columns of the table by name,
             including the key. At most one row for a key. `_fivetran_start`, if present, is the time

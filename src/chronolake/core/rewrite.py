@@ -113,7 +113,6 @@ def rewrite(
     """Replace a table's columns and rows, in one published step.
 
     Args:
-        lake: the lake.
         table: the state from which `rows` was made.
         columns: the new columns, in table order.
         replaced: the columns whose stored values have another type in `rows`.

@@ -60,7 +60,6 @@ def publish_new(
     """Create a table from a query's rows. It appears with all of them, or not at all.
 
     Args:
-        lake: the lake.
         name: an unused name.
         columns: the new table's columns, in order.
         query: SQL that returns these columns, by name.
@@ -91,7 +90,6 @@ def publish_replacement(
     """Replace a table's columns, rows and partitions, in one step.
 
     Args:
-        lake: the lake.
         table: the state that the query reads.
         columns: the new columns, in order.
         query: SQL that returns these columns, by name: all rows of the new table.

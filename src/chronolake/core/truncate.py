@@ -42,7 +42,6 @@ def truncate(
     Nothing happens if the table does not exist or no instant is given.
 
     Args:
-        lake: the lake.
         name: the table.
         synced_column: the column with the time of a row's sync; rows where it is null are kept.
         before_micros: the instant, in microseconds since 1970 (UTC).

@@ -72,7 +72,6 @@ def write_batch(
     Sending the same batch again gives the same table.
 
     Args:
-        lake: the lake.
         name: the table.
         changes: the batch's change set (`chronolake.change_set`).
         columns: the change set's data columns.

@@ -83,7 +83,6 @@ def table_errors(table: TableName, file: str | None = None) -> Iterator[None]:
     """Convert errors about a table's files to `LakeError`.
 
     Args:
-        table: the table.
         file: the file that is read, if it is a single one.
 
     Raises:

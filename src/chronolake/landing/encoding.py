@@ -193,7 +193,6 @@ def _replace_texts(
     """Replace some texts, for the few formats for which Arrow has no function.
 
     Args:
-        texts: the texts.
         where: flags for the texts to replace; without nulls.
         spell: returns the replacement of a text.
         of: the texts that `spell` gets; by default `texts`.

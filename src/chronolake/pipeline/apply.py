@@ -94,8 +94,6 @@ def apply(
     at once: so several type changes cost one rebuild, and not one for each step.
 
     Args:
-        lake: the lake.
-        stream: the stream.
         lease: the lease of its pipeline.
         files: the files that landed after the table's watermark, in the order of writing.
         current: returns the stream with its current configuration; called before each step.

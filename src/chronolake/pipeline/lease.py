@@ -111,7 +111,6 @@ def leased(
 
     Args:
         store: the store of the leases.
-        pipeline: the pipeline.
         seconds: duration of the lease without renewal.
         above: the greatest token of the pipeline's tables; the lease's token is greater, even if
             the store was lost or restored.

@@ -84,7 +84,6 @@ def rebuild(
     Readers see the old table until then. A crash leaves it unchanged.
 
     Args:
-        lake: the lake.
         stream: the stream; its table exists.
         lease: the lease of its pipeline.
         upto: the last file to apply; by default the last that was ever applied.

@@ -47,7 +47,6 @@ def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
 
     Args:
         lake: the lake whose Spark session is used.
-        table: the table.
         stream: the stream that writes it.
 
     Raises:

@@ -112,7 +112,6 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
 
     Args:
         config: the lake.
-        stream: the stream.
         described: the columns that its source declares.
 
     Raises:
@@ -147,8 +146,6 @@ def move_watermark(lake: Lake, stream: Stream, lease: Lease, watermark: str | No
     the table until it is rebuilt.
 
     Args:
-        lake: the lake.
-        stream: the stream.
         lease: the lease of its pipeline.
         watermark: the last file that counts as applied, or None.
 

@@ -308,7 +308,6 @@ class Store:
         """Store a stream's offset in its source.
 
         Args:
-            pipeline: the pipeline.
             stream: its stream.
             position: the offset, a JSON object.
             token: token of the lease under which its data landed.
@@ -342,7 +341,6 @@ class Store:
         """Store a token of a pipeline's source, unless another process has stored a newer one.
 
         Args:
-            pipeline: the pipeline.
             name: the source's name of the token.
             token: the token, a JSON object; it may be secret.
             since: the stored token from which `token` was derived, or None.

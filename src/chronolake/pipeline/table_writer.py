@@ -286,7 +286,6 @@ def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[
     """Return the columns that the stream's table needs for the observed types of its fields.
 
     Args:
-        stream: the stream.
         seen: the observed types of every field.
         key: the fields that identify a record.
 

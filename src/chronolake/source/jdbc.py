@@ -206,7 +206,6 @@ def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame
     Without the check, one of the two rows would be lost.
 
     Args:
-        rows: the rows.
         key: the key columns from the configuration.
         name: the table, for the message.
     """

@@ -256,7 +256,6 @@ def add_column_in_history(
     empty table only gets the column. Sending the request again changes nothing.
 
     Args:
-        lake: the lake.
         name: a history table.
         column: the new column.
         value_of: returns the value for the column's type.
@@ -289,9 +288,7 @@ def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micro
     request again changes nothing.
 
     Args:
-        lake: the lake.
         name: a history table.
-        column: the column.
         at_micros: the time, in microseconds since 1970 (UTC).
 
     Raises:

@@ -335,7 +335,6 @@ def switch_mode(
     live, the active versions are kept. From soft-delete to live, marked rows are removed.
 
     Args:
-        lake: the lake.
         name: the table.
         mode: the new mode.
         marker: the column that marks deleted rows in soft-delete mode. To history, None means that

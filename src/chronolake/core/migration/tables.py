@@ -148,7 +148,6 @@ def copy_table_to_history(
     """Create a history table from a soft-delete or live table, which does not change.
 
     Args:
-        lake: the lake.
         name: the table to copy.
         new_name: the history table.
         marker: the column that marks deleted rows; None: no row is deleted.

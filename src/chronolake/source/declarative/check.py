@@ -61,7 +61,6 @@ def read(
     """Read a stream, one slice after the other; a slice that fails does not stop the others.
 
     Args:
-        stream: the stream.
         api: the API to read from.
         stored: the stream's state, or None.
         on_limit: what to do if there are too many partitions.
@@ -124,7 +123,6 @@ def sample(
     """Read some records of a stream; nothing is stored except tokens that change.
 
     Args:
-        manifest: the manifest.
         source: the configuration of its source.
         name: the stream.
         limit: the most records to read.
@@ -152,7 +150,6 @@ def complete_manifest(
     """Return a manifest with all wanted streams, including those that only the API knows.
 
     Args:
-        manifest: the manifest.
         source: the configuration of its source.
         memory: stores tokens that change with each use.
 
@@ -177,7 +174,6 @@ def check_source(
     """Check a manifest and a configuration; yield all errors and the result for each stream.
 
     Args:
-        manifest: the manifest.
         source: the configuration of its source.
         memory: stores tokens that change with each use.
         learn: receives the manifest with all streams, or the error that prevents it, so that the

@@ -43,7 +43,6 @@ def create_api(
     """Return the API of a manifest; query it for its streams if the manifest does not list them.
 
     Args:
-        manifest: the manifest.
         config: the user's configuration.
         network: sends requests.
         wanted: the streams to find, or None for all. If the manifest lists all of these, the API is
@@ -94,7 +93,6 @@ def open_api(
     """Open the API of a source; its connections are closed when the block ends.
 
     Args:
-        manifest: the manifest.
         source: the configuration of its source.
         wanted: see `create_api`.
         memory: see `create_api`.

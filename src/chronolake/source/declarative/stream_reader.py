@@ -101,7 +101,6 @@ class SliceReader:
         """Prepare a stream's requests.
 
         Args:
-            stream: the stream.
             api: the API to read from.
             schema: the schema of its records.
             dated_by: the cursor that contains records' modification times, if it is not the
@@ -330,7 +329,6 @@ class StreamReader:
         """Prepare to read a stream.
 
         Args:
-            stream: the stream.
             api: the API to read from.
             stored: its state (from `State.as_json` or another reader), or None.
             on_limit: what to do if there are too many partitions.

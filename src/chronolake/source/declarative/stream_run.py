@@ -75,7 +75,6 @@ class Settings:
         Args:
             project: the configuration.
             pipeline: the pipeline's name.
-            stream: the stream.
             api_config: the user's settings for the manifest.
 
         Raises:
@@ -104,7 +103,6 @@ class Settings:
         """Return the columns of a stream's records.
 
         Args:
-            stream: the stream.
             schema: the schema of its records.
             known: the types that columns have had so far.
 

@@ -338,7 +338,6 @@ def tables_in(
 
     Args:
         connection: a connection to the database.
-        schemas: the schemas.
         options: the configured column options.
         oid: if set, only this table is returned.
         also_unlogged: whether to include unlogged tables, which do not appear in the log; a standby

@@ -117,7 +117,6 @@ class InProgress:
         """Process a message about a transaction in progress: one that matches `FRAME`.
 
         Args:
-            message: the message.
             upto: transactions that are committed at this LSN or later are discarded.
 
         Returns:
@@ -449,7 +448,6 @@ def open_stream(
 
     Args:
         dsn: the server's address.
-        slot: the slot.
         begins: transactions that are committed before this LSN, or before the slot's own position,
             are not sent.
         upto: transactions that are committed at this LSN or later are not sent either.

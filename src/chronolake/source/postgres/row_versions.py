@@ -98,7 +98,6 @@ def convert_changes(
     """Return the record versions of changes.
 
     Args:
-        changes: the changes.
         key: the names of the columns that identify a record.
         times: the commit time of each change's transaction, in microseconds since 1970.
         commits: the commit LSNs of the batch's transactions.

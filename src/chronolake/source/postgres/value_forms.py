@@ -194,7 +194,6 @@ def values_of(form: ValueForm, texts: pa.Array) -> pa.Array:
     """Return values in their form: JSON texts, or decimals.
 
     Args:
-        form: the form.
         texts: the values as the server prints them. A text that does not match the present type
             becomes a JSON string; its table is read again.
     """

@@ -80,7 +80,6 @@ class CountState:
         """Record that the slice has been read.
 
         Args:
-            stream_slice: the slice.
             latest: the greatest number in it, or None if it has no numbers.
         """
         if latest is not None:

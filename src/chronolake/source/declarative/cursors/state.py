@@ -398,7 +398,6 @@ class StreamState:
         slice's end.
 
         Args:
-            stream_slice: the slice.
             latest: the time of its latest record, or None if no record has a time.
         """
         begin, end = (

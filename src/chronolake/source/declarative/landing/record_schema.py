@@ -483,7 +483,6 @@ class Identity:
         """Return the manifest's primary key: one field, several fields, or paths.
 
         Args:
-            stream: the stream.
             cursor: see the class.
         """
         key = stream.primary_key or ()

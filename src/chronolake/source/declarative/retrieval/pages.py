@@ -273,7 +273,6 @@ class Retrieval:
 
         Args:
             found: the extracted records.
-            stream_slice: the slice.
             keep: whether a record is within the wanted range.
 
         Raises:
@@ -286,7 +285,6 @@ class Retrieval:
         """Yield the pages of a slice; each is requested when it is needed.
 
         Args:
-            stream_slice: the slice.
             keep: whether a record is within the wanted range.
             depth: number of times that a longer slice was halved to get this one.
 

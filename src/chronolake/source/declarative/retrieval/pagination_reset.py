@@ -205,7 +205,6 @@ def check_sizes(retriever: SimpleRetriever, size: int | None) -> PageSizeReducti
     """Return the rules by which a retriever's pages become smaller.
 
     Args:
-        retriever: the retriever.
         size: its page size.
 
     Raises:
@@ -323,7 +322,6 @@ class Splitting:
         """Return the two halves of a slice.
 
         Args:
-            stream_slice: the slice.
             depth: number of times that a longer slice was halved to get this one.
             refusal: the error that requires it.
 

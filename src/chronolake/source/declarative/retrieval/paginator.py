@@ -91,7 +91,6 @@ class Repetition:
         Args:
             token: the token of this page, or None.
             next_token: the token of the next page, or None after the last page.
-            page: the page.
             size: number of records in a full page, or None if it is unknown.
         """
         self.page += 1
