@@ -106,7 +106,9 @@ CROSS JOIN LATERAL (
     SELECT array_agg(DISTINCT m.attname::text) AS names FROM pg_catalog.pg_attribute m
     WHERE m.atthasmissing AND m.attrelid IN ({with_partitions("c.oid")})
 ) filled
-WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+WHERE n.nspname = ANY (ARRAY(SELECT pg_catalog.convert_from(one, 'UTF8')
+                             FROM unnest(%s::bytea[]) AS given(one)))
+  AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND (c.relpersistence = 'p' OR (%s AND c.relpersistence = 'u' AND NOT pg_is_in_recovery()))
   AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
@@ -137,7 +139,8 @@ SELECT oid::bigint, type::bigint, modifier FROM base WHERE oid <> type
 #: table that is included in more than one way is published completely.
 _PUBLISHED: Final = """
 WITH published AS (
-    SELECT *, xmin::text AS version FROM pg_catalog.pg_publication WHERE pubname = %s
+    SELECT *, xmin::text AS version FROM pg_catalog.pg_publication
+    WHERE pubname = pg_catalog.convert_from(%s, 'UTF8')
 ),
 listed(relation, since, attributes, is_filtered, version) AS (
     SELECT r.prrelid, r.oid, {attributes}, {is_filtered}, r.xmin::text
@@ -248,7 +251,7 @@ class SourceTable:
     @property
     def naming_problem(self) -> SourceError | None:
         """Return an error if the table's name or a column's name cannot be decoded, or None."""
-        complaint = "is not valid in its database's encoding"
+        complaint = "is not valid in its database's encoding, or has no equal in UTF-8"
         if isinstance(self.name, Undecodable):
             return SourceError(
                 f"The name of the table {self.stream} {complaint}.",
@@ -347,7 +350,7 @@ def tables_in(
         SourceError: the catalog cannot be read.
     """
     with translate_errors(), name_cursor(connection) as cursor:
-        values = (list(schemas), also_unlogged, oid, oid)
+        values = ([schema.encode() for schema in schemas], also_unlogged, oid, oid)
         rows = cursor.execute(_TABLES.encode(), values).fetchall()
     oids = [row[0] for row in rows]
     dependencies = dependencies_of(connection, oids, options)
@@ -420,7 +423,7 @@ def published_tables(connection: psycopg.Connection, publication: str) -> dict[i
         else "false",
     )
     with translate_errors(), name_cursor(connection) as cursor:
-        rows = cursor.execute(query.encode(), (publication,)).fetchall()
+        rows = cursor.execute(query.encode(), (publication.encode(),)).fetchall()
     return {
         oid: Published(since, version, frozenset(names), is_filtered)
         for oid, since, version, names, is_filtered in rows

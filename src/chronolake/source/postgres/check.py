@@ -359,8 +359,8 @@ class Checkup:
     def _publication_flags(self) -> tuple[object, ...] | None:
         flags = self._fetch_row(
             "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot "
-            "FROM pg_publication WHERE pubname = %s",
-            self.slot.publication,
+            "FROM pg_publication WHERE pubname = convert_from(%s, 'UTF8')",
+            self.slot.publication.encode(),
         )
         return flags or None
 

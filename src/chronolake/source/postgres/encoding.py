@@ -12,7 +12,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -89,6 +89,14 @@ class TextCodec:
         if None in decoded:
             return Undecodable(stored.decode("ascii", "backslashreplace"))
         return b"".join(piece for piece in decoded if piece is not None).decode()
+
+    def replaced(self, stored: bytes) -> str:
+        """Decode text; characters that are not valid are replaced."""
+        if self.convert is None:
+            return stored.decode(self.name, "replace")
+        replacement = _REPLACEMENT.encode()
+        pieces = self._split(stored)
+        return b"".join(self._known.get(piece, piece) or replacement for piece in pieces).decode()
 
     def to_utf8(
         self, data: pa.Buffer, offsets: NDArray[np.int64]
@@ -236,20 +244,25 @@ def convert_characters(
 def name_cursor(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
     """Return a cursor that can read every name in the catalog while the block runs.
 
-    A name that is invalid in its database's encoding becomes an `Undecodable` instead of an error.
-    Names in `MULTI_BYTE` encodings are converted by the server.
+    A name that is invalid in its database's encoding, or that has no equal in UTF-8, becomes an
+    `Undecodable` instead of an error. Parameters that may not be ASCII are passed in UTF-8, as
+    bytes, and converted by the server.
     """
     encoding = encoding_of(connection)
     cursor = connection.cursor()
-    if encoding == "UTF8" or encoding not in PYTHON_CODECS:
+    if encoding == "UTF8" or encoding not in {*PYTHON_CODECS, *MULTI_BYTE}:
         yield cursor
         return
-    codec = PYTHON_CODECS[encoding]
+    codec = codec_of(connection, partial(convert_characters, connection))
     for name in _NAMES:
-        cursor.adapters.register_loader(name, _name_loader(codec))
+        cursor.adapters.register_loader(name, _loader(codec.text))
     for name in _JSON:
-        cursor.adapters.register_loader(name, _json_loader(codec))
-    connection.execute(f"SET client_encoding TO '{encoding}'")
+        cursor.adapters.register_loader(
+            name, _loader(lambda stored: json.loads(codec.replaced(stored)))
+        )
+    # The driver does not know all of the encodings in `MULTI_BYTE`: then, nothing is converted.
+    sent_as = "SQL_ASCII" if encoding in MULTI_BYTE else encoding
+    connection.execute(f"SET client_encoding TO '{sent_as}'")
     try:
         yield cursor
     finally:
@@ -258,22 +271,12 @@ def name_cursor(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
             connection.execute("SET client_encoding TO 'UTF8'")
 
 
-@cache
-def _name_loader(codec: str) -> type[Loader]:
-    class NameLoader(Loader):
-        def load(self, data: Buffer) -> str:
-            return _decode_name(bytes(data), codec)
-
-    return NameLoader
-
-
-@cache
-def _json_loader(codec: str) -> type[Loader]:
-    class JsonLoader(Loader):
+def _loader(decode: Callable[[bytes], Any]) -> type[Loader]:
+    class StoredTextLoader(Loader):
         def load(self, data: Buffer) -> Any:
-            return json.loads(bytes(data).decode(codec, "replace"))
+            return decode(bytes(data))
 
-    return JsonLoader
+    return StoredTextLoader
 
 
 def _decode_name(stored: bytes, codec: str) -> str:

@@ -272,7 +272,7 @@ def dependencies_of(
     with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(_USED.encode(), values).fetchall()
         for oid, type_name, name, places, attributes, labels in rows:
-            state = attributes if attributes is not None else _state_of(connection, type_name)
+            state = attributes if attributes is not None else _state_of(cursor, type_name)
             type_state = TypeState(oid, name, tuple(EnumLabel(*label) for label in labels), state)
             for relation, number in places:
                 states_of_tables[relation].setdefault(type_state, set()).add(number)
@@ -295,10 +295,10 @@ def dependencies_of(
     }
 
 
-def _state_of(connection: psycopg.Connection, name: str) -> str:
+def _state_of(cursor: psycopg.Cursor, name: str) -> str:
     """Return the state that the texts of a built-in type depend on."""
     if name in _SETTINGS:
-        row = connection.execute("SELECT current_setting(%s)", (_SETTINGS[name],)).fetchone()
+        row = cursor.execute("SELECT current_setting(%s)", (_SETTINGS[name],)).fetchone()
     elif name in _NAMES or name in _ROLES:
         reg_type = _ROLES.get(name, name)
         # Sessions create and drop temporary objects, which no row of a table refers to.
@@ -308,7 +308,7 @@ def _state_of(connection: psycopg.Connection, name: str) -> str:
             f"FROM pg_catalog.{_NAMES[reg_type]} o) every "
             r"WHERE spelled !~ '^pg_(temp|toast)'"
         )
-        row = connection.execute(query.encode()).fetchone()
+        row = cursor.execute(query.encode()).fetchone()
     else:
         return ""
     return str(row[0]) if row else ""
