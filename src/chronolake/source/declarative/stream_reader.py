@@ -183,7 +183,9 @@ class SliceReader:
             return partial(
                 LatestRecord,
                 lambda record: read(record.get(cursor.field)),
-                lambda record: cursor.format_time(cursor.parse_record_time(record[cursor.field])),
+                lambda record: cursor.format_time(
+                    cursor.continue_at(cursor.parse_record_time(record[cursor.field]))
+                ),
                 cursor.names[0],
                 partial(_is_beyond, cursor),
             )

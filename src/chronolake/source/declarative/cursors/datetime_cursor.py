@@ -21,6 +21,7 @@ from chronolake.source.declarative.templating.templates import as_text, as_truth
 from chronolake.source.declarative.templating.times import (
     Reader,
     format_exactly,
+    has_time_zone,
     parse_time,
     parse_time_by,
 )
@@ -210,6 +211,17 @@ class TimeCursor:
     def format_time(self, at: datetime) -> str:
         """Return a time as text for slices and state; `parse` returns the same time."""
         return format_exactly(at, self.format)
+
+    def continue_at(self, at: datetime) -> datetime:
+        """Return from which time on to read after a record of this time.
+
+        A format without a time zone may have the digits of UTC, or those of the API's own clock.
+        The earlier of both is safe: west of UTC, that is the API's own.
+        """
+        offset = at.utcoffset()
+        if offset is None or offset >= timedelta() or has_time_zone(self.format):
+            return at
+        return at.replace(tzinfo=UTC)
 
     def is_beyond(self, at: datetime, end: datetime) -> bool:
         """Return whether a record is later than a slice, whose end may be as coarse as a day."""

@@ -409,7 +409,7 @@ class StreamState:
             )
             if latest > end:
                 self._log_beyond(latest, end)
-                latest = end
+            latest = min(self.cursor.continue_at(latest), end)
         known = self._progress.get(stream_slice.partition_key)
         if known is not None:
             known[1].note(self.cursor, Interval(begin, end, latest))

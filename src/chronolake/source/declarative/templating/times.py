@@ -85,6 +85,16 @@ def _prints_offset(format: str) -> bool:  # noqa: A002
     return any(found[1] == "z" for found in _PRINTS_OFFSET.finditer(format))
 
 
+@lru_cache(maxsize=256)
+def has_time_zone(format: str) -> bool:  # noqa: A002
+    """Return whether a time in a format is known to be in UTC, or at a certain offset from it."""
+    if format in _UNITS or format == "%s_as_float" or _prints_offset(format):
+        return True
+    if any(name in format for name in ("Z", "UTC", "GMT", "%s")):
+        return True
+    return _FIXED_OFFSET.search(format) is not None
+
+
 def raise_if_invalid_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     """Raise ValueError if a format is invalid.
 
