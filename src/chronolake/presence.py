@@ -101,7 +101,7 @@ def expect_stored(table: IcebergTable, snapshot_id: int | None, *, since: int | 
 
     Args:
         table: a state of the table that has the snapshots.
-        snapshot_id: the newest of the snapshots; None if there are none.
+        snapshot_id: the newest of the snapshots; None if no snapshot exists.
         since: the snapshot before the oldest of them; None to check all.
 
     Raises:

@@ -450,7 +450,7 @@ def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
     assert _said(own.folder) == erased
     after = {file.mark: file.path.stat().st_ino for file in own.folder.files()}
     is_same = [after[mark] == inode for mark, inode in before.items()]
-    assert is_same == [False, True, False], "only what says something is written anew"
+    assert is_same == [False, True, False], "only records with content are written again"
     # Late versions, and one that came after the purge.
     (late,) = own.land(
         columns,
@@ -599,7 +599,7 @@ def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
         '["text, large"]',
     ]
     assert [row["chronolake__is_mark"] for row in written] == [None, True, None]
-    assert "price" not in written[0], "no row of the file tells it, nor does a deletion"
+    assert "price" not in written[0], "neither a row of the file nor a deletion reports it"
     names = ("id", "price", "text, large", "_fivetran_start", "_fivetran_end", "_fivetran_active")
     at = [datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in range(5)]
     last = datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)

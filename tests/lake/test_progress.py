@@ -53,7 +53,7 @@ def test_a_terminal_sees_bars_and_how_far_spark_is(tmp_path: Path) -> None:
     screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert "crm.Account " in screen
     assert re.search(r"\d+ of \d+ tasks", screen)
-    assert "4 files" in reported, "what became of it is no part of what comes and goes"
+    assert "4 files" in reported, "the result is not part of the lines that come and go"
     assert "tasks" not in reported
 
 

@@ -120,7 +120,7 @@ def test_runs_of_no_pipeline_are_an_error(folder: Path, capsys: pytest.CaptureFi
     code, _, reported = _ran(folder, capsys, "runs", "cmr")
     assert code == 1
     assert "cmr" in reported
-    assert "crm" in reported, "it says what there is"
+    assert "crm" in reported, "it lists what exists"
 
 
 @pytest.mark.long

@@ -168,7 +168,7 @@ def test_reading_anew_lands_what_differs(tmp_path: Path) -> None:
         LandedRow(("b", 7), at, "f", (2, 2), fields={"title": "new", "pages": 2**40}),
     ]
     assert there.versions() == _model(rows, there.names())
-    assert there.agrees(), "what was read anew is in the lake"
+    assert there.agrees(), "what was read again is in the lake"
     assert there.controls()[-1] == {"format": 1, "kind": "resynced", "at": at}
 
     files = len(there.raw.files())

@@ -81,8 +81,8 @@ class BatchProfile:
             row leaves them unmodified, or a version omits them.
         with_nulls: key columns that are null in some row.
         bounds: bounds of key columns as SQL, for types where bounds prune files.
-        since: the earliest time in microseconds that the rows affect; None if there is none, or for
-            a change set without history.
+        since: the earliest time in microseconds that the rows affect; None if no record is
+            affected, or for a change set without history.
         sketch: the sketch of the rows that count as usage (`core/usage.py`): replace and update
             rows, or versions. None for a history batch, whose result is counted.
         has_each_once: whether no two rows are of one record; False if this is not known, as in a

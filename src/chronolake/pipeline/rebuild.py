@@ -90,7 +90,7 @@ def rebuild(
         may_be_other: whether the files may be those of another lake than before.
 
     Raises:
-        SourceError: a file cannot be read, there is none, or files that the table was built from
+        SourceError: a file cannot be read, no file exists, or files that the table was built from
             are missing.
         LakeError: the table is in a REST catalog.
         LeaseLostError: another process runs the pipeline.
@@ -149,7 +149,7 @@ class Differences:
         missing: rows of the lake, up to the table's watermark, that the table lacks.
         extra: rows of the table that the lake lacks.
         hashes: current rows with a wrong row hash: a source that is compared by hashes would miss
-            changes of them, or find changes where there are none.
+            changes of them, or find changes where nothing changed.
     """
 
     columns: tuple[str, ...]
@@ -179,7 +179,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
     """Compare a stream's table with a rebuild from its lake.
 
     Raises:
-        SourceError: a file cannot be read, or there is none.
+        SourceError: a file cannot be read, or no file exists.
         TableNotFoundError: the stream does not have a table yet.
     """
     drop_abandoned(lake)

@@ -326,8 +326,8 @@ class ObservedStream:
     Attributes:
         record: the stream's record; a running stream of a crashed process is dead.
         fraction: the part of the files to apply that were applied, from 0 to 1; None if unknown.
-        changes: changes of the stream's source state and table offset by the run; empty if there
-            are none or they are unknown.
+        changes: changes of the stream's source state and table offset by the run; empty if
+            nothing changed or the changes are unknown.
     """
 
     record: StreamRun

@@ -324,7 +324,7 @@ class Store:
             )
 
     def load_tokens(self, pipeline: str) -> dict[str, Any]:
-        """Return the tokens of a pipeline's source by name; empty if there are none."""
+        """Return the tokens of a pipeline's source by name; empty if no token is stored."""
         query = sql.select(TOKENS.c.told).where(TOKENS.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query).scalar_one_or_none()

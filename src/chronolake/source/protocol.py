@@ -134,7 +134,7 @@ class ChangeBatch:
     Attributes:
         stream: the stream's name.
         versions: record versions (`chronolake.change_set`) in the form that `landing` accepts;
-            None: there are none, and the columns are recorded if there are any. A version that is
+            None for no versions; the columns are recorded if there are any. A version that is
             read twice has the same key, time and values, and the same order of sequences.
         columns: the stream's data columns as the source declares them, including the key.
         position: the stream's offset after these versions.

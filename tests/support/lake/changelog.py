@@ -84,7 +84,7 @@ class ChangeLog:
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[ChangeBatch]:
         assert positions.keys() == {STREAM}
-        assert not full_refresh, "a log that forgets has nothing to read anew"
+        assert not full_refresh, "a log that forgets has nothing to read again"
         number = int((positions[STREAM] or {"number": 0})["number"])
         for piece in range(sys.maxsize):
             self.before(piece)

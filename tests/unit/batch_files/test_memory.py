@@ -85,7 +85,7 @@ FILES: Final[dict[str, tuple[str, str, int, Callable[[Path], None]]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process had")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc reports how much memory a process had")
 @pytest.mark.parametrize("name", list(FILES))
 def test_a_task_needs_less_than_512_mib_whatever_the_cells(tmp_path: Path, name: str) -> None:
     form, kind, rows, write = FILES[name]

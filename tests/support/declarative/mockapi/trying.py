@@ -134,7 +134,7 @@ class Trial:
             outcome.unsupported = [_reason(problem.message) for problem in problems]
             outcome.faults = [wrong for problem in problems for wrong in self._misplaced(problem)]
             if not problems:
-                outcome.faults = ["it is neither read, nor does anybody say why"]
+                outcome.faults = ["it is neither read, nor is a reason reported"]
             return outcome
         try:
             self._try(outcome, stream)
