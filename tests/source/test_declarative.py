@@ -272,7 +272,7 @@ def test_numbers_keep_every_digit(shop: Shop) -> None:
         f'{{"data": [{{"id": {first}, "n": 12345678901234567.89}}, {{"id": {second}}}]}}'.encode()
     )
     shop.api.on("/customers", customers)
-    shop.synced()
+    shop.sync_or_fail()
 
     def found() -> list[list[tuple[Any, ...]]]:
         columns = {"orders": ("id", "total", "lines"), "customers": ("id", "n"), "notes": ("n",)}
@@ -291,7 +291,7 @@ def test_numbers_keep_every_digit(shop: Shop) -> None:
     ]
     assert found() == expected
     shop.put(first, "02", state="paid")
-    shop.synced()
+    shop.sync_or_fail()
     assert len(shop.versions("id")) == 3
     assert found()[1:] == expected[1:]
 
