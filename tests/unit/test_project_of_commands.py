@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import chronolake
 from chronolake.cli import main
 from chronolake.cli.app import PANELS
 from chronolake.config import load_project
+from chronolake.errors import ChronolakeError
 from chronolake.pipeline.lease import leased
+from chronolake.pipeline.run_history import runs
+from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 
 #: Every command that works on a lake or a project, with its arguments.
@@ -195,8 +199,49 @@ def test_a_pipeline_that_runs_is_refused_before_spark_starts(
     assert "Starting Spark" not in error
 
 
+#: Sources that cannot be read, and what is said about each.
+_UNREADABLE = {
+    "{type: data_lake_v2, path: files, org: X}": "files does not contain parquet/v2/org=X",
+    "{type: postgres, dsn: 'postgresql://u@127.0.0.1:1/x', method: logical_replication}": (
+        "The server cannot be reached"
+    ),
+    "{type: postgres, dsn: 'postgresql://u@127.0.0.1:1/x', method: snapshot_diff}": (
+        "The server cannot be reached"
+    ),
+    "{type: declarative, manifest: missing.yaml, config: {}}": "missing.yaml",
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), _UNREADABLE.items())
+@pytest.mark.parametrize("command", ["sync", "resync"])
+def test_a_source_that_cannot_be_read_is_named_before_spark_starts(
+    command: str, source: str, reason: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "chronolake.yml").write_text(
+        f"lake: {{path: lake}}\npipelines: {{crm: {{source: {source}}}}}\n"
+    )
+
+    code, error = ran(capsys, command, "crm")
+
+    assert code == 1
+    assert reason in error
+    assert "Starting Spark" not in error
+    assert not (project / "lake").exists()
+
+    (project / "lake").mkdir()
+    Store.open(load_project(project / "chronolake.yml").lake)
+    assert ran(capsys, command, "crm")[0] == 1
+    (run,) = runs(load_project(project / "chronolake.yml").lake).runs
+    assert run.run.status is Status.FAILED
+    assert reason in str(run.run.error)
+    with pytest.raises(ChronolakeError, match=reason):
+        chronolake.sync("crm", project=project)
+    assert len(runs(load_project(project / "chronolake.yml").lake).runs) == 2
+
+
 def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
     second = _PROJECT.partition("\n")[2].replace("crm", "other")
+    (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "chronolake.yml").write_text(_PROJECT + second)
     (project / "lake").mkdir()
     with leased(Store.open(load_project(project / "chronolake.yml").lake), "crm"):

@@ -28,7 +28,7 @@ from chronolake.cli.app import (
     print_json,
     show_error,
 )
-from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
@@ -230,46 +230,66 @@ def _exit_unless_any_can_begin(
         only: `--stream`.
         json: whether errors are printed as JSON.
     """
-    failures: list[ChronolakeError] = []
+    failures: dict[str, ChronolakeError] = {}
     for name in names or project.pipelines:
         try:
-            raise_if_it_cannot_begin(project, name, only or ())
+            raise_if_it_cannot_begin(project, name)
+            raise_unless_listed(project, name, only or ())
         except ChronolakeError as failure:
-            failures.append(failure)
+            failures[name] = failure
         else:
             return
-    for refused in failures:
+    for name, refused in failures.items():
+        _note_refused(project, name, refused)
         show_error(refused, json=json)
     fail()
 
 
-def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str] = ()) -> None:
+def _note_refused(project: Project, pipeline: str, failure: ChronolakeError) -> None:
+    """Record a run that could not begin because of its source, if the lake exists."""
+    from chronolake.pipeline.lease import note_refused
+
+    if isinstance(failure, SourceError | ConfigurationError):
+        store = store_of(project)
+        if store is not None:
+            note_refused(store, pipeline, failure)
+
+
+def raise_if_it_cannot_begin(project: Project, pipeline: str) -> None:
     """Raise before Spark starts, if a run of the pipeline would be rejected anyway.
 
-    Args:
-        pipeline: the pipeline's name.
-        only: the streams to run; the source's streams are listed only if there are any.
-
     Raises:
-        ConfigurationError: the pipeline or stream does not exist.
+        ConfigurationError: the pipeline does not exist.
         MissingExtraError: the packages that read the source are not installed.
         PipelineBusyError: another process runs the pipeline.
         LakeError: the operational store is not reachable.
     """
     from chronolake.pipeline.lease import raise_if_busy
-    from chronolake.pipeline.streams import raise_if_not_installed, select_streams, streams_of
+    from chronolake.pipeline.streams import raise_if_not_installed
 
     raise_if_not_installed(project, pipeline)
     store = store_of(project)
     if store is not None:
         raise_if_busy(store, pipeline)
-    if only:
-        try:
-            streams = streams_of(project, pipeline)
-        except ChronolakeError:
-            # The run fails for the same reason, and records it.
-            return
-        select_streams(streams, pipeline, only)
+
+
+def raise_unless_listed(project: Project, pipeline: str, only: Sequence[str]) -> None:
+    """Raise before Spark starts, if the streams of the source cannot be listed.
+
+    A database that is read over JDBC lists its configured tables: only Spark can connect to it.
+
+    Args:
+        project: the project.
+        pipeline: the pipeline's name.
+        only: the streams to run; all of them if it is empty.
+
+    Raises:
+        ConfigurationError: the source's configuration is invalid, or a stream does not exist.
+        SourceError: the source cannot be read: a folder is missing, or a server is not reachable.
+    """
+    from chronolake.pipeline.streams import select_streams, streams_of
+
+    select_streams(streams_of(project, pipeline), pipeline, only)
 
 
 def store_of(project: Project) -> Store | None:
@@ -384,7 +404,7 @@ def resync(
     from chronolake.config import WatchedProject
 
     wanted = project_of(project, lake, settings)
-    raise_if_it_cannot_begin(wanted, pipeline, stream or ())
+    _exit_unless_any_can_begin(wanted, [pipeline], stream, json=json)
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
     with open_lake(wanted.lake, json=json) as opened, Progress(opened.spark, json=json) as progress:
         ended = _sync(opened, same, pipeline, stream or (), progress, full_refresh=True)

@@ -14,15 +14,17 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 import structlog
 
 from chronolake.errors import LakeError, LeaseLostError, PipelineBusyError
 from chronolake.pipeline.properties import LEASE_PROPERTY
+from chronolake.pipeline.runs import Run, Status, now
 from chronolake.pipeline.store import LEASES
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sql
 
+    from chronolake.errors import ChronolakeError
     from chronolake.iceberg import IcebergTable
     from chronolake.pipeline.store import Store
 
@@ -171,6 +174,13 @@ def raise_if_busy(store: Store, pipeline: str) -> None:
     with store.transaction() as connection:
         row = connection.execute(LEASES.select().where(LEASES.c.pipeline == pipeline)).one_or_none()
     _raise_unless_free(row, pipeline, is_held_here=(store.address, pipeline) in _held)
+
+
+def note_refused(store: Store, pipeline: str, failure: ChronolakeError) -> None:
+    """Record a run that could not begin, with the reason."""
+    at = now()
+    run = Run(uuid4().hex, pipeline, at, at, Status.FAILED, holder())
+    store.note_failed(replace(run, error=failure.statement, hint=failure.hint))
 
 
 def _raise_unless_free(row: sql.Row[Any] | None, pipeline: str, *, is_held_here: bool) -> None:

@@ -8,7 +8,7 @@ A stream that fails does not stop the others: the run is partial then, and the n
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,13 +16,13 @@ from uuid import uuid4
 import structlog
 
 from chronolake.config import project_at
-from chronolake.errors import ChronolakeError, LeaseLostError
+from chronolake.errors import ChronolakeError, ConfigurationError, LeaseLostError, SourceError
 from chronolake.failpoints import reach
 from chronolake.lake import Lake
 from chronolake.pipeline.apply import STEP_BYTES
 from chronolake.pipeline.events import Event, EventKind, Report
 from chronolake.pipeline.landing import LandResult, StreamLanding, TableDue
-from chronolake.pipeline.lease import greatest_token, holder, leased
+from chronolake.pipeline.lease import greatest_token, holder, leased, note_refused
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import CONTINUES_HINT, Store
 from chronolake.pipeline.stream_run import RunSettings, StreamSync, describe_failure
@@ -96,9 +96,15 @@ def run_pipeline(
         SourceError: the source cannot be read at all.
         LakeError: the lake or its operational store cannot be used.
     """
-    # Invalid arguments are rejected before Spark starts.
+    # Invalid arguments, and a source that cannot be read, are rejected before Spark starts.
     found = project_at(None if project is None else Path(project))
     raise_if_not_installed(found, pipeline)
+    try:
+        select_streams(streams_of(found, pipeline), pipeline, streams)
+    except (ConfigurationError, SourceError) as failure:
+        if found.lake.catalog.uri is not None or found.lake.catalog_file.is_file():
+            note_refused(Store.open(found.lake), pipeline, failure)
+        raise
     with Lake.open(found.lake.path, config=found.lake) as lake:
         return sync(lake, found, pipeline, only=streams, full_refresh=resync)
 
@@ -144,8 +150,7 @@ def sync(
     try:
         offered = streams_of(project, pipeline, source)
     except ChronolakeError as failure:
-        run = replace(run, error=failure.statement, hint=failure.hint)
-        store.note_failed(replace(run, ended=now(), status=Status.FAILED))
+        note_refused(store, pipeline, failure)
         raise
     streams = select_streams(offered, pipeline, only)
     above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
