@@ -262,6 +262,45 @@ def test_a_source_that_is_away_does_not_hide_the_others(
     assert [load["ok"] for load in json.loads(reported)] == [True, True, False]
 
 
+def test_status_shows_what_the_lake_has_while_a_source_is_away(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _ran(folder, capsys, "sync")[0] == 0
+    _, reported, _ = _ran(folder, capsys, "status", "--json")
+    there = json.loads(reported)
+    assert [row["source_error"] for row in there] == [None, None]
+
+    (folder / "source").rename(folder / "away")
+    code, reported, problem = _ran(folder, capsys, "status", "--json")
+
+    assert code == 1
+    reason = json.loads(problem)["message"]
+    assert "source holds no parquet/v2/org=X" in reason
+    away = json.loads(reported)
+    for row, before in zip(away, there, strict=True):
+        assert reason in row.pop("source_error")
+        same = {name: before[name] for name in row.keys() - {"behind_seconds", "wanted_mode"}}
+        # Its files cannot be listed.
+        same |= {"files_waiting": None, "bytes_waiting": None}
+        assert {name: row[name] for name in same} == same
+    code, reported, problem = _ran(folder, capsys, "status")
+    assert code == 1
+    assert "source holds no parquet/v2/org=X" in problem
+    assert "crm  its source cannot be read" in reported
+    for words in ("crm.Account", "crm.Contact", "history", "succeeded"):
+        assert words in reported
+
+    # A run that could not begin is listed, and Spark is not started for it.
+    code, _, problem = _ran(folder, capsys, "sync")
+    assert code == 1
+    assert "Starting Spark" not in problem
+    _, reported, _ = _ran(folder, capsys, "runs", "--json")
+    newest = json.loads(reported)[0]
+    assert newest["status"] == "failed"
+    assert "source holds no parquet/v2/org=X" in newest["error"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

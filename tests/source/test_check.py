@@ -18,6 +18,7 @@ from chronolake.errors import LakeError
 from chronolake.pipeline.store import Store
 from support.commands import ran_words
 from support.datalakes import project
+from support.source.databases import Shop
 
 
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
@@ -98,6 +99,27 @@ def test_check_create_creates_publication_and_slot(
         assert row["lag"]["behind_bytes"] > 50_000
         assert row["lag"]["kept_bytes"] >= row["lag"]["behind_bytes"]
         assert row["lag"]["warning"] is None
+
+
+def test_status_shows_what_the_lake_has_while_the_server_is_away(
+    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
+    shop.prepare()
+    shop.sync_or_fail()
+    shop.dsn, dsn = "postgresql://u@127.0.0.1:1/lake", shop.dsn
+    shop.configure()
+    shop.dsn = dsn
+
+    code, reported, problem = ran_words(capsys, "status", "--project", str(shop.folder))
+
+    assert code == 1
+    assert "The server cannot be reached" in problem
+    row = next(line for line in reported.splitlines() if "shop.orders" in line)
+    for words in ("history", "every-change", "succeeded"):
+        assert words in row
+    assert "shop  its source cannot be read" in reported
 
 
 def test_check_reports_problems_with_fixes(

@@ -39,6 +39,8 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.storage import error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chronolake.config import Project
     from chronolake.pipeline.run_history import LastRuns, ObservedRun
     from chronolake.pipeline.state import StreamOffset
@@ -133,36 +135,110 @@ def status(
 ) -> None:
     """Show every stream: its table, how changes are captured, its offset, and its last run."""
     from chronolake.pipeline.run_history import last_runs
-    from chronolake.pipeline.state import table_offsets
-    from chronolake.pipeline.streams import source_of, streams_of
-    from chronolake.source.protocol import LaggingSource
 
     wanted = project_of(project, lake, settings)
     rows = []
     lags: dict[str, Lag] = {}
     is_complete = True
     for name in wanted.pipelines:
+        found: list[dict[str, Any]] = []
         try:
             recent = last_runs(wanted.lake, name)
-            source = source_of(wanted, name)
-            found = table_offsets(wanted.lake, streams_of(wanted, name, source))
             compared = _reconciliations(wanted, name)
-            for position in found:
-                stream = position.stream.name
-                status = _stream_status(position, recent.get((name, stream)))
-                rows.append({**status, "compared": compared.get(stream)})
-            if isinstance(source, LaggingSource):
-                lags[name] = source.lag()
+            try:
+                found = _streams_status(wanted, name, recent)
+                lags |= _lag_of(wanted, name)
+            except ChronolakeError as failure:
+                # The sources of other pipelines may be reachable.
+                show_error(failure, json=json)
+                is_complete = False
+                found = found or _tables_status(wanted, name, recent, str(failure))
         except ChronolakeError as failure:
-            # The sources of other pipelines may be reachable.
             show_error(failure, json=json)
             is_complete = False
+        rows += [{**row, "compared": compared.get(row["stream"])} for row in found]
     if json:
         print_json([{**row, "lag": _lag_json(lags.get(row["pipeline"]))} for row in rows])
     else:
         _print_status(rows, lags)
     if not is_complete:
         fail()
+
+
+def _streams_status(
+    project: Project, pipeline: str, recent: Mapping[tuple[str, str], LastRuns]
+) -> list[dict[str, Any]]:
+    """Return the status of each stream that a pipeline's source has.
+
+    Raises:
+        ChronolakeError: the source or the lake cannot be read.
+    """
+    from chronolake.pipeline.state import table_offsets
+    from chronolake.pipeline.streams import streams_of
+
+    found = table_offsets(project.lake, streams_of(project, pipeline))
+    return [
+        _stream_status(position, recent.get((pipeline, position.stream.name))) for position in found
+    ]
+
+
+def _lag_of(project: Project, pipeline: str) -> dict[str, Lag]:
+    """Return the lag of a pipeline by its name, if its source reports any."""
+    from chronolake.pipeline.streams import source_of
+    from chronolake.source.protocol import LaggingSource
+
+    source = source_of(project, pipeline)
+    return {pipeline: source.lag()} if isinstance(source, LaggingSource) else {}
+
+
+def _tables_status(
+    project: Project, pipeline: str, recent: Mapping[tuple[str, str], LastRuns], reason: str
+) -> list[dict[str, Any]]:
+    """Return the status of each table that a pipeline writes, from the lake alone.
+
+    Args:
+        project: the project.
+        pipeline: the pipeline, whose source cannot be read.
+        recent: the recent runs of its streams.
+        reason: why its source cannot be read.
+
+    Raises:
+        LakeError: the lake cannot be read.
+    """
+    from chronolake.config import ModeSetting, StreamConfig
+    from chronolake.inspect.catalog import look_up_all
+    from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
+    from chronolake.pipeline.freshness import Filled, freshness
+
+    if store_of(project) is None:
+        return []
+    config = project.pipelines[pipeline]
+    tables = {table.name: table for table in look_up_all(project.lake)}
+    filled = [Filled.of(table) for table in tables.values()]
+    mine = [one for one in filled if (one.stream or "").startswith(f"{pipeline}/")]
+    found = []
+    for name, fresh in freshness(project.lake, mine).items():
+        stream = (fresh.filled.stream or "").removeprefix(f"{pipeline}/")
+        setting = config.streams.get(stream, StreamConfig()).mode or config.mode
+        quarantined = tables[name].table.properties.get(QUARANTINED_PROPERTY)
+        found.append(
+            {
+                "pipeline": pipeline,
+                "stream": stream,
+                "table": str(name),
+                "mode": tables[name].mode,
+                "wanted_mode": setting,
+                "auto": setting is ModeSetting.AUTO,
+                "sees": fresh.filled.capture_method,
+                "position": fresh.filled.watermark,
+                "quarantined": [vars(file) for file in Quarantine.from_json(quarantined).files],
+                "files_waiting": None if fresh.waiting is None else fresh.waiting.files,
+                "bytes_waiting": None if fresh.waiting is None else fresh.waiting.bytes,
+                **_last_run(recent.get((pipeline, stream))),
+                "source_error": reason,
+            }
+        )
+    return found
 
 
 def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
@@ -173,12 +249,15 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
         grid.add_row(
             row["table"],
             _format_mode(row),
-            row["sees"],
+            row["sees"] or Text("-", style="dim"),
             f"{row['files_waiting']:,}" if row["files_waiting"] else Text("-", style="dim"),
             row["last_status"] or Text("none", style="dim"),
             _format_age(row["behind_seconds"]) or Text("-", style="dim"),
         )
     console().print(grid)
+    for name in dict.fromkeys(row["pipeline"] for row in rows if row["source_error"]):
+        reported = "  its source cannot be read: these are the tables and runs of the lake"
+        console().print(Text.assemble((name, "bold"), (reported, "yellow")))
     for row in rows:
         if row["error"]:
             failed = (row["error"], "red")
@@ -248,11 +327,9 @@ def _stream_status(position: StreamOffset, recent: LastRuns | None) -> dict[str,
         recent: its recent runs; None if it never ran.
     """
     from chronolake.pipeline.freshness import waiting_in
-    from chronolake.pipeline.run_history import behind_seconds
 
     stream = position.stream
     waiting = waiting_in(stream.folder, position.watermark)
-    fresh = recent.fresh_as_of if recent else None
     return {
         "pipeline": stream.pipeline,
         "stream": stream.name,
@@ -265,6 +342,17 @@ def _stream_status(position: StreamOffset, recent: LastRuns | None) -> dict[str,
         "quarantined": [vars(file) for file in position.quarantine.files],
         "files_waiting": waiting.files,
         "bytes_waiting": waiting.bytes,
+        **_last_run(recent),
+        "source_error": None,
+    }
+
+
+def _last_run(recent: LastRuns | None) -> dict[str, Any]:
+    """Return how fresh a stream is, and how its last run ended."""
+    from chronolake.pipeline.run_history import behind_seconds
+
+    fresh = recent.fresh_as_of if recent else None
+    return {
         "fresh_as_of": fresh,
         "behind_seconds": behind_seconds(fresh),
         "last_status": recent.last.status if recent else None,
