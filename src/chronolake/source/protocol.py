@@ -1,4 +1,7 @@
-"""The interface between sources and pipelines: streams, offsets, change batches and snapshots."""
+"""The interface between sources and pipelines: streams, offsets, change batches and snapshots.
+
+A new source, such as another database, implements `ChangeSource` (`docs/source-protocol.md`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The streaming replication protocol, with transactions in progress.
+"""Change data capture (CDC): the streaming replication protocol, with transactions in progress.
 
 Source: PostgreSQL's documentation, "Streaming Replication Protocol" and "Logical Replication
 Message Formats" (protocol version 2). The server decodes its log while it is read, and waits while

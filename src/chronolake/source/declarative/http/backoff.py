@@ -1,5 +1,7 @@
 """Backoff: waiting times and limits of retries.
 
+The header with the API's waiting time, such as `Retry-After`, is the one that the manifest names.
+
 Source: `specs/airbyte-declarative.md` (2.9).
 """
 
