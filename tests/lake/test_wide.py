@@ -87,6 +87,19 @@ def test_creating_and_altering_cost_no_call_for_each_column(
     assert altered[1] - altered[0] < 100
 
 
+def test_a_wide_table_is_read_in_small_batches(lake: Lake) -> None:
+    def values_at_once(width: int) -> int:
+        name = TableName("wide", f"t{next(_numbers)}")
+        core.create(lake, name, _columns(10))
+        core.alter(lake, name, _columns(width), drop_columns=False)
+        table = lake.catalog.load(name)
+        rows = table.property_of("read.parquet.vectorization.batch-size")
+        return int(rows or 5_000) * len(table.fields)
+
+    assert values_at_once(90) == 5_000 * 92
+    assert max(values_at_once(width) for width in (99, 100, 300, 1_600)) <= 500_000
+
+
 def _versions(lake: Lake, width: int, number: int) -> DataFrame:
     """Return two records with text columns, each in its own version."""
     rows = {

@@ -518,8 +518,10 @@ def _spark_error(failure: Exception) -> ChronolakeError | None:
     if "pyspark" not in sys.modules:
         # A command without Spark must not wait for its import to report a failure.
         return None
-    from chronolake.iceberg import spark_words  # noqa: PLC0415
+    from chronolake.iceberg import jvm_ended, spark_words  # noqa: PLC0415
 
+    if ended := jvm_ended(failure):
+        return ended
     words = spark_words(failure)
     if words is None:
         return None

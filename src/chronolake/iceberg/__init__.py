@@ -15,6 +15,7 @@ from chronolake.iceberg.catalog import (
     columns_to_json,
     java_class_of,
     java_message_of,
+    jvm_ended,
     spark_words,
     type_name,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "columns_to_json",
     "java_class_of",
     "java_message_of",
+    "jvm_ended",
     "spark_words",
     "type_name",
 ]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from chronolake.errors import CommitConflictError, LakeError, TableExistsError
@@ -82,6 +83,22 @@ def java_message_of(failure: BaseException) -> str:
         kind = (_LAST.findall(text) or ["error"])[-1]
         return f"A Spark task failed with {kind} in {file}, line {line}."
     return text.partition("\n")[0]
+
+
+def jvm_ended(failure: BaseException) -> LakeError | None:
+    """Return the error for a JVM that has ended, or None if a failure has another cause."""
+    if not isinstance(failure, Py4JNetworkError | ConnectionError):
+        return None
+    frames = traceback.walk_tb(failure.__traceback__)
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in frames)
+    if not any(module.partition(".")[0] == "py4j" for module in modules):
+        # A connection of something else, such as a source.
+        return None
+    return LakeError(
+        "Spark's process has ended.",
+        hint="Its memory was probably too small: raise spark.conf.spark.driver.memory in "
+        "chronolake.yml. Then run the command again, which continues where it stopped.",
+    )
 
 
 def spark_words(failure: BaseException) -> str | None:
