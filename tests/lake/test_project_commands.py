@@ -256,7 +256,7 @@ def test_a_source_that_is_away_does_not_hide_the_others(
 
     assert code == 1
     assert [row["table"] for row in json.loads(reported)] == ["crm.Account", "crm.Contact"]
-    assert "gone holds no parquet/v2/org=X" in json.loads(problem)["message"]
+    assert "gone does not contain parquet/v2/org=X" in json.loads(problem)["message"]
     code, reported, _ = _ran(folder, capsys, "check", "--json")
     assert code == 1
     assert [load["ok"] for load in json.loads(reported)] == [True, True, False]
@@ -276,7 +276,7 @@ def test_status_shows_what_the_lake_has_while_a_source_is_away(
 
     assert code == 1
     reason = json.loads(problem)["message"]
-    assert "source holds no parquet/v2/org=X" in reason
+    assert "source does not contain parquet/v2/org=X" in reason
     away = json.loads(reported)
     for row, before in zip(away, there, strict=True):
         assert reason in row.pop("source_error")
@@ -286,7 +286,7 @@ def test_status_shows_what_the_lake_has_while_a_source_is_away(
         assert {name: row[name] for name in same} == same
     code, reported, problem = _ran(folder, capsys, "status")
     assert code == 1
-    assert "source holds no parquet/v2/org=X" in problem
+    assert "source does not contain parquet/v2/org=X" in problem
     assert "crm  its source cannot be read" in reported
     for words in ("crm.Account", "crm.Contact", "history", "succeeded"):
         assert words in reported
@@ -298,7 +298,7 @@ def test_status_shows_what_the_lake_has_while_a_source_is_away(
     _, reported, _ = _ran(folder, capsys, "runs", "--json")
     newest = json.loads(reported)[0]
     assert newest["status"] == "failed"
-    assert "source holds no parquet/v2/org=X" in newest["error"]
+    assert "source does not contain parquet/v2/org=X" in newest["error"]
 
 
 @pytest.mark.parametrize(

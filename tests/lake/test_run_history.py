@@ -189,10 +189,10 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
     assert code == 1
     found = run_history.runs(pipeline.project.lake).runs[0]
     assert (found.run.status, found.streams) == (Status.FAILED, ())
-    assert "holds no parquet/v2/org=X" in (found.run.error or "")
+    assert "does not contain parquet/v2/org=X" in (found.run.error or "")
     assert found.run.hint == "Check `path` and `org` of the source in chronolake.yml."
     _, reported, _ = ran_words(capsys, "runs", "--project", str(pipeline.folder))
-    assert "holds no parquet/v2/org=X" in " ".join(reported.split())
+    assert "does not contain parquet/v2/org=X" in " ".join(reported.split())
 
 
 def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:

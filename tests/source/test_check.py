@@ -228,7 +228,7 @@ def test_refusing_catalog_is_reported(address: str, tmp_path: Path) -> None:
     uri = f"postgresql://plain:not-the-one@{parts.hostname}:{parts.port}/postgres"
     with pytest.raises(LakeError) as refused:
         Store.open(load(tmp_path, overrides={"catalog.uri": uri}))
-    assert "refuses the connection: password authentication failed" in refused.value.message
+    assert "refused the connection: password authentication failed" in refused.value.message
     assert "not-the-one" not in str(refused.value)
 
 

@@ -132,7 +132,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
     runs = page.get_by_role("region", name="List of runs")
     found = _runs(folder)
     expect(runs.locator("tbody th")).to_have_count(len(found))
-    expect(runs).to_contain_text("holds no parquet/v2/org=X")
+    expect(runs).to_contain_text("does not contain parquet/v2/org=X")
 
     page.get_by_role("navigation", name="Runs by status").get_by_text("partial").click()
     expect(runs.locator("tbody th")).to_have_count(1)
