@@ -1,4 +1,4 @@
-"""Errors after Spark's process has ended say so, and what to do."""
+"""Errors after Spark's process has ended name the cause, and what to do."""
 
 from __future__ import annotations
 
