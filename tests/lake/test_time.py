@@ -270,7 +270,7 @@ def test_a_marker_that_is_none_loses_no_marks(
     marked = (*words, "history", "--marker", "gone")
     code, reported, _ = ran(lake.config.path, capsys, *marked, "--dry-run", "--json")
     assert code == 0
-    assert "what _fivetran_deleted tells" in json.loads(reported)["loses"]
+    assert "the values of _fivetran_deleted" in json.loads(reported)["loses"]
     assert ran(lake.config.path, capsys, *marked)[0] == 2
     assert [row.id for row in lake.table(name).df.where("_fivetran_deleted").collect()] == [2]
 
