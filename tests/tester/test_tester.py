@@ -59,9 +59,9 @@ def simple(tmp_path):
         ("drops columns", ("DescribeTable", "columns"), False),
         ("CreateTable breaks", ("CreateTable", "answer"), True),
         ("CreateTable is silent", ("CreateTable", "answer"), False),
-        ("AlterTable returns false", ("AlterTable", "answer"), False),
+        ("AlterTable says false", ("AlterTable", "answer"), False),
         ("WriteBatch breaks", ("WriteBatch", "answer"), True),
-        ("Truncate returns false", ("Truncate", "answer"), False),
+        ("Truncate says false", ("Truncate", "answer"), False),
     ],
 )
 def test_a_destination_that_is_wrong_is_found_out(simple, tmp_path, fault, found, stops):
