@@ -105,7 +105,13 @@ def test_status_shows_what_the_lake_has_while_the_server_is_away(
     shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
+    shop.run(
+        # Other tests of the server leave theirs.
+        "DROP PUBLICATION IF EXISTS chronolake_shop",
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        "INSERT INTO orders VALUES (1)",
+    )
     shop.prepare()
     shop.sync_or_fail()
     shop.dsn, dsn = "postgresql://u@127.0.0.1:1/lake", shop.dsn

@@ -13,7 +13,6 @@ from typing import Any
 import change_log_source
 import pytest
 from change_log_source import ChangeLogSource, create
-from datalakes import iceberg, project
 
 from chronolake.config import load_project
 from chronolake.lake import Lake
@@ -21,6 +20,7 @@ from chronolake.pipeline.store import Store, StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.source.protocol import ChangeSource, Source
 from chronolake.types import ACTIVE, END, START
+from support.datalakes import iceberg, project
 
 _PIPELINE = "  crm:\n    source: {type: data_lake_v2, path: none, org: none}\n"
 

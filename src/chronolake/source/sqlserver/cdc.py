@@ -229,7 +229,7 @@ class CapturedTable(TableRead):
         """Return all rows as a snapshot, with the columns of the capture instance."""
         rows = self.all_rows()
         # The table may have lost a column that its instance still has.
-        names = [name for name in instance.columns if name in rows.captured_columns]
+        names = [name for name in instance.columns if name in rows.columns]
         latest = max(position.last_micros, position.copied_micros, self.landed_micros)
         at = max(at_micros - _COPY_MARGIN_MICROS, latest + 1)
         return snapshot_of(
