@@ -54,11 +54,14 @@ class Cluster:
         self._settings = dict(settings)
         self._port = _free_port()
         self.url = f"postgresql://me:{_QUOTED}@127.0.0.1:{self._port}"
-        self._as_user: dict[str, int] = {}
+        # With subprocess's own `user`, Python forks, and the fork of a process with the threads of
+        # gRPC and DuckDB can crash before it becomes the program.
+        self._as_user: list[str] = []
         self._is_running = False
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
-            self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
+            ids = f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}"
+            self._as_user = ["setpriv", *ids, "--clear-groups"]
             os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
 
     @property
@@ -73,15 +76,13 @@ class Cluster:
     def _run(self, *words: str) -> None:
         with (self.folder / "run.log").open("ab") as log:
             subprocess.run(
-                words,
+                [*self._as_user, *words],
                 check=True,
                 cwd=self.folder,
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                extra_groups=[] if self._as_user else None,
-                **self._as_user,  # type: ignore[call-overload]
             )
 
     def start(self) -> None:
