@@ -168,6 +168,22 @@ def metadata_files(config: LakeConfig) -> dict[TableName, str]:
         raise database.connection_error(failure, "The lake's catalog") from failure
 
 
+def metadata_file(config: LakeConfig, name: TableName) -> str | None:
+    """Return a table's metadata file, or None if the catalog has no such table.
+
+    Raises:
+        LakeError: the catalog's database is not reachable.
+    """
+    try:
+        engine = database.read_engine(config)
+        if engine is None:
+            return None
+        with engine.begin() as connection:
+            return _tables(connection, name).get(name)
+    except SQLAlchemyError as failure:
+        raise database.connection_error(failure, "The lake's catalog") from failure
+
+
 def raise_if_elsewhere(
     config: LakeConfig, recorded: Identity | None, tables: Mapping[TableName, str]
 ) -> None:
@@ -292,11 +308,16 @@ def _read(connection: sql.Connection) -> Identity | None:
     return None if row is None else Identity(row.id, row.folder, row.warehouse)
 
 
-def _tables(connection: sql.Connection) -> dict[TableName, str]:
-    """Return the metadata file of every table, including scratch tables."""
+def _tables(connection: sql.Connection, name: TableName | None = None) -> dict[TableName, str]:
+    """Return the metadata file of one table, or of every one, including scratch tables."""
     if not sql.inspect(connection).has_table(_TABLES.name):
         return {}
-    rows = connection.execute(sql.select(_TABLES).where(_TABLES.c.catalog_name == _CATALOG))
+    query = sql.select(_TABLES).where(_TABLES.c.catalog_name == _CATALOG)
+    if name is not None:
+        query = query.where(
+            _TABLES.c.table_namespace == name.schema, _TABLES.c.table_name == name.table
+        )
+    rows = connection.execute(query)
     return {
         TableName(row.table_namespace, row.table_name): row.metadata_location
         for row in rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter, defaultdict
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote, urlencode, urlsplit
@@ -20,16 +20,18 @@ from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import LakeLocationWarning, TableNotFoundError
 from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import unknown_table_hint
-from chronolake.iceberg import Catalog, durability
+from chronolake.iceberg import Catalog, durability, read_metadata
 from chronolake.lake_table import LakeFrame, LakeTable, lake_frame
 from chronolake.location import as_url, plain
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from pyspark.sql import SparkSession
+
+    from chronolake.iceberg import StoredMetadata
 
 #: Up to these sizes, planning a batch takes longer than running it.
 _LIGHT_ROWS: Final = 200_000
@@ -46,12 +48,20 @@ _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
 class Lake:
     """An open lake. Use `Lake.open`; it can be a context manager."""
 
-    def __init__(self, config: LakeConfig, sessions: session.Sessions) -> None:
+    def __init__(
+        self,
+        config: LakeConfig,
+        starting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.config = config
-        self.spark = sessions.spark
-        self._sessions = sessions
+        self._starting = starting
+        self._started: session.Sessions | None = None
+        self._start_lock = threading.RLock()
         self.containment = Containment(config)
-        self.catalog = Catalog(sessions.spark, self.containment)
+        is_listed = config.catalog.kind is not CatalogKind.REST
+        self.catalog = Catalog(
+            lambda: self.spark, self.containment, self._read_metadata if is_listed else None
+        )
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
         self._writers: Counter[TableName] = Counter()
         self._guard = threading.Lock()
@@ -71,22 +81,77 @@ class Lake:
             StorageError: the folder cannot be written.
             LakeError: the catalog cannot be used.
         """
-        settings = (
+        lake = cls.prepare(
             config
             if isinstance(config, LakeConfig)
             else load(Path(path), file=None if config is None else Path(config))
         )
+        lake.catalog.connect()
+        return lake
+
+    @classmethod
+    def prepare(
+        cls,
+        settings: LakeConfig,
+        *,
+        starting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Self:
+        """Open a lake as `open` does, but start Spark only when it is first needed.
+
+        Args:
+            settings: the configuration of the lake.
+            starting: returns the context in which Spark starts.
+
+        Raises:
+            MissingRequirementError: the driver of a catalog in PostgreSQL is missing.
+            StorageError: the folder cannot be written.
+        """
         if settings.catalog.kind is CatalogKind.POSTGRESQL:
             require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
         storage.register_folder(settings.path)
-        masks = {} if settings.shared else permissions.HADOOP_UMASK
-        with permissions.private_umask(settings):
+        return cls(settings, starting)
+
+    @property
+    def spark(self) -> SparkSession:
+        """Return the session for statements of any size; the first use starts Spark.
+
+        Raises:
+            MissingRequirementError: Java or a jar is missing.
+            LakeError: a Spark session without Iceberg already runs in this process.
+        """
+        return self._sessions.spark
+
+    @property
+    def has_started(self) -> bool:
+        """Return whether Spark has been started for this lake."""
+        return self._started is not None
+
+    @property
+    def _sessions(self) -> session.Sessions:
+        if self._started is None:
+            with self._start_lock:
+                if self._started is None:
+                    self._started = self._start()
+        return self._started
+
+    def _start(self) -> session.Sessions:
+        config = self.config
+        masks = {} if config.shared else permissions.HADOOP_UMASK
+        with self._starting(), permissions.private_umask(config):
             sessions = session.start(
-                settings.spark.master, {**masks, **settings.spark.conf}, catalog_settings(settings)
+                config.spark.master, {**masks, **config.spark.conf}, catalog_settings(config)
             )
-        _make_durable(settings, sessions.spark)
-        return cls(settings, sessions)
+        _make_durable(config, sessions.spark)
+        return sessions
+
+    def _read_metadata(self, name: TableName) -> StoredMetadata | None:
+        """Read a table's current metadata without a JVM; None if the table does not exist."""
+        file = identity.metadata_file(self.config, name)
+        if file is None:
+            return None
+        properties = {**self.config.catalog.properties, "warehouse": self.config.warehouse_location}
+        return read_metadata(file, properties)
 
     def __repr__(self) -> str:
         where = self.config.catalog.label if self.config.catalog.uri else "SQLite"

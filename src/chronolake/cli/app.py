@@ -253,23 +253,29 @@ def open_existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
 
 
 def open_lake(config: LakeConfig, *, json: bool) -> Lake:
-    """Open a lake with Spark, and create it if it does not exist.
+    """Open a lake, and create it if it does not exist; Spark starts when it is first needed.
 
     Args:
         config: the lake's configuration.
         json: whether a program reads standard error: then nothing is printed there.
 
     Raises:
-        ConfigurationError, MissingRequirementError, LakeError: as for `Lake.open`.
+        ConfigurationError, MissingRequirementError, StorageError: as for `Lake.prepare`.
     """
     quiet_logs()
+    from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
+
+    return Lake.prepare(config, starting=partial(_starting_spark, json=json))
+
+
+@contextmanager
+def _starting_spark(*, json: bool) -> Iterator[None]:
+    """Print that Spark starts, and discard the output of its start."""
     _download_jars(json=json)
     if not json:
         console(stderr=True).print("Starting Spark ...", style="dim")
-    from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
-
     with quiet_java():
-        return Lake.open(config.path, config=config)
+        yield
 
 
 def _download_jars(*, json: bool) -> None:

@@ -190,7 +190,7 @@ def sync(
     with open_lake(wanted.lake, json=json) as opened:
         while True:
             began = time.monotonic()
-            with Progress(opened.spark, json=json) as progress:
+            with Progress(opened, json=json) as progress:
                 # Pipelines may be added or removed while it runs.
                 names = [pipeline] if pipeline is not None else list(watched.current().pipelines)
                 due = schedule.due(names, began)
@@ -406,7 +406,7 @@ def resync(
     wanted = project_of(project, lake, settings)
     _exit_unless_any_can_begin(wanted, [pipeline], stream, json=json)
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
-    with open_lake(wanted.lake, json=json) as opened, Progress(opened.spark, json=json) as progress:
+    with open_lake(wanted.lake, json=json) as opened, Progress(opened, json=json) as progress:
         ended = _sync(opened, same, pipeline, stream or (), progress, full_refresh=True)
     _exit_with_status([ended])
 

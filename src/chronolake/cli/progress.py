@@ -28,9 +28,9 @@ from chronolake.pipeline.runs import Status
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pyspark.sql import SparkSession
     from rich.progress import Task
 
+    from chronolake.lake import Lake
     from chronolake.pipeline.events import Event
     from chronolake.pipeline.runs import StreamRun
 
@@ -44,8 +44,8 @@ class SparkTasks(ProgressColumn):
     Streams of a run are processed one after another, so Spark's tasks belong to the newest bar.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._tracker = spark.sparkContext.statusTracker()
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
         self._asked_at = float("-inf")
         self._text = Text()
         self._stages: set[int] = set()
@@ -61,11 +61,14 @@ class SparkTasks(ProgressColumn):
         return self._text
 
     def _describe_tasks(self) -> Text:
+        if not self._lake.has_started:
+            return Text()
         try:
+            tracker = self._lake.spark.sparkContext.statusTracker()
             stages = [
                 stage
-                for number in self._tracker.getActiveStageIds()
-                if (stage := self._tracker.getStageInfo(number)) is not None
+                for number in tracker.getActiveStageIds()
+                if (stage := tracker.getStageInfo(number)) is not None
             ]
         except (Py4JError, OSError):
             # Spark is stopping, and the run's own error is more important.
@@ -87,7 +90,7 @@ class SparkTasks(ProgressColumn):
 class Progress:
     """Display of a run's events: bars on a terminal, a line for each stream, or JSON lines."""
 
-    def __init__(self, spark: SparkSession, *, json: bool) -> None:
+    def __init__(self, lake: Lake, *, json: bool) -> None:
         self.json = json
         self._screen = console()
         self._tasks: dict[str, TaskID] = {}
@@ -99,7 +102,7 @@ class Progress:
             DownloadColumn(),
             TextColumn("{task.fields[rows]:,} rows"),
             TimeRemainingColumn(),
-            SparkTasks(spark),
+            SparkTasks(lake),
             console=console(stderr=True),
             transient=True,
             disable=json or not console(stderr=True).is_terminal,

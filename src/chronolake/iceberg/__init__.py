@@ -19,6 +19,7 @@ from chronolake.iceberg.catalog import (
     spark_words,
     type_name,
 )
+from chronolake.iceberg.stored_metadata import StoredMetadata, read_metadata
 
 __all__ = [
     "COLUMNS_PROPERTY",
@@ -28,11 +29,13 @@ __all__ = [
     "Catalog",
     "Field",
     "IcebergTable",
+    "StoredMetadata",
     "columns_from_json",
     "columns_to_json",
     "java_class_of",
     "java_message_of",
     "jvm_ended",
+    "read_metadata",
     "spark_words",
     "type_name",
 ]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import orjson
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -25,9 +26,11 @@ from chronolake.storage import storage_error
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
+
+    from chronolake.iceberg.stored_metadata import StoredMetadata
 
 
 MAIN: Final = "main"
@@ -143,22 +146,57 @@ class Field:
 
 
 class IcebergTable:
-    """A loaded table: one immutable state of its metadata."""
+    """A loaded table: one immutable state of its metadata.
 
-    def __init__(self, catalog: Catalog, name: TableName, table: Any) -> None:
+    While no JVM runs, the state was read with PyIceberg (`StoredMetadata`), and the first use of
+    `java` or `metadata` starts Spark. A commit to such a state conflicts with any commit since, as
+    for a state that was loaded by Java.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: TableName,
+        *,
+        java: Any = None,
+        stored: StoredMetadata | None = None,
+    ) -> None:
         self.catalog = catalog
         self.name = name
-        self.java = table
-        self._operations = table.operations()
-        self.metadata = self._operations.current()
+        self._stored = stored
+        if java is not None:
+            self.java = java
+            # Loaded now: `current` may be another state later.
+            self.metadata = self._operations.current()
+
+    @cached_property
+    def java(self) -> Any:
+        """Return the Java `Table`."""
+        return self.catalog.load_java(self.name)
+
+    @cached_property
+    def _operations(self) -> Any:
+        return self.java.operations()
+
+    @cached_property
+    def metadata(self) -> Any:
+        """Return the state as Java's `TableMetadata`."""
+        current = self._operations.current()
+        if self._stored is None or str(current.metadataFileLocation()) == self._stored.file:
+            return current
+        return self.catalog.parse_metadata(self._operations.io(), self._stored.file)
 
     @property
     def properties(self) -> dict[str, str]:
         """Return the table's properties, with a call to Java for each of them."""
+        if self._stored is not None:
+            return dict(self._stored.properties)
         return dict(self.metadata.properties())
 
     def property_of(self, key: str) -> str | None:
         """Return one of the table's properties, or None."""
+        if self._stored is not None:
+            return self._stored.properties.get(key)
         value = self.metadata.properties().get(key)
         return None if value is None else str(value)
 
@@ -171,11 +209,13 @@ class IcebergTable:
     @property
     def location(self) -> str:
         """Return the folder of the table's files."""
-        return str(self.metadata.location())
+        return str(self.metadata.location()) if self._stored is None else self._stored.location
 
     @property
     def metadata_file(self) -> str:
         """Return the location of the metadata file from which this state was read."""
+        if self._stored is not None:
+            return self._stored.file
         return str(self.metadata.metadataFileLocation())
 
     def manifest_lists(self) -> list[str]:
@@ -186,6 +226,8 @@ class IcebergTable:
     @property
     def snapshot_id(self) -> int | None:
         """Return the current snapshot of `main`, or None for a table that never had one."""
+        if self._stored is not None:
+            return self._stored.snapshot_id
         snapshot = self.metadata.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
@@ -215,6 +257,8 @@ class IcebergTable:
 
         It is 0 if the branch does not exist, and None if its snapshot does not contain the number.
         """
+        if self._stored is not None:
+            return self._stored.rows.get(branch) if branch in self._stored.branches else 0
         snapshot_id = self.branch(branch)
         if snapshot_id is None:
             return 0
@@ -231,10 +275,12 @@ class IcebergTable:
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """Return the current columns, in table order."""
-        return tuple(
-            Field(int(field["id"]), field["name"], field["type"])
-            for field in self.catalog.fields(self.metadata.schema())
+        fields = (
+            self.catalog.fields(self.metadata.schema())
+            if self._stored is None
+            else self._stored.fields
         )
+        return tuple(Field(int(field["id"]), field["name"], field["type"]) for field in fields)
 
     def branches(self) -> dict[str, int]:
         """Return the branches other than `main`, with their snapshots."""
@@ -321,31 +367,105 @@ class Guard(Protocol):
         """Raise if a table must not be written."""
 
 
-class Catalog:
-    """The lake's Iceberg catalog in the session's JVM."""
+@dataclass(frozen=True)
+class _Connection:
+    """The catalog in the JVM, and the classes that it is used with.
 
-    def __init__(self, spark: SparkSession, guard: Guard) -> None:
-        self.spark = spark
-        self.guard = guard
-        self.jvm: Any = spark._jvm  # noqa: SLF001
-        # Resolving a name through the JVM's packages costs a call for each part.
-        self.schema_parser: Any = self.jvm.org.apache.iceberg.SchemaParser
-        self._metadata: Any = self.jvm.org.apache.iceberg.TableMetadata
-        self._namespaces: Any = self.jvm.org.apache.iceberg.catalog.Namespace
-        self._identifiers: Any = self.jvm.org.apache.iceberg.catalog.TableIdentifier
-        self._maps: Any = self.jvm.java.util.HashMap
-        self._strings: Any = self.jvm.java.lang.String
+    Resolving a name through the JVM's packages costs a call for each part.
+    """
+
+    jvm: Any
+    catalog: Any
+    schema_parser: Any
+    metadata: Any
+    metadata_parser: Any
+    namespaces: Any
+    identifiers: Any
+    maps: Any
+    strings: Any
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> Self:
+        """Open the catalog of a session.
+
+        Raises:
+            LakeError: the catalog cannot be opened.
+        """
+        jvm: Any = spark._jvm  # noqa: SLF001
+        iceberg = jvm.org.apache.iceberg
         session = spark._jsparkSession  # noqa: SLF001
         # A catalog is created with the settings of the thread's active session.
-        self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
         manager = session.sessionState().catalogManager()
         try:
-            self._java = manager.catalog(CATALOG).icebergCatalog()
+            catalog = manager.catalog(CATALOG).icebergCatalog()
         except (Py4JError, PySparkException) as failure:
             raise storage_error(failure) or LakeError(
                 f"The lake's catalog cannot be opened: {java_message_of(failure)}",
                 hint="Check the lake's folder and `lake.catalog` in chronolake.yml.",
             ) from failure
+        return cls(
+            jvm,
+            catalog,
+            iceberg.SchemaParser,
+            iceberg.TableMetadata,
+            iceberg.TableMetadataParser,
+            iceberg.catalog.Namespace,
+            iceberg.catalog.TableIdentifier,
+            jvm.java.util.HashMap,
+            jvm.java.lang.String,
+        )
+
+
+class Catalog:
+    """The lake's Iceberg catalog, in the JVM of a session that starts when it is first needed."""
+
+    def __init__(
+        self,
+        start: Callable[[], SparkSession],
+        guard: Guard,
+        read_stored: Callable[[TableName], StoredMetadata | None] | None = None,
+    ) -> None:
+        """Define the catalog; nothing is read.
+
+        Args:
+            start: returns the session; the first call starts it.
+            guard: the checks before writes.
+            read_stored: reads a table's current metadata without a JVM, and returns None if the
+                table does not exist; it may raise anything. None if only a JVM can.
+        """
+        self.guard = guard
+        self._start = start
+        self._read_stored = read_stored
+        self._connection: _Connection | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def spark(self) -> SparkSession:
+        """Return the session; the first call starts it."""
+        return self._start()
+
+    @property
+    def jvm(self) -> Any:
+        """Return the session's JVM."""
+        return self._connected.jvm
+
+    def connect(self) -> None:
+        """Start Spark and open the catalog, unless that was done.
+
+        Raises:
+            LakeError: the catalog cannot be opened.
+        """
+        with self._lock:
+            if self._connection is None:
+                self._connection = _Connection.of(self._start())
+
+    @property
+    def _connected(self) -> _Connection:
+        if self._connection is None:
+            self.connect()
+        assert self._connection is not None  # noqa: S101 - connected above
+        return self._connection
 
     def make_durable(self, metadata: Any, io: Any) -> None:
         """Sync the files to which a commit of `metadata` refers, if they are not synced already."""
@@ -353,17 +473,17 @@ class Catalog:
             sync_files_of_executors(self.spark, metadata, io)
 
     def _namespace(self, schema: str) -> Any:
-        levels = self.spark.sparkContext._gateway.new_array(self._strings, 1)  # noqa: SLF001
+        levels = self.spark.sparkContext._gateway.new_array(self._connected.strings, 1)  # noqa: SLF001
         levels[0] = schema
-        return self._namespaces.of(levels)
+        return self._connected.namespaces.of(levels)
 
     def builder_from(self, metadata: Any) -> Any:
         """Return a Java `TableMetadata.Builder` that starts from some metadata."""
-        return self._metadata.buildFrom(metadata)
+        return self._connected.metadata.buildFrom(metadata)
 
     def identifier(self, name: TableName) -> Any:
         """Return the Java `TableIdentifier` of a table; a schema is always one level."""
-        return self._identifiers.of(self._namespace(name.schema), name.table)
+        return self._connected.identifiers.of(self._namespace(name.schema), name.table)
 
     def find(self, name: TableName) -> IcebergTable | None:
         """Return the table's current state, or None if it does not exist.
@@ -372,13 +492,52 @@ class Catalog:
             LakeLocationError: its metadata is missing, because the lake was copied or moved.
             LakeError: its metadata cannot be read, or the catalog does not respond.
         """
+        if self._connection is None and self._read_stored is not None:
+            # Whatever goes wrong, Java finds it, too.
+            with suppress(Exception):
+                stored = self._read_stored(name)
+                return None if stored is None else IcebergTable(self, name, stored=stored)
+        java = self._load_java(name)
+        return None if java is None else IcebergTable(self, name, java=java)
+
+    def load_java(self, name: TableName) -> Any:
+        """Return a Java `Table`.
+
+        Raises:
+            LakeError: the table does not exist, or the catalog does not respond.
+        """
+        java = self._load_java(name)
+        if java is None:
+            raise self._missing_error(name)
+        return java
+
+    def _load_java(self, name: TableName) -> Any:
         try:
-            return IcebergTable(self, name, self._java.loadTable(self.identifier(name)))
+            return self._connected.catalog.loadTable(self.identifier(name))
         except (Py4JJavaError, PySparkException) as failure:
             if "NoSuch" in java_class_of(failure):
                 return None
             self.guard.expect_here()
             raise self._error(f"The table {name} cannot be read", failure) from failure
+
+    def parse_metadata(self, io: Any, file: str) -> Any:
+        """Return Java's `TableMetadata` of a metadata file.
+
+        Args:
+            io: the `FileIO` of the table.
+            file: the location of the file.
+
+        Raises:
+            CommitConflictError: the file was removed, after many commits of other writers.
+        """
+        try:
+            return self._connected.metadata_parser.read(io, file)
+        except (Py4JJavaError, PySparkException) as failure:
+            raise CommitConflictError(
+                f"Other writers changed the table meanwhile: {java_message_of(failure)}",
+                file=file,
+                hint="Run the command again.",
+            ) from failure
 
     def load(self, name: TableName) -> IcebergTable:
         """Return the table's current state.
@@ -388,12 +547,16 @@ class Catalog:
         """
         table = self.find(name)
         if table is None:
-            raise LakeError(
-                "The table was dropped or renamed.",
-                table=str(name),
-                hint="`chronolake tables` lists the existing tables.",
-            )
+            raise self._missing_error(name)
         return table
+
+    @staticmethod
+    def _missing_error(name: TableName) -> LakeError:
+        return LakeError(
+            "The table was dropped or renamed.",
+            table=str(name),
+            hint="`chronolake tables` lists the existing tables.",
+        )
 
     def tables(self) -> list[TableName]:
         """Return all tables of the lake, sorted."""
@@ -407,9 +570,9 @@ class Catalog:
     def tables_in(self, schema: str) -> list[TableName]:
         """Return the tables of one schema; empty if the schema does not exist."""
         namespace = self._namespace(schema)
-        if not self._java.namespaceExists(namespace):
+        if not self._connected.catalog.namespaceExists(namespace):
             return []
-        found = self._java.listTables(namespace)
+        found = self._connected.catalog.listTables(namespace)
         return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
@@ -419,11 +582,11 @@ class Catalog:
         `a.b` back as `b` in `a`: the tree has to be walked, and its levels joined again.
         """
         found: list[str] = []
-        pending = list(self._java.listNamespaces())
+        pending = list(self._connected.catalog.listNamespaces())
         while pending:
             namespace = pending.pop()
             found.append(".".join(namespace.levels()))
-            pending += list(self._java.listNamespaces(namespace))
+            pending += list(self._connected.catalog.listNamespaces(namespace))
         return found
 
     def create(
@@ -448,7 +611,7 @@ class Catalog:
         spec = self.jvm.org.apache.iceberg.PartitionSpec.builderFor(schema)
         for column in partition_by:
             spec = spec.identity(column)
-        builder = self._java.buildTable(self.identifier(name), schema)
+        builder = self._connected.catalog.buildTable(self.identifier(name), schema)
         builder = builder.withPartitionSpec(spec.build()).withLocation(location)
         builder = builder.withProperties(self.map(properties))
         for is_last in (False, True):
@@ -467,23 +630,23 @@ class Catalog:
 
     def has_schema(self, schema: str) -> bool:
         """Return whether a schema exists."""
-        return bool(self._java.namespaceExists(self._namespace(schema)))
+        return bool(self._connected.catalog.namespaceExists(self._namespace(schema)))
 
     def drop_schema_if_empty(self, schema: str) -> None:
         """Remove a schema, unless it has tables or views."""
         with suppress(Py4JJavaError, PySparkException):
-            self._java.dropNamespace(self._namespace(schema))
+            self._connected.catalog.dropNamespace(self._namespace(schema))
 
     def ensure_schema(self, schema: str) -> None:
         """Create a schema unless it exists; several processes may try at the same time."""
         namespace = self._namespace(schema)
-        if self._java.namespaceExists(namespace):
+        if self._connected.catalog.namespaceExists(namespace):
             return
         try:
-            self._java.createNamespace(namespace, self.map({}))
+            self._connected.catalog.createNamespace(namespace, self.map({}))
         except (Py4JJavaError, PySparkException) as failure:
             # The failure does not matter if the schema exists now.
-            if not self._java.namespaceExists(namespace):
+            if not self._connected.catalog.namespaceExists(namespace):
                 raise self._error(f"The schema {schema!r} cannot be created", failure) from failure
 
     def rename(self, name: TableName, new_name: TableName) -> None:
@@ -494,7 +657,7 @@ class Catalog:
             LakeError: the table does not exist, or the catalog does not respond.
         """
         try:
-            self._java.renameTable(self.identifier(name), self.identifier(new_name))
+            self._connected.catalog.renameTable(self.identifier(name), self.identifier(new_name))
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
                 raise self._name_taken_error(new_name, "Drop it first") from failure
@@ -503,17 +666,17 @@ class Catalog:
     def drop(self, name: TableName, *, purge: bool) -> bool:
         """Remove a table, with its files if `purge`; return False if it does not exist."""
         self.guard.expect_writable()
-        return bool(self._java.dropTable(self.identifier(name), purge))
+        return bool(self._connected.catalog.dropTable(self.identifier(name), purge))
 
     def drop_view(self, name: TableName, *, having: str) -> bool:
         """Remove a view that has a property; return False if there is no such view."""
         self.guard.expect_writable()
-        identifier = self.identifier(name)
-        if not hasattr(self._java, "viewExists") or not self._java.viewExists(identifier):
+        identifier, java = self.identifier(name), self._connected.catalog
+        if not hasattr(java, "viewExists") or not java.viewExists(identifier):
             return False
-        if self._java.loadView(identifier).properties().get(having) is None:
+        if self._connected.catalog.loadView(identifier).properties().get(having) is None:
             return False
-        return bool(self._java.dropView(identifier))
+        return bool(self._connected.catalog.dropView(identifier))
 
     def delete_folder(self, table: IcebergTable) -> None:
         """Remove a table's folder with its content, if the store supports that."""
@@ -531,11 +694,13 @@ class Catalog:
             for number, column in enumerate(columns, start=1)
         ]
         reported = {"type": "struct", "schema-id": 0, "fields": fields}
-        return self.schema_parser.fromJson(orjson.dumps(reported).decode())
+        return self._connected.schema_parser.fromJson(orjson.dumps(reported).decode())
 
     def fields(self, schema: Any) -> list[dict[str, Any]]:
         """Return the top-level fields of a Java `Schema` as in its JSON, with one call to Java."""
-        found: list[dict[str, Any]] = orjson.loads(self.schema_parser.toJson(schema))["fields"]
+        found: list[dict[str, Any]] = orjson.loads(self._connected.schema_parser.toJson(schema))[
+            "fields"
+        ]
         return found
 
     def type(self, column_type: ColumnType) -> Any:
@@ -544,7 +709,7 @@ class Catalog:
 
     def map(self, items: Mapping[str, str]) -> Any:
         """Return a Java map of strings."""
-        java = self._maps()
+        java = self._connected.maps()
         for key, value in items.items():
             java.put(key, value)
         return java

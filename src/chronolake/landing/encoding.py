@@ -205,14 +205,14 @@ def _replace_texts(
 
 
 _MICROS: Final = pa.timestamp("us", tz="UTC")
-#: The rows of a file that only declares columns.
-EMPTY: Final = pa.schema(
+#: The columns of a file that only declares columns.
+DECLARING: Final = pa.schema(
     [
         (lake_fields.ID, pa.string()),
         (lake_fields.MODIFIED, _MICROS),
         (lake_fields.SEQUENCE, pa.string()),
     ]
-).empty_table()
+)
 #: The types that landing files use for numbers.
 _WIDE: Final = {Kind.SHORT: pa.int64(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64()}
 

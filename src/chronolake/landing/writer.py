@@ -19,7 +19,7 @@ from chronolake.arrow_tasks import to_arrow, to_spark
 from chronolake.errors import BatchError
 from chronolake.failpoints import reach
 from chronolake.landing import field_types as lake_fields
-from chronolake.landing.encoding import EMPTY, count_incomplete, rows_of_file, texts_of
+from chronolake.landing.encoding import DECLARING, count_incomplete, rows_of_file, texts_of
 from chronolake.landing.file_schema import DECLARATION, declare_fields, to_json
 from chronolake.landing.file_sequence import make_durable, publish, staging
 from chronolake.presence import expect_written
@@ -103,7 +103,7 @@ def land(
         names = [row["name"] for row in reported]
         expect_written((place / name for name in names), table=folder.name)
         if not names and has_new_columns:
-            names = [_write_staged(EMPTY, str(place), to_json(declaration))]
+            names = [_write_staged(DECLARING.empty_table(), str(place), to_json(declaration))]
         if not names:
             return []
         make_durable(place)
@@ -130,7 +130,7 @@ def declare(
         SourceError: the object is written by another program.
     """
     with staging(folder) as place:
-        name = _write_staged(EMPTY, str(place), to_json(declare_fields(columns)))
+        name = _write_staged(DECLARING.empty_table(), str(place), to_json(declare_fields(columns)))
         make_durable(place)
         reach("land.staged")
         return publish(folder, [place / name], guard=guard)

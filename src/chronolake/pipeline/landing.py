@@ -238,6 +238,8 @@ class StreamLanding:
         has_new_columns: bool = False,
         texts: Mapping[str, str] | None = None,
     ) -> list[DataFile]:
+        # Executors write files of the raw lake, which the driver renames.
+        self.lake.containment.expect_shared(self.lake.spark, str(self.lake.config.path))
         return land(
             versions,
             columns,

@@ -105,7 +105,7 @@ def run_pipeline(
         if found.lake.catalog.uri is not None or found.lake.catalog_file.is_file():
             note_refused(Store.open(found.lake), pipeline, failure)
         raise
-    with Lake.open(found.lake.path, config=found.lake) as lake:
+    with Lake.prepare(found.lake) as lake:
         return sync(lake, found, pipeline, only=streams, full_refresh=resync)
 
 
@@ -267,8 +267,6 @@ def _land_batches(
         LakeError: the store is not reachable, or executors do not share the lake's folder.
         Exception: any error of the source. Batches that landed before stay, with their offsets.
     """
-    # Executors write files of the raw lake, which the driver renames.
-    lake.containment.expect_shared(lake.spark, str(lake.config.path))
     offsets: dict[str, Offset] = {**store.checkpoints(lease.pipeline)}
     if offsets:
         # The last run may have crashed before it acknowledged them.

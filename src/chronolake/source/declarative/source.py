@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from pyspark.sql import SparkSession
-
     from chronolake.config import DeclarativeSource, Project
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
@@ -225,7 +223,7 @@ class DeclarativeApi:
         PendingFiles(place / _WHOLE).discard()
         waiting, left = PendingFiles.left(place)
         if waiting.parts and left is not None:
-            landing = _PendingRecords(lake.spark, name, waiting, Repeats(may_be=bool(stored)))
+            landing = _PendingRecords(lake, name, waiting, Repeats(may_be=bool(stored)))
             yield from landing.batches(stored or {}, left)
             waiting.acknowledge()
             if self._landed.get(name) != left:
@@ -251,7 +249,7 @@ class DeclarativeApi:
                 files,
                 waiting,
                 api.session,
-                cluster=cluster_for(lake.spark, api, reader, files, workers),
+                cluster=cluster_for(lake, api, reader, files, workers),
                 alone_bytes=self.config.spark_from_mib * 2**20,
             )
 
@@ -261,11 +259,11 @@ class DeclarativeApi:
         yield ReadProgress(name, run.rows)
         if is_whole:
             yield from self._read_snapshot(
-                lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
+                lake, name, run, workers, may_become_empty=settings.may_become_empty
             )
             return
         repeats = Repeats(may_be=not is_first, until=run.reader.known_until)
-        landing = _PendingRecords(lake.spark, name, run.waiting, repeats)
+        landing = _PendingRecords(lake, name, run.waiting, repeats)
         if not (yield from self._read(landing, run, workers, stored or {})):
             return
         if run.failure is not None:
@@ -307,7 +305,7 @@ class DeclarativeApi:
 
     def _read_snapshot(
         self,
-        spark: SparkSession,
+        lake: Lake,
         name: str,
         run: Run,
         workers: int,
@@ -328,7 +326,7 @@ class DeclarativeApi:
             # No record has ever been read.
             yield ChangeBatch(name, None, (), position)
             return
-        rows = read_files(spark, run.waiting.parts, columns)
+        rows = read_files(lake.spark, run.waiting.parts, columns)
         sequence = f"{at:016x}"
         yield Snapshot(
             name,
@@ -376,7 +374,7 @@ class Repeats:
 class _PendingRecords:
     """The landing of a stream's waiting records in the raw lake."""
 
-    spark: SparkSession
+    lake: Lake
     name: str
     waiting: PendingFiles
     repeats: Repeats
@@ -403,11 +401,11 @@ class _PendingRecords:
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
             columns = columns or _merge_columns(given for given, _ in groups)
-            rows = read_files(self.spark, parts, columns, facts=True)
+            rows = read_files(self.lake.spark, parts, columns, facts=True)
             yield ChangeBatch(
                 self.name, rows, columns, after, may_repeat=may_repeat, is_undated=is_undated
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            yield ChangeBatch(self.name, read_equal_files(self.spark, group), given, position)
+            yield ChangeBatch(self.name, read_equal_files(self.lake.spark, group), given, position)

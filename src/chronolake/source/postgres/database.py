@@ -504,7 +504,7 @@ class PostgresDatabase:
                     if decoder.is_between_transactions and replication.is_due
                 ]
                 for replication in due:
-                    yield from replication.read(lake.spark, ReadEnd(lsn, evidence, upto=lsn))
+                    yield from replication.read(lake, ReadEnd(lsn, evidence, upto=lsn))
         if not state.can_write_evidence and state.upto - lsn >= _KEPT_BYTES:
             # The server must not retain its log forever.
             lsn, evidence = state.upto, bytes_before(self.config.dsn, state.upto)
@@ -533,7 +533,7 @@ class PostgresDatabase:
     def _read_changes(
         self, lake: Lake, replication: TableReplication, end: ReadEnd, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
-        yield from replication.read(lake.spark, end)
+        yield from replication.read(lake, end)
         if replication.invalid is not None and not full_refresh:
             yield StreamFailure(
                 replication.table.stream,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.messages import Relation, Transaction
     from chronolake.source.postgres.pgoutput import Changes, Decoded, Flags, Places
@@ -284,11 +285,11 @@ class TableReplication:
             tuple(columns_found), is_hashed=not self.table.key and len(columns_found) == len(key)
         )
 
-    def read(self, spark: SparkSession, end: ReadEnd) -> Iterator[ChangeBatch | Snapshot]:
+    def read(self, lake: Lake, end: ReadEnd) -> Iterator[ChangeBatch | Snapshot]:
         """Return the spooled changes in their order.
 
         Args:
-            spark: the session that will read them.
+            lake: the lake whose Spark session will read them; it starts if there are any.
             end: the end of what was read of the log.
         """
         if self.invalid is not None:
@@ -302,12 +303,12 @@ class TableReplication:
             # Batches before the last one may have to be read again.
             position = (position_after if number == len(steps) - 1 else self.position).as_json()
             if isinstance(step, _Truncation):
-                yield self._empty_snapshot(spark, step, position)
+                yield self._empty_snapshot(lake.spark, step, position)
                 continue
             step.close()
             yield ChangeBatch(
                 self.table.stream,
-                step.versions(spark),
+                step.versions(lake.spark),
                 tuple(step.declared),
                 position,
                 self.position.numbers(step.columns),

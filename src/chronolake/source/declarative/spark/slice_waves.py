@@ -20,8 +20,9 @@ from chronolake.source.declarative.spark.data_source import Assignment, JobSetti
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
+    from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.landing.file_writer import SliceFiles, SliceResult
@@ -40,7 +41,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 def cluster_for(
-    spark: SparkSession,
+    lake: Lake,
     api: Api,
     reader: StreamReader,
     files: SliceFiles,
@@ -49,7 +50,7 @@ def cluster_for(
     """Return the cluster that can read a stream's slices, or None if only the driver can.
 
     Args:
-        spark: the session.
+        lake: the lake whose Spark session runs the tasks; it starts with the first of them.
         api: the API to read from.
         reader: the stream.
         files: writes the records' files.
@@ -77,7 +78,7 @@ def cluster_for(
         nesting=files.shape.nesting,
         folder=files.folder,
     )
-    return Cluster(spark, api.session, assignment, files.shape, requests)
+    return Cluster(lake, api.session, assignment, files.shape, requests)
 
 
 def can_run_on_executors(stream: DeclarativeStream, api: Api) -> bool:
@@ -105,14 +106,14 @@ class Cluster:
     """Spark tasks that read slices of a stream.
 
     Attributes:
-        spark: the session.
+        lake: the lake whose Spark session runs the tasks.
         session: the driver's API session.
         assignment: the values that the tasks need.
         shape: the records' columns, which tasks may widen.
         requests: most concurrent requests in all tasks together.
     """
 
-    spark: SparkSession
+    lake: Lake
     session: ApiSession
     assignment: Assignment
     shape: Shape
@@ -124,7 +125,7 @@ class Cluster:
         Raises:
             SourceError: the cluster could not read all of them, for a reason other than the API.
         """
-        context = self.spark.sparkContext
+        context = self.lake.spark.sparkContext
         tasks = max(1, min(context.defaultParallelism, self.requests, len(works)))
         wave = _Wave(list(works), self.shape)
         # One more, so that a task can report while all others wait for a token.
@@ -159,8 +160,8 @@ class Cluster:
     ) -> DataFrame:
         source = slice_source(self.assignment, settings, groups)
         with _registration_lock:
-            self.spark.dataSource.register(source)
-            return self.spark.read.format(source.name()).load()
+            self.lake.spark.dataSource.register(source)
+            return self.lake.spark.read.format(source.name()).load()
 
 
 class _Wave:

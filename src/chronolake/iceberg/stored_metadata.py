@@ -1,0 +1,93 @@
+"""A table's metadata file, read without a JVM."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from chronolake.location import local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MAIN: Final = "main"
+_TOTAL_ROWS: Final = "total-records"
+_GZIP: Final = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class StoredMetadata:
+    """A state of a table's metadata.
+
+    Source: the Iceberg specification, "Table Metadata Fields", versions 2 and 3. PyIceberg's own
+    class needs half a second to import, which is a third of the time of a sync without changes.
+
+    Attributes:
+        file: the location of the metadata file.
+        properties: the table's properties.
+        location: the folder of the table's files.
+        fields: the columns in table order, as in the file: `id`, `name` and `type`.
+        branches: the current snapshot of each branch, including `main`.
+        rows: the number of rows in the data files of each branch, removed rows included; a branch
+            is missing if its snapshot does not contain the number.
+    """
+
+    file: str
+    properties: Mapping[str, str]
+    location: str
+    fields: tuple[Mapping[str, Any], ...]
+    branches: Mapping[str, int]
+    rows: Mapping[str, int]
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """Return the current snapshot of `main`, or None for a table that never had one."""
+        return self.branches.get(_MAIN)
+
+
+def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:
+    """Read a metadata file.
+
+    Args:
+        file: its location.
+        properties: settings of PyIceberg's FileIO, for locations that are not local.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError, LookupError, TypeError: it is damaged, or not the metadata of a table in version
+            2 or 3.
+    """
+    data = _read(file, properties)
+    metadata = orjson.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+    schemas = {schema["schema-id"]: schema for schema in metadata["schemas"]}
+    snapshots = {one["snapshot-id"]: one for one in metadata.get("snapshots", ())}
+    branches = {
+        name: reference["snapshot-id"]
+        for name, reference in metadata["refs"].items()
+        if reference["type"] == "branch"
+    }
+    totals = {
+        name: snapshots[number].get("summary", {}).get(_TOTAL_ROWS)
+        for name, number in branches.items()
+    }
+    return StoredMetadata(
+        file,
+        metadata["properties"],
+        metadata["location"],
+        tuple(schemas[metadata["current-schema-id"]]["fields"]),
+        branches,
+        {name: int(total) for name, total in totals.items() if total is not None},
+    )
+
+
+def _read(file: str, properties: Mapping[str, str]) -> bytes:
+    path = local_path(file)
+    if path is not None:
+        return path.read_bytes()
+    from pyiceberg.io import load_file_io  # noqa: PLC0415 - slow to import
+
+    with load_file_io(dict(properties), file).new_input(file).open() as stream:
+        return stream.read()
