@@ -106,7 +106,7 @@ def test_a_data_lake_without_new_files_needs_no_jvm(tmp_path: Path) -> None:
     source.write("Account", [{"Id": "1", "Name": "a"}])
     found = project(
         tmp_path,
-        f"  crm: {{source: {{type: data-lake, path: '{source.root}', org: X}}}}\n",
+        f"  crm: {{source: {{type: data_lake_v2, path: '{source.root}', org: X}}}}\n",
     )
     sync(Lake.open(found.lake.path, config=found.lake), found, "crm")
 
