@@ -16,6 +16,8 @@ PROJECT: Final = "CHRONOLAKE_PROJECT"
 #: Folder of Spark's jars, and the Ivy settings for downloading them.
 JARS: Final = "CHRONOLAKE_JARS"
 IVY_SETTINGS: Final = "CHRONOLAKE_IVY_SETTINGS"
+#: `off` to start Java without the archive of Spark's classes.
+CLASS_ARCHIVE: Final = "CHRONOLAKE_CLASS_ARCHIVE"
 #: Fixed token of the web UI.
 UI_TOKEN: Final = "CHRONOLAKE_UI_TOKEN"  # noqa: S105 - a name
 #: Failpoint where a test stops the process, and the file that a pause waits for.
@@ -31,6 +33,7 @@ KNOWN: Final = frozenset(
         PROJECT,
         JARS,
         IVY_SETTINGS,
+        CLASS_ARCHIVE,
         UI_TOKEN,
         FAILPOINT,
         FAILPOINT_FILE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections import Counter, defaultdict
@@ -26,7 +27,7 @@ from chronolake.location import as_url, plain
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import TracebackType
 
     from pyspark.sql import SparkSession
@@ -42,6 +43,10 @@ _LIGHT_BYTES_OF_COLUMN: Final = 512
 _MODERATE_BYTES: Final = 16 * 2**20
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000"
 #: Without a timeout, a call would wait forever for a server that does not respond.
+#: Up to this size of all data that is known to be read, Java starts with options for small work.
+_SMALL_WORK_BYTES: Final = 64 * 2**20
+#: Reading the metadata of more tables would take longer than the options can save.
+_MAX_NOTED_TABLES: Final = 100
 _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
 
 
@@ -57,6 +62,7 @@ class Lake:
         self._starting = starting
         self._started: session.Sessions | None = None
         self._start_lock = threading.RLock()
+        self._work: float | None = None
         self.containment = Containment(config)
         is_listed = config.catalog.kind is not CatalogKind.REST
         self.catalog = Catalog(
@@ -127,6 +133,33 @@ class Lake:
         """Return whether Spark has been started for this lake."""
         return self._started is not None
 
+    def note_work(self, size: float) -> None:
+        """Note the size of data that will be processed; Java then starts with options to match.
+
+        Without a note before the start, a lot of work is expected: options for small work halve the
+        time of a command of some seconds, and double that of long ones.
+
+        Args:
+            size: in bytes, in addition to what was noted before; infinite if it is not known.
+        """
+        self._work = (self._work or 0) + size
+
+    def note_tables(self, names: Collection[TableName]) -> None:
+        """Note that tables may be read as a whole; a table that does not exist may become large.
+
+        Args:
+            names: the tables, whose metadata is read without a JVM.
+        """
+        if self.has_started:
+            return
+        can_read = self.catalog.reads_without_java and len(names) <= _MAX_NOTED_TABLES
+        for name in names if can_read else ():
+            table = self.catalog.find(name)
+            size = None if table is None else table.bytes
+            self.note_work(math.inf if size is None else size)
+        if not can_read:
+            self.note_work(math.inf)
+
     @property
     def _sessions(self) -> session.Sessions:
         if self._started is None:
@@ -140,7 +173,10 @@ class Lake:
         masks = {} if config.shared else permissions.HADOOP_UMASK
         with self._starting(), permissions.private_umask(config):
             sessions = session.start(
-                config.spark.master, {**masks, **config.spark.conf}, catalog_settings(config)
+                config.spark.master,
+                {**masks, **config.spark.conf},
+                catalog_settings(config),
+                is_small=self._work is not None and self._work <= _SMALL_WORK_BYTES,
             )
         _make_durable(config, sessions.spark)
         return sessions

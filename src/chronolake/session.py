@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 from py4j.java_gateway import is_instance_of
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from chronolake import jars, sketches
+from chronolake import class_archive, jars, sketches
 from chronolake.errors import LakeError, MissingRequirementError
 from chronolake.masking import holds_secret, is_secret
 from chronolake.py4j_nodelay import acknowledge_at_once
@@ -72,7 +73,12 @@ _JAVA_HOMES: Final = (
 )
 _JAVA_VERSIONS: Final = ("17", "21")
 
-_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_CLASS_PATH: Final = "spark.driver.extraClassPath"
+_JARS: Final = "spark.jars"
+#: For work of a few seconds: compiled code that is optimized further, and a collector with threads
+#: of its own, take more processor time than they save.
+_SMALL_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 # Settings of the process, which cannot change once the JVM runs.
 _STATIC: Final[dict[str, str]] = {
@@ -97,7 +103,7 @@ _STATIC: Final[dict[str, str]] = {
     "spark.buffer.pageSize": "2m",
     # The JVM compiles the code of every statement. When its code cache is full, it stops compiling
     # and can even fail; the size without optimisations is 48 MiB, which fill in half a minute.
-    _JAVA_OPTIONS: "-XX:ReservedCodeCacheSize=512m",
+    JAVA_OPTIONS: "-XX:ReservedCodeCacheSize=512m",
 }
 
 #: Settings that Spark reads while its JVM starts; all others can be set later.
@@ -229,13 +235,16 @@ def _java_version(home: Path) -> str | None:
     return words[1].partition(".")[0] if len(words) > 1 else None
 
 
-def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> Sessions:
+def start(
+    master: str, conf: Mapping[str, str], catalog: Mapping[str, str], *, is_small: bool = False
+) -> Sessions:
     """Create the sessions of one lake, on the process's one JVM.
 
     Args:
         master: Spark's master URL. Only the first call in a process uses it.
         conf: Spark settings of the user; they override the defaults.
         catalog: settings of the Iceberg catalog, without their `spark.sql.catalog.…` prefix.
+        is_small: whether little work is known to follow. Only the first call in a process uses it.
 
     Raises:
         MissingRequirementError: Java or a jar is missing.
@@ -243,7 +252,7 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
     """
     running = SparkContext._active_spark_context  # noqa: SLF001
     if running is None:
-        base = _launch(master, conf)
+        base = _launch(master, conf, is_small=is_small)
     else:
         base = SparkSession.builder.getOrCreate()
         if EXTENSIONS not in (base.conf.get("spark.sql.extensions", "") or ""):
@@ -283,26 +292,43 @@ def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     return session
 
 
-def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
+def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSession:
     # Executors must run the interpreter that has this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = home = java_home()
+    is_local = master.partition("[")[0] == "local"
     builder = SparkSession.builder.master(master)
     settings = {
         **_STATIC,
-        **(_LOOPBACK if master.partition("[")[0] == "local" else {}),
+        **(_LOOPBACK if is_local else {}),
         "spark.driver.memory": f"{_driver_gibibytes()}g",
-        "spark.jars": ",".join(str(path) for path in jars.paths(home)),
         **conf,
     }
-    if _JAVA_OPTIONS in conf:
-        # Java uses the last of duplicate options.
-        settings[_JAVA_OPTIONS] = f"{_STATIC[_JAVA_OPTIONS]} {conf[_JAVA_OPTIONS]}"
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    at_start = {"spark.master": master, **settings}
-    _start_java({key: text for key, text in at_start.items() if _is_for_command_line(key, text)})
+    own = ",".join(str(path) for path in jars.paths(home))
+    # The archive of classes contains only those of the class path, and jars of a local session
+    # would be copied at each start.
+    key, separator = (_CLASS_PATH, os.pathsep) if is_local else (_JARS, ",")
+    settings[key] = separator.join(filter(None, (own.replace(",", separator), conf.get(key))))
+    # Java uses the last of duplicate options, and refuses two collectors.
+    small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf else ()
+    options = " ".join([_STATIC[JAVA_OPTIONS], *small, *filter(None, [conf.get(JAVA_OPTIONS)])])
+    archive = " ".join(class_archive.java_options(home))
+    settings[JAVA_OPTIONS] = f"{archive} {options}"
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    at_start = {
+        name: text
+        for name, text in {"spark.master": master, **settings}.items()
+        if _is_for_command_line(name, text)
+    }
+    try:
+        _start_java(at_start)
+    except PySparkRuntimeError:
+        if not archive:
+            raise
+        class_archive.discard(home)
+        _start_java({**at_start, JAVA_OPTIONS: options})
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
@@ -312,6 +338,7 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
             "A Spark session was started in this process without Iceberg.", hint=_OPEN_FIRST
         )
     _write_no_checksum_files(session)
+    class_archive.create_after_exit(home)
     return session
 
 

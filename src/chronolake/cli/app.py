@@ -249,7 +249,9 @@ def open_existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
     for table in tables:
         if table not in known:
             raise inspect.missing(config, table)
-    return open_lake(config, json=json)
+    lake = open_lake(config, json=json)
+    lake.note_tables(tables or known)
+    return lake
 
 
 def open_lake(config: LakeConfig, *, json: bool) -> Lake:

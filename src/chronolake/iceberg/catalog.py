@@ -258,15 +258,26 @@ class IcebergTable:
         It is 0 if the branch does not exist, and None if its snapshot does not contain the number.
         """
         if self._stored is not None:
-            return self._stored.rows.get(branch) if branch in self._stored.branches else 0
-        snapshot_id = self.branch(branch)
-        if snapshot_id is None:
-            return 0
-        total = self.metadata.snapshot(snapshot_id).summary().get("total-records")
+            if branch not in self._stored.branches:
+                return 0
+            total = self._stored.summaries[branch].get("total-records")
+        else:
+            snapshot_id = self.branch(branch)
+            if snapshot_id is None:
+                return 0
+            total = self.metadata.snapshot(snapshot_id).summary().get("total-records")
         return None if total is None else int(total)
+
+    @property
+    def bytes(self) -> int | None:
+        """Return the size of `main`'s data and delete files, in bytes; None if unknown."""
+        size = self.summary_of(MAIN).get("total-files-size")
+        return None if size is None else int(size)
 
     def summary_of(self, branch: str) -> dict[str, str]:
         """Return the summary of a branch's snapshot; empty if the branch does not exist."""
+        if self._stored is not None:
+            return dict(self._stored.summaries.get(branch, {}))
         snapshot_id = self.branch(branch)
         if snapshot_id is None:
             return {}
@@ -449,6 +460,11 @@ class Catalog:
     def jvm(self) -> Any:
         """Return the session's JVM."""
         return self._connected.jvm
+
+    @property
+    def reads_without_java(self) -> bool:
+        """Return whether `find` needs no JVM while none runs."""
+        return self._read_stored is not None
 
     def connect(self) -> None:
         """Start Spark and open the catalog, unless that was done.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MAIN: Final = "main"
-_TOTAL_ROWS: Final = "total-records"
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -31,8 +30,7 @@ class StoredMetadata:
         location: the folder of the table's files.
         fields: the columns in table order, as in the file: `id`, `name` and `type`.
         branches: the current snapshot of each branch, including `main`.
-        rows: the number of rows in the data files of each branch, removed rows included; a branch
-            is missing if its snapshot does not contain the number.
+        summaries: the summary of each branch's current snapshot.
     """
 
     file: str
@@ -40,7 +38,7 @@ class StoredMetadata:
     location: str
     fields: tuple[Mapping[str, Any], ...]
     branches: Mapping[str, int]
-    rows: Mapping[str, int]
+    summaries: Mapping[str, Mapping[str, str]]
 
     @property
     def snapshot_id(self) -> int | None:
@@ -63,15 +61,11 @@ def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:
     data = _read(file, properties)
     metadata = orjson.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
     schemas = {schema["schema-id"]: schema for schema in metadata["schemas"]}
-    snapshots = {one["snapshot-id"]: one for one in metadata.get("snapshots", ())}
+    snapshots = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", ())}
     branches = {
         name: reference["snapshot-id"]
         for name, reference in metadata["refs"].items()
         if reference["type"] == "branch"
-    }
-    totals = {
-        name: snapshots[number].get("summary", {}).get(_TOTAL_ROWS)
-        for name, number in branches.items()
     }
     return StoredMetadata(
         file,
@@ -79,7 +73,7 @@ def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:
         metadata["location"],
         tuple(schemas[metadata["current-schema-id"]]["fields"]),
         branches,
-        {name: int(total) for name, total in totals.items() if total is not None},
+        {name: snapshots[number].get("summary", {}) for name, number in branches.items()},
     )
 
 

@@ -7,6 +7,7 @@ A stream that fails does not stop the others: the run is partial then, and the n
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,9 @@ def sync(
         note_refused(store, pipeline, failure)
         raise
     streams = select_streams(offered, pipeline, only)
+    if full_refresh:
+        lake.note_work(math.inf)
+    lake.note_tables([stream.table for stream in streams])
     above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
     with leased(store, pipeline, above=above) as lease:
         store.begin_run(run)

@@ -306,6 +306,7 @@ class TableReplication:
                 yield self._empty_snapshot(lake.spark, step, position)
                 continue
             step.close()
+            lake.note_work(step.file.stat().st_size)
             yield ChangeBatch(
                 self.table.stream,
                 step.versions(lake.spark),

@@ -1,0 +1,177 @@
+"""The archive of Spark's classes that the JVM starts from (class data sharing).
+
+A JVM that runs Spark reads, parses and verifies some 25,000 classes. From an archive it maps them
+into memory instead, which halves the time of a small command. The archive is created once, by a
+background process after the first command that started Spark, and stored beside the jars. The JVM
+does not start from an archive of another Java or of other jars, so the file's name contains a hash
+of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyspark
+
+from chronolake import env, jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The program that creates an archive. It runs Spark, so it is a module of a higher layer.
+_TRAINING: Final = "chronolake.class_training"
+_PREFIX: Final = "classes-"
+_ENDING: Final = ".jsa"
+_OFF: Final = "off"
+#: Archives that no command has used for this time are removed.
+_UNUSED_SECONDS: Final = 30 * 24 * 3600
+#: Time until an archive that could not be created is tried again.
+_RETRY_SECONDS: Final = 24 * 3600
+#: A damaged archive is not used, and no warning is printed to standard output, which belongs to the
+#: command's own output. Verifying the checksums takes less than a tenth of a second.
+_CHECKED: Final = ("-XX:+VerifySharedSpaces", "-Xlog:disable", "-Xlog:all=error:stderr")
+
+_scheduled = False
+
+
+def java_options(java_home: str) -> list[str]:
+    """Return the options with which a JVM uses the archive; empty if there is none.
+
+    Args:
+        java_home: the folder of Java.
+    """
+    if _is_off():
+        return []
+    file = archive_file(java_home)
+    try:
+        os.utime(file)
+    except OSError:
+        return []
+    return [f"-XX:SharedArchiveFile={file}", *_CHECKED]
+
+
+def archive_file(java_home: str) -> Path:
+    """Return the path of the archive for a Java and the jars of this installation.
+
+    Args:
+        java_home: the folder of Java.
+    """
+    digest = hashlib.sha256()
+    release = Path(java_home, "release")
+    spark = Path(pyspark.__file__).parent / "jars"
+    files = sorted(spark.glob("*.jar")) + [jars.folder() / jar.file_name for jar in jars.required()]
+    digest.update(release.read_bytes() if release.exists() else java_home.encode())
+    for file in files:
+        with suppress(OSError):
+            found = file.stat()
+            digest.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return jars.folder() / f"{_PREFIX}{digest.hexdigest()[:16]}{_ENDING}"
+
+
+def discard(java_home: str) -> None:
+    """Remove an archive with which the JVM did not start.
+
+    Args:
+        java_home: the folder of Java.
+    """
+    archive_file(java_home).unlink(missing_ok=True)
+
+
+def create_after_exit(java_home: str) -> None:
+    """Create the archive in the background when this process ends, unless it exists.
+
+    Nothing happens in continuous integration (`CI` is set), where the file would be thrown away, or
+    if `CHRONOLAKE_CLASS_ARCHIVE` is `off`.
+
+    Args:
+        java_home: the folder of Java.
+    """
+    global _scheduled  # noqa: PLW0603 - a process has one JVM
+    if _scheduled or _is_off() or os.environ.get("CI") or not _is_due(archive_file(java_home)):
+        return
+    _scheduled = True
+    atexit.register(_start_training, os.getpid())
+
+
+def _is_off() -> bool:
+    return os.environ.get(env.CLASS_ARCHIVE) == _OFF
+
+
+def _is_due(file: Path) -> bool:
+    """Return whether an archive does not exist and its creation has not failed recently."""
+    if file.exists():
+        return False
+    try:
+        return _failure(file).stat().st_mtime < time.time() - _RETRY_SECONDS
+    except OSError:
+        return True
+
+
+def _start_training(parent: int) -> None:
+    if os.getpid() != parent:
+        # A forked process inherits the handler.
+        return
+    with suppress(OSError):
+        subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", _TRAINING],
+            cwd=jars.folder(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def recorded(java_home: str) -> Iterator[Path | None]:
+    """Give the path at which a JVM may store an archive, and publish the file afterwards.
+
+    It is None if the archive exists or another process creates it. An error is recorded in a file
+    beside the archive, so that not every command repeats it.
+
+    Args:
+        java_home: the folder of Java.
+    """
+    file = archive_file(java_home)
+    own = file.with_suffix(f".{os.getpid()}.tmp")
+    with file.with_suffix(".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        if not _is_due(file):
+            yield None
+            return
+        try:
+            yield own
+            # Renamed, so that no JVM sees an incomplete file.
+            own.rename(file)
+        except BaseException as failure:
+            _failure(file).write_text(f"{type(failure).__name__}: {failure}\n")
+            raise
+        finally:
+            own.unlink(missing_ok=True)
+        _failure(file).unlink(missing_ok=True)
+        _remove_unused(file)
+
+
+def _failure(file: Path) -> Path:
+    return file.with_suffix(".failed")
+
+
+def _remove_unused(current: Path) -> None:
+    oldest = time.time() - _UNUSED_SECONDS
+    for file in current.parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if file.stem != current.stem and file.stat().st_mtime < oldest:
+                file.unlink()

@@ -1,0 +1,116 @@
+"""The program that creates the archive of Spark's classes: `python -m chronolake.class_training`.
+
+It syncs a small data lake twice in a temporary folder, which loads the classes that most commands
+need, and stores what the JVM had loaded when it ends. `chronolake.class_archive` starts it in the
+background, and a container image or an administrator can run it beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import SparkContext
+
+from chronolake.class_archive import archive_file, recorded
+from chronolake.config import FILE_NAME, load_project
+from chronolake.errors import LakeError
+from chronolake.lake import Lake
+from chronolake.pipeline.sync import sync
+from chronolake.query import run_query
+from chronolake.session import JAVA_OPTIONS, java_home
+
+_PIPELINE: Final = "training"
+_PROJECT: Final = """\
+lake: {path: lake, maintenance: {automatic: false}}
+pipelines:
+  training:
+    source: {type: data_lake_v2, path: source, org: X}
+    mode: history
+    streams:
+      Account: {table: accounts}
+      Contact: {table: contacts, mode: live}
+"""
+_SCHEMA: Final = pa.schema(
+    [
+        ("Id", pa.string()),
+        ("source__modified", pa.timestamp("ms", tz="UTC")),
+        ("grax__idseq", pa.string()),
+        ("grax__deleted", pa.timestamp("ms", tz="UTC")),
+        ("Name", pa.string()),
+    ]
+)
+_ROWS: Final = 20
+_DAY_MS: Final = 86_400_000
+_SECONDS: Final = 600
+
+
+def _write(root: Path, number: int) -> None:
+    """Write one file per object: new versions of most records, and a delete."""
+    for name in ("Account", "Contact"):
+        rows: list[dict[str, Any]] = [
+            {
+                "Id": f"{record}",
+                "source__modified": (20_000 + number) * _DAY_MS,
+                "grax__idseq": f"{number}",
+                "grax__deleted": (20_001 + number) * _DAY_MS if number and not record else None,
+                "Name": f"{record} {number}",
+            }
+            for record in range(number, _ROWS + number)
+        ]
+        folder = root / "parquet" / "v2" / "org=X" / f"object={name}" / "batch=00000"
+        folder.mkdir(parents=True, exist_ok=True)
+        table = pa.Table.from_pylist(rows, _SCHEMA)
+        pq.write_table(table, folder / f"data-{number + 1:08x}.parquet")
+
+
+def _use_spark(folder: Path, options: str) -> None:
+    file = folder / FILE_NAME
+    file.write_text(_PROJECT)
+    project = load_project(
+        file, overrides={"spark.master": "local[2]", f"spark.conf.{JAVA_OPTIONS}": options}
+    )
+    with Lake.open(project.lake.path, config=project.lake) as lake:
+        for number in range(2):
+            _write(folder / "source", number)
+            sync(lake, project, _PIPELINE)
+        list(run_query(lake, "SELECT Name, count(*) FROM training.accounts GROUP BY Name").rows(5))
+
+
+def _end_java() -> None:
+    """Wait until the JVM has ended, which stores the archive.
+
+    Raises:
+        LakeError: it ended with an error.
+    """
+    process: Any = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - there is no public API
+    process.stdin.close()
+    code = process.wait(_SECONDS)
+    if code != 0:
+        raise LakeError(f"Java ended with exit code {code}.")
+
+
+def main() -> None:
+    """Create the archive, unless it exists or another process creates it."""
+    with suppress(OSError):
+        os.nice(19)
+    home = java_home()
+    with (
+        recorded(home) as file,
+        tempfile.TemporaryDirectory(prefix="chronolake-", ignore_cleanup_errors=True) as folder,
+    ):
+        if file is not None:
+            _use_spark(Path(folder), f"-XX:ArchiveClassesAtExit={file} -XX:TieredStopAtLevel=1")
+            _end_java()
+    if not archive_file(home).exists():
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
