@@ -53,6 +53,9 @@ $(SPARK40): requirements-spark40.lock pyproject.toml scripts/find-python
 
 $(WARM): $(LOCKED) src/chronolake/jars.py scripts/find-java
 	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import jars, session; jars.paths(session.java_home())'
+	@echo "Creating the archive of Spark's classes, which halves the start of Java"
+	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -m chronolake.class_training >/dev/null 2>&1 \
+	  || echo "It could not be created: see the .failed file in the folder of Spark's jars"
 	@touch $@
 
 demo: demo-postgres  ## sync a PostgreSQL database twice, and show the tables' history
