@@ -44,7 +44,7 @@ _scheduled = False
 
 
 def java_options(java_home: str) -> list[str]:
-    """Return the options with which a JVM uses the archive; empty if there is none.
+    """Return the options with which a JVM uses the archive; empty if it does not exist.
 
     Args:
         java_home: the folder of Java.
