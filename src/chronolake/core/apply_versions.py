@@ -63,7 +63,7 @@ from chronolake.description import describe_loaded
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN, MAIN
-from chronolake.types import ACTIVE, END, HASH, START, SYNCED, VERSION, Mode
+from chronolake.types import ACTIVE, END, HASH, START, VERSION, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,21 +134,21 @@ def stage_append(
         changed="true",
     )
     if profile.tombstones < profile.rows:
-        write.append(_new_rows(PROVIDES_DATA, layout.columns, profile, layout, synced_micros))
+        columns = column_list(layout.columns)
+        write.append(_new_rows(PROVIDES_DATA, columns, profile, layout, synced_micros))
     if profile.tombstones:
-        columns = (*layout.data, SYNCED, VERSION)
         write.hidden.append(
-            _new_rows(f"NOT {PROVIDES_DATA}", columns, profile, layout, synced_micros)
+            _new_rows(
+                f"NOT {PROVIDES_DATA}", layout.tombstone_columns, profile, layout, synced_micros
+            )
         )
     return ended
 
 
-def _new_rows(
-    which: str, columns: tuple[str, ...], profile: BatchProfile, layout: Layout, synced: int
-) -> str:
+def _new_rows(which: str, columns: str, profile: BatchProfile, layout: Layout, synced: int) -> str:
     landed = landed_rows(f"{profile.view} WHERE {which}", layout)
     rows = active_versions(landed, layout, synced_micros=synced)
-    return f"SELECT {column_list(columns)} FROM ({rows})"
+    return f"SELECT {columns} FROM ({rows})"
 
 
 def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
@@ -389,8 +389,7 @@ def _added_rows(rows: str, layout: Layout) -> str:
 
 
 def _concealed_rows(rows: str, layout: Layout) -> str:
-    columns = column_list((*layout.data, SYNCED, VERSION))
-    return f"SELECT {columns} FROM {rows} WHERE {CONCEALED}"
+    return f"SELECT {layout.tombstone_columns} FROM {rows} WHERE {CONCEALED}"
 
 
 def _remove(
@@ -403,7 +402,7 @@ def _remove(
     write.delete(
         f"SELECT {broadcast(rows, number)} {numbered_key(layout.key)}, {FILE}, {POSITION} "
         f"FROM {rows} WHERE {REMOVED}",
-        " AND ".join(conditions),
+        conditions,
     )
 
 
@@ -415,7 +414,7 @@ def _reveal(
     write.hidden.delete(
         f"SELECT {broadcast(rows, number)} {numbered_key(layout.key)}, {STORED} "
         f"FROM {rows} WHERE {REVEALED}",
-        " AND ".join([*profile.same_key(layout.key), same_version]),
+        [*profile.same_key(layout.key), same_version],
     )
 
 

@@ -169,7 +169,7 @@ def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
     elif kind is Kind.LONG:
         first, last = (f"{number}L" for number in _round_outward(least, greatest, *_LONGS))
     else:
-        # In the column's own type: Spark cannot plan a MERGE that compares an INT with a BIGINT.
+        # In the column's own type: Spark would cast an INT column to compare it with a BIGINT.
         first, last = (f"{number}" for number in _round_outward(least, greatest, *_INTS))
     return first, last
 

@@ -246,7 +246,7 @@ def _delete(
     write.delete(
         f"SELECT {broadcast(resolved, outcome.removed)} {numbered_key(key)}, {FILE}, {POSITION} "
         f"FROM {resolved} WHERE {REMOVED}",
-        " AND ".join([*profile.same_key(key), *same_row(FILE, POSITION), _in_reach(profile)]),
+        [*profile.same_key(key), *same_row(FILE, POSITION), _in_reach(profile)],
     )
 
 

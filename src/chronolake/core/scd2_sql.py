@@ -119,6 +119,17 @@ class Layout:
         """Return all columns of the table, in its order."""
         return (*self.data, *self.system)
 
+    @property
+    def tombstone_columns(self) -> str:
+        """Return the SELECT list of a tombstone, in which most system columns are null.
+
+        It names all columns, because Spark 4.0 does not fill missing ones.
+        """
+        present = {*self.data, SYNCED, VERSION}
+        return ", ".join(
+            quoted(name) if name in present else f"NULL AS {quoted(name)}" for name in self.columns
+        )
+
 
 # Metadata of a stored row, in addition to the columns of every landed row.
 FILE: Final = f"{RESERVED}file"

@@ -43,7 +43,7 @@ from chronolake.session import CATALOG
 from chronolake.types import TableName, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -114,17 +114,21 @@ class StagedBranch:
         """Return whether there are no rows according to the metadata."""
         return self.table.rows_of(self.of) == 0
 
-    def delete(self, source: str, condition: str) -> None:
+    def delete(self, source: str, conditions: Sequence[str]) -> None:
         """Remove the table's rows that match a row of a query.
 
         Args:
             source: a query in SQL.
-            condition: SQL over `sql.TABLE` and `sql.KEYS` (the query).
+            conditions: SQL over `sql.TABLE` and `sql.KEYS` (the query). All of them must be true.
         """
+        # Spark 4.0 cannot run a MERGE whose condition reads `_file` or `_pos`. It passes conditions
+        # in a subquery to the scan too late to prune files, so those of the table are outside.
+        of_table = [condition for condition in conditions if KEYS not in condition]
+        of_both = [condition for condition in conditions if KEYS in condition]
+        exists = f"EXISTS (SELECT * FROM ({source}) AS {KEYS} WHERE {' AND '.join(of_both)})"
         with self._watch.stage("delete"):
             self.spark.sql(
-                f"MERGE INTO {self._target()} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
-                "WHEN MATCHED THEN DELETE"
+                f"DELETE FROM {self._target()} AS {TABLE} WHERE {' AND '.join([*of_table, exists])}"
             )
         reach("staged.deleted")
 

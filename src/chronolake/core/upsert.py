@@ -169,7 +169,7 @@ def _stage(
             hint = broadcast(profile.view, profile.rows)
             write.delete(
                 f"SELECT {hint} {numbered_key(key)} FROM {profile.view}",
-                " AND ".join(profile.same_key(key)),
+                profile.same_key(key),
             )
         if added is not None:
             write.append(added)
