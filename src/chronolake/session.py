@@ -75,7 +75,6 @@ _JAVA_VERSIONS: Final = ("17", "21")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
-_JARS: Final = "spark.jars"
 #: For work of a few seconds: compiled code that is optimized further, and a collector with threads
 #: of its own, take more processor time than they save.
 _SMALL_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -305,11 +304,13 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
         "spark.driver.memory": f"{_driver_gibibytes()}g",
         **conf,
     }
-    own = ",".join(str(path) for path in jars.paths(home))
-    # The archive of classes contains only those of the class path, and jars of a local session
-    # would be copied at each start.
-    key, separator = (_CLASS_PATH, os.pathsep) if is_local else (_JARS, ",")
-    settings[key] = separator.join(filter(None, (own.replace(",", separator), conf.get(key))))
+    own = [str(path) for path in jars.paths(home)]
+    if is_local:
+        # The archive of classes contains only those of the class path, and Spark copies the jars of
+        # `spark.jars` at each start.
+        settings |= {_CLASS_PATH: os.pathsep.join([*own, *filter(None, [conf.get(_CLASS_PATH)])])}
+    else:
+        settings |= {"spark.jars": ",".join([*own, *filter(None, [conf.get("spark.jars")])])}
     # Java uses the last of duplicate options, and refuses two collectors.
     small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf else ()
     options = " ".join([_STATIC[JAVA_OPTIONS], *small, *filter(None, [conf.get(JAVA_OPTIONS)])])

@@ -61,7 +61,7 @@ def test_how_long_spark_still_needs_is_told(lake: Lake) -> None:
     spark = lake.spark.sparkContext
     slow = spark.parallelize(range(12), 12)
     working = threading.Thread(target=lambda: slow.foreach(lambda _: time.sleep(0.4)))
-    column = SparkTasks(lake.spark)
+    column = SparkTasks(lake)
     bars = Progress()
     bars.add_task("orders")
     (task,) = bars.tasks

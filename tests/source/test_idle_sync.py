@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,9 +103,18 @@ def api() -> Iterator[Api]:
         yield served
 
 
+def _row(name: str, day: int) -> dict[str, Any]:
+    return {
+        "Id": "1",
+        "Name": name,
+        "source__modified": datetime(2026, 1, day, tzinfo=UTC),
+        "grax__idseq": str(day),
+    }
+
+
 def test_a_data_lake_without_new_files_needs_no_jvm(tmp_path: Path) -> None:
     source = DataLake(tmp_path / "source")
-    source.write("Account", [{"Id": "1", "Name": "a"}])
+    source.write("Account", [_row("a", 1)])
     found = project(
         tmp_path,
         f"  crm: {{source: {{type: data_lake_v2, path: '{source.root}', org: X}}}}\n",
@@ -114,7 +125,7 @@ def test_a_data_lake_without_new_files_needs_no_jvm(tmp_path: Path) -> None:
     assert sync(idle, found, "crm").status is Status.SUCCEEDED
     assert not idle.has_started
 
-    source.write("Account", [{"Id": "1", "Name": "b"}])
+    source.write("Account", [_row("b", 2)])
     busy = Lake.prepare(found.lake)
     assert sync(busy, found, "crm").status is Status.SUCCEEDED
     assert busy.has_started
