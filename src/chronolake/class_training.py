@@ -54,19 +54,19 @@ _SECONDS: Final = 600
 def _write(root: Path, number: int) -> None:
     """Write one file per object: new versions of most records, and a delete."""
     for name in ("Account", "Contact"):
-        rows: list[dict[str, Any]] = [
-            {
-                "Id": f"{record}",
-                "source__modified": (20_000 + number) * _DAY_MS,
-                "grax__idseq": f"{number}",
-                "grax__deleted": (20_001 + number) * _DAY_MS if number and not record else None,
-                "Name": f"{record} {number}",
-            }
-            for record in range(number, _ROWS + number)
+        records = range(number, _ROWS + number)
+        modified = (20_000 + number) * _DAY_MS
+        columns = [
+            [str(record) for record in records],
+            [modified] * _ROWS,
+            [str(number)] * _ROWS,
+            [modified + _DAY_MS if number and not record else None for record in records],
+            [f"{record} {number}" for record in records],
         ]
         folder = root / "parquet" / "v2" / "org=X" / f"object={name}" / "batch=00000"
         folder.mkdir(parents=True, exist_ok=True)
-        table = pa.Table.from_pylist(rows, _SCHEMA)
+        arrays = [pa.array(*cells) for cells in zip(columns, _SCHEMA.types, strict=True)]
+        table = pa.table(arrays, _SCHEMA)
         pq.write_table(table, folder / f"data-{number + 1:08x}.parquet")
 
 
