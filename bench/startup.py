@@ -96,14 +96,26 @@ class Shop:
     def dlt(self, name: str) -> None:
         """Run dlt as a process, if it is installed."""
         if DLT_PYTHON.exists():
-            program = [str(DLT_PYTHON), str(MEASURING / "dlt_shop.py"), str(self.folder / "dlt")]
+            program = [
+                str(DLT_PYTHON),
+                "-P",
+                str(MEASURING / "dlt_shop.py"),
+                str(self.folder / "dlt"),
+            ]
             self._time(name, program, {}, sent=self.address)
 
     def bare(self, name: str, options: str) -> None:
         """Run the bare program as a process."""
         with tempfile.TemporaryDirectory(dir=self.folder) as lake:
             files = ",".join(str(path) for path in jars.paths(java_home()))
-            program = [sys.executable, str(MEASURING / "bare_iceberg.py"), lake, files, options]
+            program = [
+                sys.executable,
+                "-P",
+                str(MEASURING / "bare_iceberg.py"),
+                lake,
+                files,
+                options,
+            ]
             self._time(name, program, {})
 
     def _time(
