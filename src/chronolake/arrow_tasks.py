@@ -2,14 +2,15 @@
 
 Between two Python functions of a plan, Spark converts every value from Arrow to the JVM and back.
 Rows that Python reads from a server or from files, and that Python writes again, do not need that
-conversion: the functions are composed into one.
+conversion: the functions are composed into one. A few rows do not even need a task: Spark and its
+Python workers would start for seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,30 +22,49 @@ if TYPE_CHECKING:
     Step: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
+#: Up to this size, the driver reads rows itself, in less time than Spark needs to start a task.
+FEW_BYTES: Final = 2**20
+
+
 @dataclass(frozen=True)
 class ArrowRows:
-    """Rows that Spark tasks read as Arrow batches.
+    """Rows that Spark tasks, or the driver if they are few, read as Arrow batches.
 
     Attributes:
-        places: where the rows are located, in the terms of `read`; each partition is a task.
+        places: returns where the rows are located, in the terms of `read`; each partition is a
+            task.
         read: reads the rows at some places; it is serialized to the executors.
         schema: the columns of the rows, as a Spark schema (DDL).
+        here: the same places, if the driver can read the rows and they have at most `FEW_BYTES`;
+            None otherwise.
     """
 
-    places: DataFrame
+    places: Callable[[], DataFrame]
     read: Step
     schema: str
+    here: pa.Table | None = None
 
     def then(self, step: Step, schema: str) -> ArrowRows:
         """Return the rows after a further step, which runs in the same tasks."""
-        return ArrowRows(self.places, partial(_run_both, self.read, step), schema)
+        return replace(self, read=partial(_run_both, self.read, step), schema=schema)
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Return the rows, as dictionaries; a step before must have left only a few."""
+        if self.here is None:
+            return [row.asDict() for row in to_spark(self).collect()]
+        return [row for batch in self.read(self.here.to_batches()) for row in batch.to_pylist()]
+
+
+def are_here(rows: ArrowRows | DataFrame) -> bool:
+    """Return whether the driver reads the rows, without Spark."""
+    return isinstance(rows, ArrowRows) and rows.here is not None
 
 
 def to_spark(rows: ArrowRows | DataFrame) -> DataFrame:
     """Return the rows as a Spark DataFrame."""
     if not isinstance(rows, ArrowRows):
         return rows
-    return map_in_tasks(rows.places, rows.read, rows.schema)
+    return map_in_tasks(rows.places(), rows.read, rows.schema)
 
 
 def map_in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataFrame:
@@ -64,7 +84,9 @@ def map_in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataF
 
 def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:
     """Return the rows as Arrow batches of the tasks that read them."""
-    return rows if isinstance(rows, ArrowRows) else ArrowRows(rows, iter, rows.schema.toDDL())
+    if isinstance(rows, ArrowRows):
+        return rows
+    return ArrowRows(lambda: rows, iter, rows.schema.toDDL())
 
 
 def _rename_columns(

@@ -1,6 +1,7 @@
 """Writes record versions to our own raw lake, where they land before tables are changed.
 
-Spark's tasks write staged files, in parallel; `file_sequence` publishes them.
+Spark's tasks write staged files, in parallel, and the driver writes a few rows itself;
+`file_sequence` publishes them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chronolake.arrow_tasks import to_arrow, to_spark
+from chronolake.arrow_tasks import to_arrow
 from chronolake.errors import BatchError
 from chronolake.failpoints import reach
 from chronolake.landing import field_types as lake_fields
@@ -91,7 +92,7 @@ def land(
             each_once=uuid4().hex if each_once else None,
             limit=file_bytes,
         )
-        reported = to_spark(to_arrow(versions).then(write, _RESULT)).collect()
+        reported = to_arrow(versions).then(write, _RESULT).collect()
         lacking = sum(row["incomplete"] for row in reported)
         if lacking:
             key = ", ".join(column.name for column in columns if column.primary_key)

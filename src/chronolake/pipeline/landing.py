@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 
-from chronolake.arrow_tasks import to_spark
+from chronolake.arrow_tasks import are_here, to_spark
 from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
 from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
@@ -238,8 +238,9 @@ class StreamLanding:
         has_new_columns: bool = False,
         texts: Mapping[str, str] | None = None,
     ) -> list[DataFile]:
-        # Executors write files of the raw lake, which the driver renames.
-        self.lake.containment.expect_shared(self.lake.spark, str(self.lake.config.path))
+        if not are_here(versions):
+            # Executors write files of the raw lake, which the driver renames.
+            self.lake.containment.expect_shared(self.lake.spark, str(self.lake.config.path))
         return land(
             versions,
             columns,

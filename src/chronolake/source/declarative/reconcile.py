@@ -31,9 +31,8 @@ from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import SparkSession
-
     from chronolake.config import OnPartitionLimit
+    from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
     from chronolake.source.declarative.landing.file_writer import PendingFiles
@@ -72,11 +71,11 @@ class CompleteRead:
     workers: int
     on_limit: OnPartitionLimit
 
-    def taken(self, spark: SparkSession, *, may_be_empty: bool) -> Reconciliation | ChangeBatch:
+    def taken(self, lake: Lake, *, may_be_empty: bool) -> Reconciliation | ChangeBatch:
         """Read everything; nothing is landed.
 
         Args:
-            spark: the session that reads the records.
+            lake: the lake whose Spark session reads the records.
             may_be_empty: whether the stream may have become empty.
 
         Returns:
@@ -99,7 +98,7 @@ class CompleteRead:
             columns = self.run.files.columns()
             return Reconciliation(
                 self.stream.name,
-                read_files(spark, self.waiting.parts, columns, facts=True),
+                read_files(lake, self.waiting.parts, columns, facts=True),
                 columns,
                 sum(part.rows for part in self.waiting.parts),
                 micros_of(begun),

@@ -274,7 +274,7 @@ class DeclarativeApi:
             limit = self.config.on_partition_limit
             comparison = CompleteRead(api, either, run, whole, begun, workers, limit)
             try:
-                yield comparison.taken(lake.spark, may_be_empty=settings.may_become_empty)
+                yield comparison.taken(lake, may_be_empty=settings.may_become_empty)
             finally:
                 whole.discard()
 
@@ -326,7 +326,7 @@ class DeclarativeApi:
             # No record has ever been read.
             yield ChangeBatch(name, None, (), position)
             return
-        rows = read_files(lake.spark, run.waiting.parts, columns)
+        rows = read_files(lake, run.waiting.parts, columns)
         sequence = f"{at:016x}"
         yield Snapshot(
             name,
@@ -401,11 +401,11 @@ class _PendingRecords:
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
             columns = columns or _merge_columns(given for given, _ in groups)
-            rows = read_files(self.lake.spark, parts, columns, facts=True)
+            rows = read_files(self.lake, parts, columns, facts=True)
             yield ChangeBatch(
                 self.name, rows, columns, after, may_repeat=may_repeat, is_undated=is_undated
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            yield ChangeBatch(self.name, read_equal_files(self.lake.spark, group), given, position)
+            yield ChangeBatch(self.name, read_equal_files(self.lake, group), given, position)

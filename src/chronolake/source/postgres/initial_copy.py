@@ -206,7 +206,8 @@ def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowR
         ]
         for task in plan_tasks(snapshot.parts)
     )
-    return ArrowRows(distribute(spark, "ranges", pa.array(ranges, pa.list_(_RANGE))), copy, schema)
+    tasks = pa.array(ranges, pa.list_(_RANGE))
+    return ArrowRows(lambda: distribute(spark, "ranges", tasks), copy, schema)
 
 
 @dataclass(frozen=True)

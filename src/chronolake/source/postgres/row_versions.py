@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chronolake.arrow_tasks import ArrowRows, to_spark
+from chronolake.arrow_tasks import FEW_BYTES, ArrowRows, to_spark
 from chronolake.change_set import (
     DELETED_AT,
     FOLLOWS,
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
+    from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.columns import SourceColumn
     from chronolake.source.postgres.pgoutput import Bytes, Changes, Flags, Places
@@ -313,7 +314,7 @@ class RowKey:
             if self.columns
             else _number_duplicates(texts, columns)
         )
-        return ArrowRows(keyed, typing, typing.schema)
+        return ArrowRows(lambda: keyed, typing, typing.schema)
 
 
 def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
@@ -404,22 +405,31 @@ class Spool:
         """Return the columns as they land, with types that hold all spooled values."""
         return self.key.declare(self.columns, out_of_range=self._out_of_range)
 
-    def versions(self, spark: SparkSession) -> ArrowRows:
-        """Return the versions in the form that `landing` accepts, after `close`."""
+    def versions(self, lake: Lake) -> ArrowRows:
+        """Return the versions in the form that `landing` accepts, after `close`.
+
+        Args:
+            lake: the lake whose Spark session reads them, unless they are few.
+        """
         groups = pq.read_metadata(self.file).num_row_groups
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
-        tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
+
+        def distribute() -> DataFrame:
+            tasks = max(1, min(groups, lake.spark.sparkContext.defaultParallelism))
+            return lake.spark.createDataFrame(places).coalesce(1).repartition(tasks)
+
         texts = [f"{quoted(column.name)} string" for column in self.columns]
         rows = ArrowRows(
-            spark.createDataFrame(places).coalesce(1).repartition(tasks),
+            distribute,
             _read_spool,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
+            places if self.bytes <= FEW_BYTES else None,
         )
         return self.key.convert(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
 
 
 def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read row groups in an executor."""
+    """Read row groups."""
     with ExitStack() as opened:
         files: dict[str, pq.ParquetFile] = {}
         for batch in places:

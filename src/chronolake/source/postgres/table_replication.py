@@ -309,7 +309,7 @@ class TableReplication:
             lake.note_work(step.file.stat().st_size)
             yield ChangeBatch(
                 self.table.stream,
-                step.versions(lake.spark),
+                step.versions(lake),
                 tuple(step.declared),
                 position,
                 self.position.numbers(step.columns),

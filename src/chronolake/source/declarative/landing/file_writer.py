@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from chronolake import exact_json
-from chronolake.arrow_tasks import ArrowRows, to_spark
+from chronolake.arrow_tasks import FEW_BYTES, ArrowRows, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.landing import as_type
@@ -26,8 +26,9 @@ from chronolake.types import Column, ColumnType, Kind, now_micros, quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
+    from chronolake.lake import Lake
     from chronolake.source.declarative.landing.record_schema import Identity, Shape
     from chronolake.source.declarative.records.transformations import Record
     from chronolake.source.declarative.stream_reader import Slice
@@ -197,18 +198,27 @@ class PendingFiles:
         self.parts, self.bytes = [], 0
 
 
-def read_equal_files(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
-    """Return the records of files with equal columns, in the form that `land` reads."""
+def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
+    """Return the records of files with equal columns, in the form that `land` reads.
+
+    Args:
+        lake: the lake whose Spark session reads them, unless they are few.
+        parts: the files.
+    """
     names = [f"{quoted(column.name)} {column.type.sql}" for column in parts[0].columns]
     names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
-    tasks = max(1, min(len(parts), spark.sparkContext.defaultParallelism))
     listed = pa.table({"file": [str(part.file) for part in parts]})
-    places = spark.createDataFrame(listed).repartition(tasks)
-    return ArrowRows(places, _read_batches, ", ".join(names))
+
+    def distribute() -> DataFrame:
+        tasks = max(1, min(len(parts), lake.spark.sparkContext.defaultParallelism))
+        return lake.spark.createDataFrame(listed).repartition(tasks)
+
+    are_few = sum(part.bytes for part in parts) <= FEW_BYTES
+    return ArrowRows(distribute, _read_batches, ", ".join(names), listed if are_few else None)
 
 
 def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the records of files, in an executor."""
+    """Yield the records of files."""
     for batch in batches:
         for name in batch["file"].to_pylist():
             with pa.ipc.open_file(pa.memory_map(name)) as file:
@@ -217,12 +227,12 @@ def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def read_files(
-    spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
+    lake: Lake, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
 ) -> DataFrame:
     """Return the records of files with different columns as one data frame.
 
     Args:
-        spark: the session.
+        lake: the lake whose Spark session reads them.
         parts: the files.
         columns: the result's columns; each is at least as wide as in every file.
         facts: whether the result contains record versions, with the technical columns of `_FACTS`.
@@ -231,7 +241,7 @@ def read_files(
     if not parts:
         every = [f"{quoted(column.name)} {column.type.sql}" for column in columns]
         every += [f"{name} {kind}" for name, kind in known.items()]
-        return spark.createDataFrame([], ", ".join(every))
+        return lake.spark.createDataFrame([], ", ".join(every))
     frames = []
     for given, group in group_by_columns(parts):
         types = {column.name: column for column in given}
@@ -239,7 +249,7 @@ def read_files(
             f"{_cast_sql(types.get(column.name), column.type)} AS {quoted(column.name)}"
             for column in columns
         )
-        frames.append(to_spark(read_equal_files(spark, group)).selectExpr(*cells, *known))
+        frames.append(to_spark(read_equal_files(lake, group)).selectExpr(*cells, *known))
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
