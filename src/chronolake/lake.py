@@ -57,9 +57,12 @@ class Lake:
         self,
         config: LakeConfig,
         starting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        is_short_lived: bool = False,
     ) -> None:
         self.config = config
         self._starting = starting
+        self._is_short_lived = is_short_lived
         self._started: session.Sessions | None = None
         self._start_lock = threading.RLock()
         self._work: float | None = None
@@ -101,12 +104,15 @@ class Lake:
         settings: LakeConfig,
         *,
         starting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        is_short_lived: bool = False,
     ) -> Self:
         """Open a lake as `open` does, but start Spark only when it is first needed.
 
         Args:
             settings: the configuration of the lake.
             starting: returns the context in which Spark starts.
+            is_short_lived: whether the process ends with the work of this lake. Only then may Java
+                start with options for the work that is noted (`note_work`).
 
         Raises:
             MissingRequirementError: the driver of a catalog in PostgreSQL is missing.
@@ -116,7 +122,7 @@ class Lake:
             require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
         storage.register_folder(settings.path)
-        return cls(settings, starting)
+        return cls(settings, starting, is_short_lived=is_short_lived)
 
     @property
     def spark(self) -> SparkSession:
@@ -161,6 +167,12 @@ class Lake:
             self.note_work(math.inf)
 
     @property
+    def _is_small(self) -> bool:
+        if self._work is None or not self._is_short_lived:
+            return False
+        return self._work <= _SMALL_WORK_BYTES
+
+    @property
     def _sessions(self) -> session.Sessions:
         if self._started is None:
             with self._start_lock:
@@ -176,7 +188,7 @@ class Lake:
                 config.spark.master,
                 {**masks, **config.spark.conf},
                 catalog_settings(config),
-                is_small=self._work is not None and self._work <= _SMALL_WORK_BYTES,
+                is_small=self._is_small,
             )
         _make_durable(config, sessions.spark)
         return sessions

@@ -154,3 +154,24 @@ def test_both_ways_of_reading_a_state_agree(filled: Shop) -> None:
     assert (stored.location, stored.metadata_file) == (loaded.location, loaded.metadata_file)
     assert (stored.snapshot_id, stored.rows) == (loaded.snapshot_id, loaded.rows)
     assert str(stored.metadata.uuid()) == str(loaded.metadata.uuid())
+
+
+def test_java_starts_with_options_for_small_work_only_if_little_is_known_to_follow(
+    filled: Shop,
+) -> None:
+    def prepare(*, is_short_lived: bool = True) -> Lake:
+        return Lake.prepare(filled.project.lake, is_short_lived=is_short_lived)
+
+    unknown = prepare()
+    assert not unknown._is_small
+    small = prepare()
+    small.note_tables([_ORDERS])
+    assert small._is_small
+    small.note_work(2**30)
+    assert not small._is_small
+    missing = prepare()
+    missing.note_tables([_ORDERS, TableName("shop", "missing")])
+    assert not missing._is_small
+    lasting = prepare(is_short_lived=False)
+    lasting.note_tables([_ORDERS])
+    assert not lasting._is_small

@@ -258,12 +258,13 @@ def open_existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
     return lake
 
 
-def open_lake(config: LakeConfig, *, json: bool) -> Lake:
+def open_lake(config: LakeConfig, *, json: bool, is_short_lived: bool = True) -> Lake:
     """Open a lake, and create it if it does not exist; Spark starts when it is first needed.
 
     Args:
         config: the lake's configuration.
         json: whether a program reads standard error: then nothing is printed there.
+        is_short_lived: as for `Lake.prepare`.
 
     Raises:
         ConfigurationError, MissingRequirementError, StorageError: as for `Lake.prepare`.
@@ -271,7 +272,8 @@ def open_lake(config: LakeConfig, *, json: bool) -> Lake:
     quiet_logs()
     from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
 
-    return Lake.prepare(config, starting=partial(_starting_spark, json=json))
+    starting = partial(_starting_spark, json=json)
+    return Lake.prepare(config, starting=starting, is_short_lived=is_short_lived)
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def sync(
     if pause is None:
         _exit_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
     schedule = Schedule(pause or 0.0)
-    with open_lake(wanted.lake, json=json) as opened:
+    with open_lake(wanted.lake, json=json, is_short_lived=pause is None) as opened:
         while True:
             began = time.monotonic()
             with Progress(opened, json=json) as progress:
