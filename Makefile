@@ -78,8 +78,9 @@ test: setup  ## run the tests that CI runs: all except the long ones
 test-all: setup $(COMPAT)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
+	@$(MAKE) test-spark40
 
-test-spark40: $(SPARK40)  ## run the tests of lakes with Spark 4.0, which is not supported yet
+test-spark40: $(SPARK40)  ## run the tests of lakes with Spark 4.0, the oldest supported one
 	@JAVA_HOME="$$(scripts/find-java)" .venv-spark40/bin/python -m pytest $(SPREAD) tests/lake tests/unit/test_jars.py $(ARGS)
 
 test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from chronolake.errors import QueryError
 from chronolake.formatting import Cell, date, instant, plain, single
+from chronolake.iceberg import java_class_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ _HINTS: Final = {
     "DIVIDE_BY_ZERO": "With `try_divide` the result is NULL.",
 }
 _CASE: Final = "spark.sql.caseSensitive"
+_SCRIPT_ERROR: Final = "SqlScriptingException"
 # Statements that are not queries, but only describe tables.
 _DESCRIBING: Final = frozenset(
     {
@@ -163,6 +165,11 @@ def _expect_read_only(spark: SparkSession, text: str) -> None:
         statement = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)  # noqa: SLF001
     except ParseException as failure:
         raise _query_error(failure) from failure
+    except Py4JJavaError as failure:
+        # Spark 4.0 does not run scripts (`BEGIN … END`), and PySpark does not translate its error.
+        if not java_class_of(failure).endswith(_SCRIPT_ERROR):
+            raise
+        raise _refusal() from failure
     if str(statement.getClass().getSimpleName()) in _DESCRIBING:
         return
     try:
@@ -171,11 +178,15 @@ def _expect_read_only(spark: SparkSession, text: str) -> None:
     except ParseException:
         only_reads = False
     if not only_reads:
-        raise QueryError(
-            "Only SELECT, SHOW and DESCRIBE are allowed.",
-            hint="Write a single SELECT, SHOW or DESCRIBE statement. Tables are changed by "
-            "batches and syncs.",
-        )
+        raise _refusal()
+
+
+def _refusal() -> QueryError:
+    return QueryError(
+        "Only SELECT, SHOW and DESCRIBE are allowed.",
+        hint="Write a single SELECT, SHOW or DESCRIBE statement. Tables are changed by batches and "
+        "syncs.",
+    )
 
 
 def _commands(jvm: Any, plan: Any) -> bool:
