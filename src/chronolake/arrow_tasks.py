@@ -8,9 +8,13 @@ Python workers would start for seconds.
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from chronolake.errors import ChronolakeError, LakeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,10 +53,26 @@ class ArrowRows:
         return replace(self, read=partial(_run_both, self.read, step), schema=schema)
 
     def collect(self) -> list[dict[str, Any]]:
-        """Return the rows, as dictionaries; a step before must have left only a few."""
+        """Return the rows, as dictionaries; a step before must have left only a few.
+
+        Raises:
+            LakeError: a step failed for a reason other than the data's or the disk's. The error
+                does not contain values.
+            Exception: any other error of the steps.
+        """
         if self.here is None:
             return [row.asDict() for row in to_spark(self).collect()]
-        return [row for batch in self.read(self.here.to_batches()) for row in batch.to_pylist()]
+        try:
+            return [row for batch in self.read(self.here.to_batches()) for row in batch.to_pylist()]
+        except (ChronolakeError, OSError, MemoryError):
+            raise
+        except Exception as failure:  # noqa: BLE001 - any message may contain a value
+            place = traceback.extract_tb(failure.__traceback__)[-1]
+            raise LakeError(
+                f"Rows could not be landed: {type(failure).__name__} in "
+                f"{Path(place.filename).name}, line {place.lineno}.",
+                hint="Please report it: the values of this source are not read as they should be.",
+            ) from None
 
 
 def are_here(rows: ArrowRows | DataFrame) -> bool:

@@ -40,6 +40,9 @@ _RETRY_SECONDS: Final = 24 * 3600
 #: command's own output. Verifying the checksums takes less than a tenth of a second.
 _CHECKED: Final = ("-XX:+VerifySharedSpaces", "-Xlog:disable", "-Xlog:all=error:stderr")
 
+#: An archive contains only classes of the jars: every user may use it.
+_MODE: Final = 0o644
+
 _scheduled = False
 
 
@@ -52,11 +55,18 @@ def java_options(java_home: str) -> list[str]:
     if _is_off():
         return []
     file = archive_file(java_home)
-    try:
-        os.utime(file)
-    except OSError:
+    if not os.access(file, os.R_OK):
         return []
-    return [f"-XX:SharedArchiveFile={file}", *_CHECKED]
+    with suppress(OSError):
+        # Another user's archive, or one of a read-only folder, is used as well.
+        os.utime(file)
+    return [option("SharedArchiveFile", file), *_CHECKED]
+
+
+def option(name: str, file: Path) -> str:
+    """Return an option of Java with a file's path, as Spark reads it from a list of options."""
+    text = f"-XX:{name}={file}"
+    return f'"{text}"' if " " in text else text
 
 
 def archive_file(java_home: str) -> Path:
@@ -73,7 +83,8 @@ def archive_file(java_home: str) -> Path:
     for file in files:
         with suppress(OSError):
             found = file.stat()
-            digest.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+            # The layers of an image store seconds.
+            digest.update(f"{file}\0{found.st_size}\0{int(found.st_mtime)}\n".encode())
     return jars.folder() / f"{_PREFIX}{digest.hexdigest()[:16]}{_ENDING}"
 
 
@@ -83,7 +94,8 @@ def discard(java_home: str) -> None:
     Args:
         java_home: the folder of Java.
     """
-    archive_file(java_home).unlink(missing_ok=True)
+    with suppress(OSError):
+        archive_file(java_home).unlink(missing_ok=True)
 
 
 def create_after_exit(java_home: str) -> None:
@@ -96,7 +108,9 @@ def create_after_exit(java_home: str) -> None:
         java_home: the folder of Java.
     """
     global _scheduled  # noqa: PLW0603 - a process has one JVM
-    if _scheduled or _is_off() or os.environ.get("CI") or not _is_due(archive_file(java_home)):
+    if _scheduled or _is_off() or os.environ.get("CI") or not sys.executable:
+        return
+    if not os.access(jars.folder(), os.W_OK) or not _is_due(archive_file(java_home)):
         return
     _scheduled = True
     atexit.register(_start_training, os.getpid())
@@ -123,7 +137,6 @@ def _start_training(parent: int) -> None:
     with suppress(OSError):
         subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", _TRAINING],
-            cwd=jars.folder(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -154,6 +167,7 @@ def recorded(java_home: str) -> Iterator[Path | None]:
             return
         try:
             yield own
+            own.chmod(_MODE)
             # Renamed, so that no JVM sees an incomplete file.
             own.rename(file)
         except BaseException as failure:

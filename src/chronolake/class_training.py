@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import SparkContext
 
-from chronolake.class_archive import archive_file, recorded
+from chronolake import env
+from chronolake.class_archive import archive_file, option, recorded
 from chronolake.config import FILE_NAME, load_project
 from chronolake.errors import LakeError
 from chronolake.lake import Lake
+from chronolake.location import is_inside
 from chronolake.pipeline.sync import sync
 from chronolake.query import run_query
 from chronolake.session import JAVA_OPTIONS, java_home
@@ -49,6 +51,8 @@ _SCHEMA: Final = pa.schema(
 _ROWS: Final = 20
 _DAY_MS: Final = 86_400_000
 _SECONDS: Final = 600
+#: The variables that also count here; all others configure lakes of the user.
+_KEPT: Final = (env.JARS, env.IVY_SETTINGS)
 
 
 def _write(root: Path, number: int) -> None:
@@ -70,12 +74,25 @@ def _write(root: Path, number: int) -> None:
         pq.write_table(table, folder / f"data-{number + 1:08x}.parquet")
 
 
+def forget_settings() -> None:
+    """Remove the variables that configure lakes, which override the file of the training."""
+    for name in list(os.environ):
+        if name.startswith(env.PREFIX) and name not in _KEPT:
+            del os.environ[name]
+    # The JVM of the training must not create an archive in its turn.
+    os.environ[env.CLASS_ARCHIVE] = "off"
+
+
 def _use_spark(folder: Path, options: str) -> None:
     file = folder / FILE_NAME
     file.write_text(_PROJECT)
     project = load_project(
         file, overrides={"spark.master": "local[2]", f"spark.conf.{JAVA_OPTIONS}": options}
     )
+    if project.lake.local_warehouse is None or not is_inside(
+        str(project.lake.local_warehouse), str(folder)
+    ):
+        raise LakeError(f"The training's lake is not in {folder}.")
     with Lake.open(project.lake.path, config=project.lake) as lake:
         for number in range(2):
             _write(folder / "source", number)
@@ -98,6 +115,7 @@ def _end_java() -> None:
 
 def main() -> None:
     """Create the archive, unless it exists or another process creates it."""
+    forget_settings()
     with suppress(OSError):
         os.nice(19)
     home = java_home()
@@ -106,7 +124,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="chronolake-", ignore_cleanup_errors=True) as folder,
     ):
         if file is not None:
-            _use_spark(Path(folder), f"-XX:ArchiveClassesAtExit={file} -XX:TieredStopAtLevel=1")
+            _use_spark(
+                Path(folder), f"{option('ArchiveClassesAtExit', file)} -XX:TieredStopAtLevel=1"
+            )
             _end_java()
     if not archive_file(home).exists():
         sys.exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 from collections import Counter, defaultdict
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,7 @@ from chronolake import cancellation, identity, permissions, session, storage
 from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
-from chronolake.errors import LakeLocationWarning, TableNotFoundError
+from chronolake.errors import LakeLocationWarning, MissingRequirementError, TableNotFoundError
 from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import unknown_table_hint
 from chronolake.iceberg import Catalog, durability, read_metadata
@@ -42,11 +43,13 @@ _LIGHT_BYTES_OF_COLUMN: Final = 512
 #: Up to this size, a few tasks can shuffle the batch and its records' versions.
 _MODERATE_BYTES: Final = 16 * 2**20
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000"
-#: Without a timeout, a call would wait forever for a server that does not respond.
 #: Up to this size of all data that is known to be read, Java starts with options for small work.
 _SMALL_WORK_BYTES: Final = 64 * 2**20
 #: Reading the metadata of more tables would take longer than the options can save.
 _MAX_NOTED_TABLES: Final = 100
+#: Seconds for which a missing requirement is reported again without another attempt to start.
+_RETRY_SECONDS: Final = 30.0
+#: Without a timeout, a call would wait forever for a server that does not respond.
 _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
 
 
@@ -66,6 +69,7 @@ class Lake:
         self._started: session.Sessions | None = None
         self._start_lock = threading.RLock()
         self._work: float | None = None
+        self._missing: tuple[MissingRequirementError, float] | None = None
         self.containment = Containment(config)
         is_listed = config.catalog.kind is not CatalogKind.REST
         self.catalog = Catalog(
@@ -122,6 +126,8 @@ class Lake:
             require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
         storage.register_folder(settings.path)
+        if settings.fsync:
+            durability.make_names_durable(settings.path)
         return cls(settings, starting, is_short_lived=is_short_lived)
 
     @property
@@ -133,6 +139,11 @@ class Lake:
             LakeError: a Spark session without Iceberg already runs in this process.
         """
         return self._sessions.spark
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether Spark's tasks run, or will run, in this process's own JVM."""
+        return session.runs_locally(self.config.spark.master)
 
     @property
     def has_started(self) -> bool:
@@ -159,12 +170,9 @@ class Lake:
         if self.has_started:
             return
         can_read = self.catalog.reads_without_java and len(names) <= _MAX_NOTED_TABLES
-        for name in names if can_read else ():
-            table = self.catalog.find(name)
-            size = None if table is None else table.bytes
-            self.note_work(math.inf if size is None else size)
-        if not can_read:
-            self.note_work(math.inf)
+        tables = [self.catalog.find(name) for name in names] if can_read else [None]
+        sizes = [None if table is None else table.bytes for table in tables]
+        self.note_work(sum(math.inf if size is None else size for size in sizes))
 
     @property
     def _is_small(self) -> bool:
@@ -177,8 +185,18 @@ class Lake:
         if self._started is None:
             with self._start_lock:
                 if self._started is None:
-                    self._started = self._start()
+                    self._started = self._start_once()
         return self._started
+
+    def _start_once(self) -> session.Sessions:
+        """Start Spark; every stream of a run without Java or jars gets the error of the first."""
+        if self._missing is not None and time.monotonic() < self._missing[1] + _RETRY_SECONDS:
+            raise self._missing[0]
+        try:
+            return self._start()
+        except MissingRequirementError as failure:
+            self._missing = failure, time.monotonic()
+            raise
 
     def _start(self) -> session.Sessions:
         config = self.config
@@ -357,7 +375,6 @@ def _make_durable(config: LakeConfig, spark: SparkSession) -> None:
         if folder is not None:
             durability.leave_unsynced(spark, folder)
         return
-    durability.make_names_durable(config.path)
     if folder is None:
         return
     permissions.make_folder(folder, shared=config.shared)

@@ -94,7 +94,8 @@ def restrict(config: LakeConfig) -> None:
 @contextmanager
 def private_umask(config: LakeConfig) -> Iterator[None]:
     """Make processes that start within the block create files for their owner only."""
-    before = os.umask(0)
+    # Other threads create files in between, which must not be open to everybody.
+    before = os.umask(_UMASK)
     os.umask(before if config.shared else before | _UMASK)
     try:
         yield

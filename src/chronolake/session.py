@@ -77,6 +77,12 @@ JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
 #: For work of a few seconds: compiled code that is optimized further, and a collector with threads
 #: of its own, take more processor time than they save.
+_OPTION_VARIABLES: Final = (
+    "JAVA_TOOL_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+    "_JAVA_OPTIONS",
+    "SPARK_SUBMIT_OPTS",
+)
 _SMALL_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 # Settings of the process, which cannot change once the JVM runs.
@@ -305,17 +311,17 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
         **conf,
     }
     own = [str(path) for path in jars.paths(home)]
-    if is_local:
+    if is_local and not any(os.pathsep in path for path in own):
         # The archive of classes contains only those of the class path, and Spark copies the jars of
         # `spark.jars` at each start.
         settings |= {_CLASS_PATH: os.pathsep.join([*own, *filter(None, [conf.get(_CLASS_PATH)])])}
     else:
         settings |= {"spark.jars": ",".join([*own, *filter(None, [conf.get("spark.jars")])])}
     # Java uses the last of duplicate options, and refuses two collectors.
-    small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf else ()
-    options = " ".join([_STATIC[JAVA_OPTIONS], *small, *filter(None, [conf.get(JAVA_OPTIONS)])])
-    archive = " ".join(class_archive.java_options(home))
-    settings[JAVA_OPTIONS] = f"{archive} {options}"
+    small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf and not _names_collector() else ()
+    options = " ".join([_STATIC[JAVA_OPTIONS], *filter(None, [conf.get(JAVA_OPTIONS)])])
+    archive = class_archive.java_options(home)
+    settings[JAVA_OPTIONS] = " ".join([*archive, *small, options])
     for name, value in settings.items():
         builder = builder.config(name, value)
     at_start = {
@@ -326,10 +332,12 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
     try:
         _start_java(at_start)
     except PySparkRuntimeError:
-        if not archive:
+        if not (archive or small):
             raise
         class_archive.discard(home)
-        _start_java({**at_start, JAVA_OPTIONS: options})
+        # Options with a secret are not for the command line.
+        plain = {JAVA_OPTIONS: options} if JAVA_OPTIONS in at_start else {}
+        _start_java({**at_start, **plain})
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
@@ -341,6 +349,21 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
     _write_no_checksum_files(session)
     class_archive.create_after_exit(home)
     return session
+
+
+def _names_collector() -> bool:
+    """Return whether options in the environment, which apply to every JVM, name a collector."""
+    return any("GC" in os.environ.get(name, "") for name in _OPTION_VARIABLES)
+
+
+def runs_locally(master: str) -> bool:
+    """Return whether Spark's tasks run in this process's own JVM.
+
+    Args:
+        master: Spark's master URL. A session that already runs in the process may have another.
+    """
+    running = SparkContext._active_spark_context  # noqa: SLF001 - there is no public API
+    return (master if running is None else running.master).partition("[")[0] == "local"
 
 
 def _start_java(settings: Mapping[str, str]) -> None:

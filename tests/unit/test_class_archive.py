@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chronolake import class_archive, jars
+from chronolake import class_archive, class_training, jars
 from chronolake.class_archive import archive_file, java_options, recorded
+from chronolake.config import CatalogKind, load_project
 from chronolake.errors import LakeError
 from chronolake.session import java_home
 
@@ -104,6 +105,41 @@ def test_no_archive_is_created_in_continuous_integration(
     monkeypatch.setenv("CI", "true")
     class_archive.create_after_exit(java_home())
     assert not class_archive._scheduled
+
+
+def test_training_never_uses_a_lake_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHRONOLAKE_CATALOG_URI", "postgresql://me@db.internal/lake")
+    monkeypatch.setenv("CHRONOLAKE_WAREHOUSE", "s3://bucket/lake")
+    monkeypatch.setenv("CHRONOLAKE_JARS", "/jars")
+    # Restored afterwards, whatever happens to it.
+    monkeypatch.setenv("CHRONOLAKE_CLASS_ARCHIVE", "on")
+    file = tmp_path / "chronolake.yml"
+    file.write_text(class_training._PROJECT)
+
+    class_training.forget_settings()
+
+    lake = load_project(file).lake
+    assert lake.catalog.kind is CatalogKind.SQLITE
+    assert lake.local_warehouse == tmp_path / "lake"
+    assert os.environ["CHRONOLAKE_JARS"] == "/jars"
+
+
+def test_an_archive_is_for_every_user_and_its_path_may_have_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "my jars"
+    cache.mkdir()
+    monkeypatch.setenv("CHRONOLAKE_JARS", str(cache))
+    monkeypatch.delenv("CHRONOLAKE_CLASS_ARCHIVE", raising=False)
+    before = os.umask(0o077)
+    try:
+        file = create(java_home())
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert java_options(java_home())[0] == f'"-XX:SharedArchiveFile={file}"'
 
 
 _SESSION = """

@@ -148,7 +148,7 @@ class Field:
 class IcebergTable:
     """A loaded table: one immutable state of its metadata.
 
-    While no JVM runs, the state was read with PyIceberg (`StoredMetadata`), and the first use of
+    While no JVM runs, the state was read from its file (`StoredMetadata`), and the first use of
     `java` or `metadata` starts Spark. A commit to such a state conflicts with any commit since, as
     for a state that was loaded by Java.
     """

@@ -423,7 +423,7 @@ class Spool:
             distribute,
             _read_spool,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
-            places if self.bytes <= FEW_BYTES else None,
+            places if self.bytes <= FEW_BYTES and lake.is_local else None,
         )
         return self.key.convert(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
 

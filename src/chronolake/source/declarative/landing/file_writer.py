@@ -213,7 +213,9 @@ def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
         tasks = max(1, min(len(parts), lake.spark.sparkContext.defaultParallelism))
         return lake.spark.createDataFrame(listed).repartition(tasks)
 
-    are_few = sum(part.bytes for part in parts) <= FEW_BYTES
+    size = sum(part.bytes for part in parts)
+    lake.note_work(size)
+    are_few = size <= FEW_BYTES and lake.is_local
     return ArrowRows(distribute, _read_batches, ", ".join(names), listed if are_few else None)
 
 

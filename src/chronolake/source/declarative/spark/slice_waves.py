@@ -125,6 +125,8 @@ class Cluster:
         Raises:
             SourceError: the cluster could not read all of them, for a reason other than the API.
         """
+        # The driver reads the files that the tasks write.
+        self.lake.containment.expect_shared(self.lake.spark, str(self.lake.config.path))
         context = self.lake.spark.sparkContext
         tasks = max(1, min(context.defaultParallelism, self.requests, len(works)))
         wave = _Wave(list(works), self.shape)
