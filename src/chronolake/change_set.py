@@ -14,9 +14,8 @@ The data columns follow, with their own names and stored Spark types.
 Pipelines produce *record versions* instead: one row for each landed state of a record. They have
 the data columns and these:
 
-* `MODIFIED` (bigint): when the record changed to this state, in microseconds since 1970. The key
-and
-  `MODIFIED` identify a version.
+* `MODIFIED` (bigint): when the record changed to this state, in microseconds since 1970. The
+  key and `MODIFIED` identify a version.
 * `SEQUENCE` (string): of the rows of one version, the row with the greatest sequence wins. A longer
   sequence is greater; sequences of equal length compare by bytes.
 * `DELETED_AT`, `PURGED_AT` (bigint): when the record was deleted or purged, in microseconds since

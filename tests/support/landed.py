@@ -1,6 +1,6 @@
 """A model of pipeline tables in plain Python, without Chronolake: a function of all landed rows.
 
-Written from `seeds/data-lake-v2.txt` and issue 3. Times are microseconds since 1970.
+Written from `seeds/data-lake-v2.txt` and docs/pipelines.md. Times are microseconds since 1970.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ALTER TABLE: add, drop and retype columns, and change keys, all or nothing.
+"""Schema evolution (ALTER TABLE): add, drop and retype columns, change keys, all or nothing.
 
 Source: `seeds/destination-connector.txt` ("AlterTable") and `specs/partner-sdk.md` 4.4. A request
 contains the complete set of wanted columns. A column that it leaves out is kept with its data (and

@@ -2,6 +2,7 @@
 
 The first writer to change the table wins: changes that were made from another state are made again.
 If the catalog's response is lost, the table itself shows whether the change was committed.
+Publishing is idempotent: a batch that is sent again is recognized by its identity in the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Re-sync of a history table: the source's current rows are compared with the stored versions.
+"""Full refresh (re-sync) of a history table: the source's rows are compared with its versions.
 
 Source: `seeds/history-mode.txt` ("Re-syncs in history mode"). The past is kept:
 

@@ -1,7 +1,7 @@
 """SCD2 in SQL: the order of a record's versions and their validity intervals.
 
-A late version is inserted between its neighbors: the version before it ends earlier, and it ends
-where the next one starts.
+A late-arriving version is inserted between its neighbors: the version before it ends earlier, and
+it ends where the next one starts.
 
 Sources: `seeds/data-lake-v2.txt` ("Important notes"), `seeds/history-mode.txt`. A pipeline table is
 a function of the set of rows that were landed for it:

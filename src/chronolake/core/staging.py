@@ -1,8 +1,8 @@
 """Staged writes: all changes are made on a branch and published by one compare-and-set.
 
-Readers of `main` see the table before the write or after it. The order is delete, append, publish.
-A crash before the publish leaves `main` unchanged; the next write drops the branch that is left
-behind. `docs/architecture.md` has a diagram.
+Readers of `main` see the table before the write or after it. The order is delete (Iceberg writes
+deletion vectors), append, publish. A crash before the publish leaves `main` unchanged; the next
+write drops the branch that is left behind. `docs/architecture.md` has a diagram.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Inspection of a lake without Spark: its tables, timelines of records, and time travel.
 
-This package only uses PyIceberg and PyArrow, so that it needs no JVM. In addition to the names
-below there are `time_travel` (a table's activity, its rows at a time, differences between two
-times), `keyset` (completions of keys), `tables` and `table_metadata`.
+This package only uses PyIceberg and PyArrow, so that it needs no JVM. The names below are public.
+Internal modules: `time_travel` (a table's rows at a time), `activity` (how many versions began and
+ended in each interval), `diff` (differences between two times), `keyset` (keyset pagination and key
+completion), `scan`, `manifests`, `table_metadata` and `render`.
 """
 
 from chronolake.inspect.catalog import check, look_up, missing, names

@@ -64,7 +64,7 @@ class Activity:
 
     Attributes:
         mode: the table's mode.
-        first_micros: the begin of the first version, or the publish time of the oldest retained
+        first_micros: the start of the first version, or the publish time of the oldest retained
             snapshot, in microseconds since 1970; None: nothing is known, for example because the
             table is empty.
         last_micros: the last instant at which a version began or ended, or the publish time of the

@@ -1,4 +1,4 @@
-"""Bad files of a data lake: files that cannot be read, or with rows that cannot be applied."""
+"""Bad files of a data lake, and their quarantine (dead letters): they cannot be read or applied."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The files that a stream's table was built from, as table properties published with its rows.
 
 The watermark is the file after which the next files are applied, and a user may move it back. The
-set of applied files only grows. Files that are applied twice count once.
+set of applied files only grows. Delivery is at least once and application is idempotent (exactly
+once in the table): applying a file twice has no effect, so nothing else removes duplicates.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class Reconciliation:
     """All records of a stream, each with the time of its last change, to reconcile the table with.
 
     Records that the table lacks land as if they had been captured when they changed. Records that
-    are missing here are deleted as of the begin of the reconciliation. A record that is deleted in
+    are missing here are deleted as of the start of the reconciliation. A record that is deleted in
     the table and has not changed since exists again from the reconciliation on. The result is
     stored with the offset (`COMPARED`).
 

@@ -1,6 +1,6 @@
 """A PostgreSQL database as a source: an initial copy of each table, then every change from the log.
 
-Source: `specs/postgres-facts.md`. One replication slot serves all streams of a pipeline. Each
+Source: `specs/postgres-facts.md`. One slot serves all streams of a pipeline. Each
 stream has its own offset in the log. The slot is advanced to the least of them.
 """
 
@@ -669,7 +669,7 @@ def _is_lost(replication: TableReplication) -> bool:
 
 @dataclass(frozen=True)
 class _State:
-    """The state of a database at the begin of a run.
+    """The state of a database at the start of a run.
 
     Attributes:
         begins: the LSN where the slot begins.
@@ -724,7 +724,7 @@ class _State:
         )
 
     def offset(self, table: SourceTable, stored: Offset | None) -> LogOffset:
-        """Return a stream's offset: the one of its checkpoint, or the begin of the log."""
+        """Return a stream's offset: the one of its checkpoint, or the start of the log."""
         published = self.published[table.oid]
         if stored is None:
             return LogOffset.initial(

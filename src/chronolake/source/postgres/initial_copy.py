@@ -1,4 +1,4 @@
-"""The initial copy of a table in one snapshot of the database, read by Spark's tasks.
+"""The initial copy (backfill) of a table in one snapshot of the database, by Spark's tasks.
 
 Source: `specs/postgres-facts.md` (4.4). Each task imports the snapshot and copies ranges of pages.
 Values are read as texts.

@@ -423,7 +423,7 @@ class _Frame:
         self.assign(number)
 
     def assign(self, upto: int) -> None:
-        """Assign the messages from the begin of the current transaction up to an index to it."""
+        """Assign the messages from the start of the current transaction up to an index to it."""
         part = slice(max(self.begun, 0), upto)
         self.transaction_of[part] = len(self.transactions) - 1
         self.ordinal_of[part] = np.arange(part.start, part.stop) - self.begun

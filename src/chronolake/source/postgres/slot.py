@@ -92,7 +92,7 @@ def is_publication_missing(failure: SourceError) -> bool:
 
 
 def is_publication_newer(connection: psycopg.Connection, slot: Slot) -> bool:
-    """Return whether a publication was created or altered after the begin of the slot's log.
+    """Return whether a publication was created or altered after the start of the slot's log.
 
     Raises:
         SourceError: the server does not return it.

@@ -1,4 +1,4 @@
-"""Paginator: the token of the next page, its request options, and detection of repeated pages.
+"""Pagination of an API: the next page's token, its request options, and repeated pages.
 
 If an API returned the same pages again and again, a stream would be read forever without an error.
 This module is pure, and its memory does not grow with the number of pages.
