@@ -336,7 +336,6 @@ class CsvFile:
     """One CSV file while it is decoded.
 
     Attributes:
-        file: the file.
         form: its format and markers.
         columns: the wanted columns.
         required: names of the columns that it must have.

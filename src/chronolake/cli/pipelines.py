@@ -279,7 +279,6 @@ def raise_unless_listed(project: Project, pipeline: str, only: Sequence[str]) ->
     A database that is read over JDBC lists its configured tables: only Spark can connect to it.
 
     Args:
-        project: the project.
         pipeline: the pipeline's name.
         only: the streams to run; all of them if it is empty.
 

@@ -197,7 +197,6 @@ def _tables_status(
     """Return the status of each table that a pipeline writes, from the lake alone.
 
     Args:
-        project: the project.
         pipeline: the pipeline, whose source cannot be read.
         recent: the recent runs of its streams.
         reason: why its source cannot be read.

@@ -88,7 +88,6 @@ class MaintenancePlan:
     """The maintenance that a table needs, and the reasons.
 
     Attributes:
-        table: the table.
         files: figures about its files.
         compact, compact_hidden: whether its files, or those of its hidden rows, are compacted.
         expire: whether old snapshots are expired.

@@ -77,7 +77,6 @@ class Report(AbstractContextManager["Report"]):
     Pending records are written when the block ends.
 
     Attributes:
-        run: the run.
         store: the store that records it.
     """
 

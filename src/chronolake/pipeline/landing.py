@@ -76,7 +76,6 @@ class StreamLanding:
 
     Attributes:
         lake: the lake whose Spark session is used.
-        stream: the stream.
         lease: the lease of its pipeline.
         full_refresh: whether all data of the source is read again.
     """

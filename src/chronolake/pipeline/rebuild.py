@@ -236,8 +236,6 @@ class _Built:
     """A scratch table that was built from files of a lake.
 
     Attributes:
-        table: the table.
-        files: the files.
         read: number of their rows.
         rows: number of rows of the table.
         spark: the session that built it.

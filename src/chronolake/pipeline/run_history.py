@@ -379,7 +379,6 @@ class ObservedRuns:
     """A page of runs, newest first.
 
     Attributes:
-        runs: the runs.
         next: the run after which the next page begins (`runs(after=…)`); None for the last page.
     """
 

@@ -38,7 +38,6 @@ class StreamOffset:
     """The current state of a stream's table.
 
     Attributes:
-        stream: the stream.
         watermark: the file after which the next ones are applied, or None.
         mode: the table's mode; None if the table does not exist yet.
         capture_method: the table's property of how its stream captures changes.

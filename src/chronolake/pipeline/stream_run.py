@@ -52,7 +52,6 @@ class StreamSync:
     """A stream in a run.
 
     Attributes:
-        stream: the stream.
         report: the reporter of the run's events.
         settings: the settings of the run.
         state: the stream's progress.

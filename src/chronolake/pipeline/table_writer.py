@@ -56,7 +56,6 @@ class TableWriter:
     """The context of all steps that write a stream's table or compare it with its files.
 
     Attributes:
-        lake: the lake.
         stream: the stream with its current configuration.
         lease: the lease of its pipeline.
     """
@@ -113,7 +112,6 @@ class StoredTable:
 
     Attributes:
         writer: the stream that is configured to write it.
-        table: the table.
     """
 
     writer: TableWriter

@@ -243,7 +243,6 @@ class SwitchPlan:
     """The effects of a mode switch.
 
     Attributes:
-        table: the table.
         before, after: its modes.
         added, dropped: names of the columns that are added and dropped.
         rows_before, rows_after: number of rows (of a history table: versions).

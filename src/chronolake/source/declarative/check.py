@@ -40,7 +40,6 @@ class Result:
     """The result of reading a stream into memory, to test a manifest.
 
     Attributes:
-        records: the records.
         state: the state after them, in the form that other readers use.
         failure: the first error, or None.
     """

@@ -55,7 +55,6 @@ class CompleteRead:
 
     Attributes:
         api: the API to read from.
-        stream: the stream.
         run: the run that has read the stream incrementally.
         waiting: stores the records, separately from those of other runs.
         begun: starts a run over a stream, whose records are stored in `waiting`.

@@ -72,7 +72,6 @@ class Work:
     """A slice to read.
 
     Attributes:
-        slice: the slice.
         partition: the number of its partition in this run.
         wanted: time range of wanted records in microseconds since 1970, both inclusive; None: all.
     """

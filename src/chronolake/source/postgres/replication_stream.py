@@ -231,7 +231,6 @@ class LogStream:
 
     Attributes:
         connection: the replication connection; it cannot be used for anything else.
-        slot: the slot.
         upto: only transactions that are committed before this LSN are read.
         transactions: the transactions in progress.
         may_confirm: whether LSNs can be confirmed while the slot is read. If any client counts as a

@@ -67,7 +67,6 @@ class Assignment:
     """The values that a task needs to read slices of a stream.
 
     Attributes:
-        stream: the stream.
         schema: the schema of its records.
         dated_by: the cursor that contains records' modification times, if it is not the stream's
             own.

@@ -302,8 +302,8 @@ def evaluate(
         context: the variables by name; `stream_interval` and `stream_partition` are `stream_slice`.
         default: evaluated instead if the result is empty, or if an attribute of a missing value is
             read.
-        kinds: the types that the result may be parsed as; all types except
-        complex if empty. A result of any other type remains a string.
+        kinds: the types that the result may be parsed as; all types except complex if empty. A
+            result of any other type remains a string.
 
     Raises:
         ConfigurationError: the template is invalid, uses unknown variables, exceeds its allowance
