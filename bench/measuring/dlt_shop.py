@@ -32,7 +32,7 @@ def main() -> None:
     pipeline = dlt.pipeline(
         "shop",
         pipelines_dir=str(folder),
-        destination=dlt.destinations.duckdb(str(folder / "shop.duckdb")),
+        destination=dlt.destinations.duckdb(str(folder / "lake.duckdb")),
         dataset_name="shop",
     )
     scd2 = {"disposition": "merge", "strategy": "scd2"}
