@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     Step: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -73,6 +73,34 @@ class ArrowRows:
                 f"{Path(place.filename).name}, line {place.lineno}.",
                 hint="Please report it: the values of this source are not read as they should be.",
             ) from None
+
+
+def rows_at(
+    places: pa.Table,
+    read: Step,
+    schema: str,
+    *,
+    size: int,
+    is_local: bool,
+    spark: Callable[[], SparkSession],
+) -> ArrowRows:
+    """Return the rows at places that the driver knows, for the driver or for evenly loaded tasks.
+
+    Args:
+        places: where the rows are located, in the terms of `read`.
+        read: reads the rows at some places.
+        schema: the columns of the rows, as a Spark schema (DDL).
+        size: the size of all rows, in bytes.
+        is_local: whether tasks run on the driver's machine: only then may the driver read instead.
+        spark: returns the session; it is called if tasks read the rows.
+    """
+
+    def distribute() -> DataFrame:
+        session = spark()
+        tasks = max(1, min(places.num_rows, session.sparkContext.defaultParallelism))
+        return session.createDataFrame(places).coalesce(1).repartition(tasks)
+
+    return ArrowRows(distribute, read, schema, places if size <= FEW_BYTES and is_local else None)
 
 
 def are_here(rows: ArrowRows | DataFrame) -> bool:

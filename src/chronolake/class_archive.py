@@ -1,6 +1,6 @@
 """The archive of Spark's classes that the JVM starts from (class data sharing).
 
-A JVM that runs Spark reads, parses and verifies some 25,000 classes. From an archive it maps them
+A JVM that runs Spark reads, parses and verifies thousands of classes. From an archive it maps them
 into memory instead, which halves the time of a small command. The archive is created once, by a
 background process after the first command that started Spark, and stored beside the jars. The JVM
 does not start from an archive of another Java or of other jars, so the file's name contains a hash
@@ -37,9 +37,8 @@ _UNUSED_SECONDS: Final = 30 * 24 * 3600
 #: Time until an archive that could not be created is tried again.
 _RETRY_SECONDS: Final = 24 * 3600
 #: A damaged archive is not used, and no warning is printed to standard output, which belongs to the
-#: command's own output. Verifying the checksums takes less than a tenth of a second.
+#: command's own output.
 _CHECKED: Final = ("-XX:+VerifySharedSpaces", "-Xlog:disable", "-Xlog:all=error:stderr")
-
 #: An archive contains only classes of the jars: every user may use it.
 _MODE: Final = 0o644
 

@@ -106,7 +106,7 @@ def _end_java() -> None:
     Raises:
         LakeError: it ended with an error.
     """
-    process: Any = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - there is no public API
+    process: Any = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark has no public API for it
     process.stdin.close()
     code = process.wait(_SECONDS)
     if code != 0:

@@ -152,8 +152,11 @@ def _record(config: LakeConfig) -> str:
         return identity.lake_id
 
 
-def metadata_files(config: LakeConfig) -> dict[TableName, str]:
+def metadata_files(config: LakeConfig, name: TableName | None = None) -> dict[TableName, str]:
     """Return the metadata file of every table, including scratch tables; empty for REST catalogs.
+
+    Args:
+        name: the only table to look up; None for all.
 
     Raises:
         LakeError: the catalog's database is not reachable.
@@ -163,23 +166,7 @@ def metadata_files(config: LakeConfig) -> dict[TableName, str]:
         if engine is None:
             return {}
         with engine.begin() as connection:
-            return _tables(connection)
-    except SQLAlchemyError as failure:
-        raise database.connection_error(failure, "The lake's catalog") from failure
-
-
-def metadata_file(config: LakeConfig, name: TableName) -> str | None:
-    """Return a table's metadata file, or None if the catalog has no such table.
-
-    Raises:
-        LakeError: the catalog's database is not reachable.
-    """
-    try:
-        engine = database.read_engine(config)
-        if engine is None:
-            return None
-        with engine.begin() as connection:
-            return _tables(connection, name).get(name)
+            return _tables(connection, name)
     except SQLAlchemyError as failure:
         raise database.connection_error(failure, "The lake's catalog") from failure
 

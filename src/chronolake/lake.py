@@ -28,12 +28,12 @@ from chronolake.location import as_url, plain
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from types import TracebackType
 
     from pyspark.sql import SparkSession
 
-    from chronolake.iceberg import StoredMetadata
+    from chronolake.iceberg import IcebergTable, StoredMetadata
 
 #: Up to these sizes, planning a batch takes longer than running it.
 _LIGHT_ROWS: Final = 200_000
@@ -153,8 +153,8 @@ class Lake:
     def note_work(self, size: float) -> None:
         """Note the size of data that will be processed; Java then starts with options to match.
 
-        Without a note before the start, a lot of work is expected: options for small work halve the
-        time of a command of some seconds, and double that of long ones.
+        Without a note before the start, a lot of work is expected: options for small work shorten a
+        command of some seconds, and make long ones slower: their code is optimized less.
 
         Args:
             size: in bytes, in addition to what was noted before; infinite if it is not known.
@@ -170,7 +170,12 @@ class Lake:
         if self.has_started:
             return
         can_read = self.catalog.reads_without_java and len(names) <= _MAX_NOTED_TABLES
-        tables = [self.catalog.find(name) for name in names] if can_read else [None]
+        self.note_found([self.catalog.find(name) for name in names] if can_read else [None])
+
+    def note_found(self, tables: Iterable[IcebergTable | None]) -> None:
+        """Note that tables may be read as a whole, as `note_tables` does; None does not exist."""
+        if self.has_started:
+            return
         sizes = [None if table is None else table.bytes for table in tables]
         self.note_work(sum(math.inf if size is None else size for size in sizes))
 
@@ -213,7 +218,7 @@ class Lake:
 
     def _read_metadata(self, name: TableName) -> StoredMetadata | None:
         """Read a table's current metadata without a JVM; None if the table does not exist."""
-        file = identity.metadata_file(self.config, name)
+        file = identity.metadata_files(self.config, name).get(name)
         if file is None:
             return None
         properties = {**self.config.catalog.properties, "warehouse": self.config.warehouse_location}

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from chronolake.errors import LakeError
 from chronolake.location import local_path
+from chronolake.session import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,8 +36,7 @@ _HINT: Final = (
 
 def are_executors_elsewhere(spark: SparkSession) -> bool:
     """Return whether executors are separate processes, perhaps on other machines."""
-    master = spark.sparkContext.master
-    return master != "local" and not master.startswith("local[")
+    return not is_local(spark.sparkContext.master)
 
 
 def expect_shared(spark: SparkSession, folder: str) -> None:

@@ -75,14 +75,15 @@ _JAVA_VERSIONS: Final = ("17", "21")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
-#: For work of a few seconds: compiled code that is optimized further, and a collector with threads
-#: of its own, take more processor time than they save.
+#: Variables with options for every JVM.
 _OPTION_VARIABLES: Final = (
     "JAVA_TOOL_OPTIONS",
     "JDK_JAVA_OPTIONS",
     "_JAVA_OPTIONS",
     "SPARK_SUBMIT_OPTS",
 )
+#: For work of a few seconds: compiled code that is optimized further, and a collector with threads
+#: of its own, take more processor time than they save.
 _SMALL_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 # Settings of the process, which cannot change once the JVM runs.
@@ -302,16 +303,15 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = home = java_home()
-    is_local = master.partition("[")[0] == "local"
     builder = SparkSession.builder.master(master)
     settings = {
         **_STATIC,
-        **(_LOOPBACK if is_local else {}),
+        **(_LOOPBACK if is_local(master) else {}),
         "spark.driver.memory": f"{_driver_gibibytes()}g",
         **conf,
     }
     own = [str(path) for path in jars.paths(home)]
-    if is_local and not any(os.pathsep in path for path in own):
+    if is_local(master) and not any(os.pathsep in path for path in own):
         # The archive of classes contains only those of the class path, and Spark copies the jars of
         # `spark.jars` at each start.
         settings |= {_CLASS_PATH: os.pathsep.join([*own, *filter(None, [conf.get(_CLASS_PATH)])])}
@@ -335,6 +335,7 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
         if not (archive or small):
             raise
         class_archive.discard(home)
+        archive = []
         # Options with a secret are not for the command line.
         plain = {JAVA_OPTIONS: options} if JAVA_OPTIONS in at_start else {}
         _start_java({**at_start, **plain})
@@ -347,7 +348,8 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
             "A Spark session was started in this process without Iceberg.", hint=_OPEN_FIRST
         )
     _write_no_checksum_files(session)
-    class_archive.create_after_exit(home)
+    if not archive:
+        class_archive.create_after_exit(home)
     return session
 
 
@@ -362,8 +364,13 @@ def runs_locally(master: str) -> bool:
     Args:
         master: Spark's master URL. A session that already runs in the process may have another.
     """
-    running = SparkContext._active_spark_context  # noqa: SLF001 - there is no public API
-    return (master if running is None else running.master).partition("[")[0] == "local"
+    running = SparkContext._active_spark_context  # noqa: SLF001 - PySpark has no public API for it
+    return is_local(master if running is None else running.master)
+
+
+def is_local(master: str) -> bool:
+    """Return whether Spark's tasks run in the driver's own JVM, by a master URL."""
+    return master.partition("[")[0] == "local"
 
 
 def _start_java(settings: Mapping[str, str]) -> None:

@@ -227,7 +227,7 @@ class IcebergTable:
     def snapshot_id(self) -> int | None:
         """Return the current snapshot of `main`, or None for a table that never had one."""
         if self._stored is not None:
-            return self._stored.snapshot_id
+            return self._stored.branches.get(MAIN)
         snapshot = self.metadata.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
@@ -257,15 +257,10 @@ class IcebergTable:
 
         It is 0 if the branch does not exist, and None if its snapshot does not contain the number.
         """
-        if self._stored is not None:
-            if branch not in self._stored.branches:
-                return 0
-            total = self._stored.summaries[branch].get("total-records")
-        else:
-            snapshot_id = self.branch(branch)
-            if snapshot_id is None:
-                return 0
-            total = self.metadata.snapshot(snapshot_id).summary().get("total-records")
+        summary = self._summary(branch)
+        if summary is None:
+            return 0
+        total = summary.get("total-records")
         return None if total is None else int(total)
 
     @property
@@ -276,12 +271,14 @@ class IcebergTable:
 
     def summary_of(self, branch: str) -> dict[str, str]:
         """Return the summary of a branch's snapshot; empty if the branch does not exist."""
+        return dict(self._summary(branch) or {})
+
+    def _summary(self, branch: str) -> Any:
+        """Return the summary of a branch's snapshot, a map of Java or Python, or None."""
         if self._stored is not None:
-            return dict(self._stored.summaries.get(branch, {}))
+            return self._stored.summaries.get(branch)
         snapshot_id = self.branch(branch)
-        if snapshot_id is None:
-            return {}
-        return dict(self.metadata.snapshot(snapshot_id).summary())
+        return None if snapshot_id is None else self.metadata.snapshot(snapshot_id).summary()
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
@@ -483,6 +480,11 @@ class Catalog:
         assert self._connection is not None  # noqa: S101 - connected above
         return self._connection
 
+    @property
+    def _java(self) -> Any:
+        """Return the Java `Catalog`."""
+        return self._connected.catalog
+
     def make_durable(self, metadata: Any, io: Any) -> None:
         """Sync the files to which a commit of `metadata` refers, if they are not synced already."""
         if not self.spark.sparkContext.master.startswith("local["):
@@ -529,7 +531,7 @@ class Catalog:
 
     def _load_java(self, name: TableName) -> Any:
         try:
-            return self._connected.catalog.loadTable(self.identifier(name))
+            return self._java.loadTable(self.identifier(name))
         except (Py4JJavaError, PySparkException) as failure:
             if "NoSuch" in java_class_of(failure):
                 return None
@@ -586,9 +588,9 @@ class Catalog:
     def tables_in(self, schema: str) -> list[TableName]:
         """Return the tables of one schema; empty if the schema does not exist."""
         namespace = self._namespace(schema)
-        if not self._connected.catalog.namespaceExists(namespace):
+        if not self._java.namespaceExists(namespace):
             return []
-        found = self._connected.catalog.listTables(namespace)
+        found = self._java.listTables(namespace)
         return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
@@ -598,11 +600,11 @@ class Catalog:
         `a.b` back as `b` in `a`: the tree has to be walked, and its levels joined again.
         """
         found: list[str] = []
-        pending = list(self._connected.catalog.listNamespaces())
+        pending = list(self._java.listNamespaces())
         while pending:
             namespace = pending.pop()
             found.append(".".join(namespace.levels()))
-            pending += list(self._connected.catalog.listNamespaces(namespace))
+            pending += list(self._java.listNamespaces(namespace))
         return found
 
     def create(
@@ -627,7 +629,7 @@ class Catalog:
         spec = self.jvm.org.apache.iceberg.PartitionSpec.builderFor(schema)
         for column in partition_by:
             spec = spec.identity(column)
-        builder = self._connected.catalog.buildTable(self.identifier(name), schema)
+        builder = self._java.buildTable(self.identifier(name), schema)
         builder = builder.withPartitionSpec(spec.build()).withLocation(location)
         builder = builder.withProperties(self.map(properties))
         for is_last in (False, True):
@@ -646,23 +648,23 @@ class Catalog:
 
     def has_schema(self, schema: str) -> bool:
         """Return whether a schema exists."""
-        return bool(self._connected.catalog.namespaceExists(self._namespace(schema)))
+        return bool(self._java.namespaceExists(self._namespace(schema)))
 
     def drop_schema_if_empty(self, schema: str) -> None:
         """Remove a schema, unless it has tables or views."""
         with suppress(Py4JJavaError, PySparkException):
-            self._connected.catalog.dropNamespace(self._namespace(schema))
+            self._java.dropNamespace(self._namespace(schema))
 
     def ensure_schema(self, schema: str) -> None:
         """Create a schema unless it exists; several processes may try at the same time."""
         namespace = self._namespace(schema)
-        if self._connected.catalog.namespaceExists(namespace):
+        if self._java.namespaceExists(namespace):
             return
         try:
-            self._connected.catalog.createNamespace(namespace, self.map({}))
+            self._java.createNamespace(namespace, self.map({}))
         except (Py4JJavaError, PySparkException) as failure:
             # The failure does not matter if the schema exists now.
-            if not self._connected.catalog.namespaceExists(namespace):
+            if not self._java.namespaceExists(namespace):
                 raise self._error(f"The schema {schema!r} cannot be created", failure) from failure
 
     def rename(self, name: TableName, new_name: TableName) -> None:
@@ -673,7 +675,7 @@ class Catalog:
             LakeError: the table does not exist, or the catalog does not respond.
         """
         try:
-            self._connected.catalog.renameTable(self.identifier(name), self.identifier(new_name))
+            self._java.renameTable(self.identifier(name), self.identifier(new_name))
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
                 raise self._name_taken_error(new_name, "Drop it first") from failure
@@ -682,17 +684,17 @@ class Catalog:
     def drop(self, name: TableName, *, purge: bool) -> bool:
         """Remove a table, with its files if `purge`; return False if it does not exist."""
         self.guard.expect_writable()
-        return bool(self._connected.catalog.dropTable(self.identifier(name), purge))
+        return bool(self._java.dropTable(self.identifier(name), purge))
 
     def drop_view(self, name: TableName, *, having: str) -> bool:
         """Remove a view that has a property; return False if there is no such view."""
         self.guard.expect_writable()
-        identifier, java = self.identifier(name), self._connected.catalog
-        if not hasattr(java, "viewExists") or not java.viewExists(identifier):
+        identifier = self.identifier(name)
+        if not hasattr(self._java, "viewExists") or not self._java.viewExists(identifier):
             return False
-        if self._connected.catalog.loadView(identifier).properties().get(having) is None:
+        if self._java.loadView(identifier).properties().get(having) is None:
             return False
-        return bool(self._connected.catalog.dropView(identifier))
+        return bool(self._java.dropView(identifier))
 
     def delete_folder(self, table: IcebergTable) -> None:
         """Remove a table's folder with its content, if the store supports that."""

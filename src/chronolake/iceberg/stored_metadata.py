@@ -13,7 +13,6 @@ from chronolake.location import local_path
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MAIN: Final = "main"
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -39,11 +38,6 @@ class StoredMetadata:
     fields: tuple[Mapping[str, Any], ...]
     branches: Mapping[str, int]
     summaries: Mapping[str, Mapping[str, str]]
-
-    @property
-    def snapshot_id(self) -> int | None:
-        """Return the current snapshot of `main`, or None for a table that never had one."""
-        return self.branches.get(_MAIN)
 
 
 def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:

@@ -156,8 +156,9 @@ def sync(
     streams = select_streams(offered, pipeline, only)
     if full_refresh:
         lake.note_work(math.inf)
-    lake.note_tables([stream.table for stream in streams])
-    above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
+    tables = [lake.catalog.find(stream.table) for stream in streams]
+    lake.note_found(tables)
+    above = greatest_token(tables)
     with leased(store, pipeline, above=above) as lease:
         store.begin_run(run)
         report = Report(store, run, watch)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chronolake.arrow_tasks import FEW_BYTES, ArrowRows, to_spark
+from chronolake.arrow_tasks import ArrowRows, rows_at, to_spark
 from chronolake.change_set import (
     DELETED_AT,
     FOLLOWS,
@@ -413,17 +413,14 @@ class Spool:
         """
         groups = pq.read_metadata(self.file).num_row_groups
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
-
-        def distribute() -> DataFrame:
-            tasks = max(1, min(groups, lake.spark.sparkContext.defaultParallelism))
-            return lake.spark.createDataFrame(places).coalesce(1).repartition(tasks)
-
         texts = [f"{quoted(column.name)} string" for column in self.columns]
-        rows = ArrowRows(
-            distribute,
+        rows = rows_at(
+            places,
             _read_spool,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
-            places if self.bytes <= FEW_BYTES and lake.is_local else None,
+            size=self.bytes,
+            is_local=lake.is_local,
+            spark=lambda: lake.spark,
         )
         return self.key.convert(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
 

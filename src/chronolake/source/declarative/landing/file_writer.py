@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from chronolake import exact_json
-from chronolake.arrow_tasks import FEW_BYTES, ArrowRows, to_spark
+from chronolake.arrow_tasks import rows_at, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.landing import as_type
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.arrow_tasks import ArrowRows
     from chronolake.lake import Lake
     from chronolake.source.declarative.landing.record_schema import Identity, Shape
     from chronolake.source.declarative.records.transformations import Record
@@ -208,15 +209,16 @@ def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
     names = [f"{quoted(column.name)} {column.type.sql}" for column in parts[0].columns]
     names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
     listed = pa.table({"file": [str(part.file) for part in parts]})
-
-    def distribute() -> DataFrame:
-        tasks = max(1, min(len(parts), lake.spark.sparkContext.defaultParallelism))
-        return lake.spark.createDataFrame(listed).repartition(tasks)
-
     size = sum(part.bytes for part in parts)
     lake.note_work(size)
-    are_few = size <= FEW_BYTES and lake.is_local
-    return ArrowRows(distribute, _read_batches, ", ".join(names), listed if are_few else None)
+    return rows_at(
+        listed,
+        _read_batches,
+        ", ".join(names),
+        size=size,
+        is_local=lake.is_local,
+        spark=lambda: lake.spark,
+    )
 
 
 def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
