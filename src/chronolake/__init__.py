@@ -19,13 +19,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ChronolakeError, HistoryWarning
-from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 
 if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.lake_table import LakeFrame, LakeTable
     from chronolake.pipeline.sync import RunResult
     from chronolake.pipeline.sync import run_pipeline as sync
+    from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 
     __version__: str
 
@@ -45,18 +45,23 @@ __all__ = [
     "sync",
 ]
 
-#: Names that need Spark, with the module that defines each.
+#: Names whose modules load PySpark or PyArrow, with the module that defines each.
 _LOADED: Final = {
+    "Column": ("chronolake.types", "Column"),
+    "ColumnType": ("chronolake.types", "ColumnType"),
+    "Kind": ("chronolake.types", "Kind"),
     "Lake": ("chronolake.lake", "Lake"),
     "LakeFrame": ("chronolake.lake_table", "LakeFrame"),
     "LakeTable": ("chronolake.lake_table", "LakeTable"),
+    "Mode": ("chronolake.types", "Mode"),
     "RunResult": ("chronolake.pipeline.sync", "RunResult"),
+    "TableName": ("chronolake.types", "TableName"),
     "sync": ("chronolake.pipeline.sync", "run_pipeline"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import names that load slowly on first use, so that commands without Spark start at once."""
+    """Import names that load slowly on first use, so that small programs start at once."""
     if name in _LOADED:
         module, attribute = _LOADED[name]
         return getattr(import_module(module), attribute)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,11 @@ from chronolake.location import is_inside
 from chronolake.pipeline.sync import sync
 from chronolake.query import run_query
 from chronolake.session import JAVA_OPTIONS, java_home
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chronolake.config import LakeConfig
 
 _PIPELINE: Final = "training"
 _PROJECT: Final = """\
@@ -83,12 +88,22 @@ def forget_settings() -> None:
     os.environ[env.CLASS_ARCHIVE] = "off"
 
 
-def _use_spark(folder: Path, options: str) -> None:
+def warm_up(config: LakeConfig) -> None:
+    """Run the training's statements with the Spark settings of a lake, so that they are compiled.
+
+    Args:
+        config: the lake's configuration; the lake itself is not used.
+    """
+    forget_settings()
+    settings = {f"spark.conf.{name}": text for name, text in config.spark.conf.items()}
+    with tempfile.TemporaryDirectory(prefix="chronolake-", ignore_cleanup_errors=True) as folder:
+        _use_spark(Path(folder), {"spark.master": config.spark.master, **settings})
+
+
+def _use_spark(folder: Path, settings: Mapping[str, str]) -> None:
     file = folder / FILE_NAME
     file.write_text(_PROJECT)
-    project = load_project(
-        file, overrides={"spark.master": "local[2]", f"spark.conf.{JAVA_OPTIONS}": options}
-    )
+    project = load_project(file, overrides=settings)
     if project.lake.local_warehouse is None or not is_inside(
         str(project.lake.local_warehouse), str(folder)
     ):
@@ -124,8 +139,10 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="chronolake-", ignore_cleanup_errors=True) as folder,
     ):
         if file is not None:
+            options = f"{option('ArchiveClassesAtExit', file)} -XX:TieredStopAtLevel=1"
             _use_spark(
-                Path(folder), f"{option('ArchiveClassesAtExit', file)} -XX:TieredStopAtLevel=1"
+                Path(folder),
+                {"spark.master": "local[2]", f"spark.conf.{JAVA_OPTIONS}": options},
             )
             _end_java()
     if not archive_file(home).exists():

@@ -18,6 +18,8 @@ JARS: Final = "CHRONOLAKE_JARS"
 IVY_SETTINGS: Final = "CHRONOLAKE_IVY_SETTINGS"
 #: `off` to start Java without the archive of Spark's classes.
 CLASS_ARCHIVE: Final = "CHRONOLAKE_CLASS_ARCHIVE"
+#: `off` to run every command in its own process, and to leave no engine running.
+ENGINE: Final = "CHRONOLAKE_ENGINE"
 #: Fixed token of the web UI.
 UI_TOKEN: Final = "CHRONOLAKE_UI_TOKEN"  # noqa: S105 - a name
 #: Failpoint where a test stops the process, and the file that a pause waits for.
@@ -34,6 +36,7 @@ KNOWN: Final = frozenset(
         JARS,
         IVY_SETTINGS,
         CLASS_ARCHIVE,
+        ENGINE,
         UI_TOKEN,
         FAILPOINT,
         FAILPOINT_FILE,

@@ -205,15 +205,15 @@ class Lake:
 
     def _start(self) -> session.Sessions:
         config = self.config
-        masks = {} if config.shared else permissions.HADOOP_UMASK
-        with self._starting(), permissions.private_umask(config):
-            sessions = session.start(
-                config.spark.master,
-                {**masks, **config.spark.conf},
-                catalog_settings(config),
-                is_small=self._is_small,
-            )
-        _make_durable(config, sessions.spark)
+        with session.starting():
+            with self._starting(), permissions.private_umask(config):
+                sessions = session.start(
+                    config.spark.master,
+                    spark_conf(config),
+                    catalog_settings(config),
+                    is_small=self._is_small,
+                )
+            _make_durable(config, sessions.spark)
         return sessions
 
     def _read_metadata(self, name: TableName) -> StoredMetadata | None:
@@ -370,6 +370,12 @@ class Lake:
         """Return whether a thread of this process writes to a table, or waits to."""
         with self._guard:
             return self._writers[name] > 0
+
+
+def spark_conf(config: LakeConfig) -> dict[str, str]:
+    """Return the settings of Spark for a lake, without those of its catalog."""
+    masks = {} if config.shared else permissions.HADOOP_UMASK
+    return {**masks, **config.spark.conf}
 
 
 def _make_durable(config: LakeConfig, spark: SparkSession) -> None:

@@ -9,16 +9,19 @@ broadcast rows alive. Without explicit collections, a server's JVM fills up.
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.java_gateway import is_instance_of
 from pyspark import SparkConf, SparkContext
@@ -32,7 +35,8 @@ from chronolake.py4j_nodelay import acknowledge_at_once
 from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 
 #: Seconds between collections: the garbage stays small, and a collection takes up to 0.1 seconds.
@@ -75,6 +79,8 @@ _JAVA_VERSIONS: Final = ("17", "21")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
+_CLASSIC_SESSION: Final = "org.apache.spark.sql.classic.SparkSession"
+_CLOSEABLE: Final = "java.io.Closeable"
 #: Variables with options for every JVM.
 _OPTION_VARIABLES: Final = (
     "JAVA_TOOL_OPTIONS",
@@ -82,6 +88,10 @@ _OPTION_VARIABLES: Final = (
     "_JAVA_OPTIONS",
     "SPARK_SUBMIT_OPTS",
 )
+_MEMORY: Final = "spark.driver.memory"
+#: The variables from which PySpark takes the address of a JVM that runs.
+_PORT: Final = "PYSPARK_GATEWAY_PORT"
+_SECRET: Final = "PYSPARK_GATEWAY_SECRET"  # noqa: S105 - a name
 #: For work of a few seconds: compiled code that is optimized further, and a collector with threads
 #: of its own, take more processor time than they save.
 _SMALL_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -200,6 +210,29 @@ class Sessions:
     moderate_wide: SparkSession
     light: SparkSession
 
+    @property
+    def all(self) -> list[SparkSession]:
+        """Return all of them."""
+        return [getattr(self, member.name) for member in fields(self)]
+
+
+#: The sessions of all lakes of this process.
+_started: Final[list[Sessions]] = []
+
+
+def close_catalogs() -> None:
+    """Close the connections of all catalogs of this process's sessions, which it no longer uses."""
+    while _started:
+        for session in _started.pop().all:
+            jvm: Any = session._jvm  # noqa: SLF001
+            java: Any = session._jsparkSession  # noqa: SLF001
+            loaded = java.sessionState().catalogManager().listCatalogs(jvm.scala.Option.empty())
+            if not loaded.contains(CATALOG):
+                continue
+            catalog = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(java, CATALOG)
+            if is_instance_of(session.sparkContext._gateway, catalog, _CLOSEABLE):  # noqa: SLF001
+                catalog.close()
+
 
 def java_home() -> str:
     """Return the folder of a Java 17 or 21.
@@ -286,7 +319,10 @@ def start(
         moderate_wide=_session(base, {**moderate, **_WIDE, **own}),
         light=_session(base, {**settings, **_LIGHT, **own}),
     )
-    sketches.provide([getattr(sessions, field.name) for field in fields(sessions)])
+    sketches.provide(sessions.all)
+    if _shared is not None:
+        _shared.note_tags([session._jsparkSession.sessionJobTag() for session in sessions.all])  # noqa: SLF001
+    _started.append(sessions)
     return sessions
 
 
@@ -298,48 +334,156 @@ def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     return session
 
 
-def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSession:
-    # Executors must run the interpreter that has this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ["JAVA_HOME"] = home = java_home()
-    builder = SparkSession.builder.master(master)
-    settings = {
+@dataclass(frozen=True)
+class StartSettings:
+    """The settings with which Spark starts, of one lake.
+
+    Attributes:
+        values: the settings by name, secret ones included.
+    """
+
+    values: Mapping[str, str] = field(repr=False)
+
+    @property
+    def for_java(self) -> dict[str, str]:
+        """Return those that only count when the JVM starts.
+
+        None is secret, because all users of the machine can read a command line.
+        """
+        return {key: text for key, text in self.values.items() if _is_for_command_line(key, text)}
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of the settings, except Java's options, which change no result."""
+        relevant = sorted((key, text) for key, text in self.values.items() if key != JAVA_OPTIONS)
+        return hashlib.sha256(repr(relevant).encode()).hexdigest()
+
+    @property
+    def heap_bytes(self) -> int:
+        """Return the maximum size of the JVM's heap in bytes; 0 if its unit is not known."""
+        match = re.fullmatch(r"(\d+)([mg])b?", self.values.get(_MEMORY, "").lower())
+        return int(match[1]) * {"m": 2**20, "g": 2**30}[match[2]] if match else 0
+
+
+@dataclass(frozen=True)
+class SharedJava:
+    """A JVM that another process started, for several processes.
+
+    Attributes:
+        fingerprint: that of the settings with which it was started (`StartSettings`).
+        address: waits until it runs, and returns the port and the secret of its gateway.
+        exclusive: returns a context that only one of the processes is in.
+        note_tags: is called with the tags of the jobs of this process.
+    """
+
+    fingerprint: str
+    address: Callable[[], tuple[int, str]]
+    exclusive: Callable[[], AbstractContextManager[None]]
+    note_tags: Callable[[list[str]], None]
+
+
+_shared: SharedJava | None = None
+
+
+def share(java: SharedJava) -> None:
+    """Let this process use a JVM that runs, if its own would be started with equal settings."""
+    global _shared  # noqa: PLW0603 - the process has one JVM
+    _shared = java
+
+
+def is_shared() -> bool:
+    """Return whether this process may use the JVM of another one."""
+    return _shared is not None
+
+
+def has_own_java() -> bool:
+    """Return whether this process has started a JVM."""
+    return getattr(SparkContext._gateway, "proc", None) is not None  # noqa: SLF001
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Let no other process with the same JVM start its sessions meanwhile."""
+    if _shared is None:
+        yield
+        return
+    with _shared.exclusive():
+        yield
+
+
+def start_settings(
+    master: str, conf: Mapping[str, str], home: str, *, special: Sequence[str] = ()
+) -> StartSettings:
+    """Return the settings with which Spark starts.
+
+    Args:
+        master: Spark's master URL.
+        conf: Spark settings of the user; they override the defaults.
+        home: the folder of Java.
+        special: options of Java that come before all others.
+
+    Raises:
+        MissingRequirementError: a jar is missing.
+    """
+    values = {
+        "spark.master": master,
         **_STATIC,
         **(_LOOPBACK if is_local(master) else {}),
-        "spark.driver.memory": f"{_driver_gibibytes()}g",
+        _MEMORY: f"{_driver_gibibytes()}g",
         **conf,
     }
     own = [str(path) for path in jars.paths(home)]
     if is_local(master) and not any(os.pathsep in path for path in own):
         # The archive of classes contains only those of the class path, and Spark copies the jars of
         # `spark.jars` at each start.
-        settings |= {_CLASS_PATH: os.pathsep.join([*own, *filter(None, [conf.get(_CLASS_PATH)])])}
+        values |= {_CLASS_PATH: os.pathsep.join([*own, *filter(None, [conf.get(_CLASS_PATH)])])}
     else:
-        settings |= {"spark.jars": ",".join([*own, *filter(None, [conf.get("spark.jars")])])}
+        values |= {"spark.jars": ",".join([*own, *filter(None, [conf.get("spark.jars")])])}
     # Java uses the last of duplicate options, and refuses two collectors.
-    small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf and not _names_collector() else ()
-    options = " ".join([_STATIC[JAVA_OPTIONS], *filter(None, [conf.get(JAVA_OPTIONS)])])
+    options = [*special, _STATIC[JAVA_OPTIONS], *filter(None, [conf.get(JAVA_OPTIONS)])]
+    return StartSettings({**values, JAVA_OPTIONS: " ".join(options)})
+
+
+def settings_of_java(master: str, conf: Mapping[str, str], home: str) -> StartSettings:
+    """Return the settings with which a JVM starts that several commands will use.
+
+    Args:
+        master: Spark's master URL.
+        conf: Spark settings of the user; they override the defaults.
+        home: the folder of Java.
+
+    Raises:
+        MissingRequirementError: a jar is missing.
+    """
+    return start_settings(master, conf, home, special=class_archive.java_options(home))
+
+
+def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSession:
+    # Executors must run the interpreter that has this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["JAVA_HOME"] = home = java_home()
     archive = class_archive.java_options(home)
-    settings[JAVA_OPTIONS] = " ".join([*archive, *small, options])
-    for name, value in settings.items():
+    small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf and not _names_collector() else ()
+    settings = start_settings(master, conf, home, special=[*archive, *small])
+    builder = SparkSession.builder
+    for name, value in settings.values.items():
         builder = builder.config(name, value)
-    at_start = {
-        name: text
-        for name, text in {"spark.master": master, **settings}.items()
-        if _is_for_command_line(name, text)
-    }
-    try:
-        _start_java(at_start)
-    except PySparkRuntimeError:
-        if not (archive or small):
-            raise
-        class_archive.discard(home)
-        archive = []
-        # Options with a secret are not for the command line.
-        plain = {JAVA_OPTIONS: options} if JAVA_OPTIONS in at_start else {}
-        _start_java({**at_start, **plain})
-    session = builder.getOrCreate()
+    shared = _shared
+    if shared is not None and shared.fingerprint != settings.fingerprint:
+        shared = None
+    if shared is not None:
+        session = _join(shared, builder)
+    else:
+        try:
+            _start_java(settings)
+        except PySparkRuntimeError:
+            if not (archive or small):
+                raise
+            class_archive.discard(home)
+            archive = []
+            _start_java(start_settings(master, conf, home))
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
         # A JVM outlives its sessions, and loads jars only at its start.
@@ -348,7 +492,7 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
             "A Spark session was started in this process without Iceberg.", hint=_OPEN_FIRST
         )
     _write_no_checksum_files(session)
-    if not archive:
+    if shared is None and not archive:
         class_archive.create_after_exit(home)
     return session
 
@@ -373,14 +517,50 @@ def is_local(master: str) -> bool:
     return master.partition("[")[0] == "local"
 
 
-def _start_java(settings: Mapping[str, str]) -> None:
+def _join(java: SharedJava, builder: SparkSession.Builder) -> SparkSession:
+    """Return a session in a JVM of another process, with the Spark context that it has or gets."""
+    context = connect_to_java(java.address())
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if context is not None:
+        SparkContext(conf=SparkConf(_jconf=context.getConf()), jsc=context)
+    session = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        # PySpark's handler cancels the jobs of all processes.
+        signal.signal(signal.SIGINT, on_interrupt)
+    return session
+
+
+def connect_to_java(address: tuple[int, str]) -> Any:
+    """Connect this process to a JVM of another one.
+
+    Args:
+        address: the port and the secret of its gateway.
+
+    Returns:
+        Its `JavaSparkContext`; None if it has none yet.
+    """
+    port, secret = address
+    os.environ |= {_PORT: str(port), _SECRET: secret}
+    try:
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False))  # noqa: SLF001
+    finally:
+        # Processes that this one starts must not get them.
+        del os.environ[_PORT], os.environ[_SECRET]
+    jvm: Any = SparkContext._jvm  # noqa: SLF001
+    session = getattr(jvm, _CLASSIC_SESSION).getDefaultSession()
+    if not session.isDefined():
+        return None
+    return jvm.JavaSparkContext.fromSparkContext(session.get().sparkContext())
+
+
+def _start_java(settings: StartSettings) -> None:
     """Start the JVM with few settings, because all users of the machine can read its command line.
 
     All other settings are sent afterwards, over the connection to the JVM.
     """
     if SparkContext._gateway is None:  # noqa: SLF001 - nothing else starts it with fewer settings
         conf = SparkConf(loadDefaults=False)
-        conf.setAll(list(settings.items()))
+        conf.setAll(list(settings.for_java.items()))
         SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001
 
 
@@ -415,7 +595,7 @@ def active(session: SparkSession) -> Iterator[None]:
     Spark reads some settings from the active session and not from the session of a DataFrame:
     without this, a thread's first statement does not distinguish columns that differ only by case.
     """
-    sessions = getattr(session._jvm, "org.apache.spark.sql.classic.SparkSession")  # noqa: SLF001
+    sessions = getattr(session._jvm, _CLASSIC_SESSION)  # noqa: SLF001
     before = sessions.getActiveSession()
     sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
     try:

@@ -10,15 +10,27 @@
 | `tester` | `test-destination` |
 | `project` | `init`, `schema`, `status`, `runs`, `state` |
 | `check` | `check`, `discover`, `read` |
+| `engine` | `engine status`, `engine stop` |
 | `pipelines` | `sync`, `resync`, `rebuild`: Spark |
 """
 
-from chronolake.cli import check, maintenance, mode, pipelines, project, serve, tables, tester
+from chronolake.cli import (
+    check,
+    engine,
+    maintenance,
+    mode,
+    pipelines,
+    project,
+    serve,
+    tables,
+    tester,
+)
 from chronolake.cli.app import app, main
 
 __all__ = [
     "app",
     "check",
+    "engine",
     "main",
     "maintenance",
     "mode",

@@ -31,6 +31,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from chronolake import env, exact_json
+from chronolake.engine.client import BYPASS
 from chronolake.errors import (
     ChronolakeError,
     ConfigurationError,
@@ -62,6 +63,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Read tables": ("tables", "history", "query", "diff", "ui", "usage"),
     "Change and maintain tables": ("verify", "maintain", "mode", "view"),
     "Run and test a destination": ("serve", "test-destination"),
+    "Run in the background": ("engine",),
     "About": ("version",),
 }
 
@@ -124,6 +126,12 @@ SettingOption: TypeAlias = Annotated[
         metavar="KEY=VALUE",
         help="Override a setting of the configuration, such as spark.master=local. Repeatable.",
         show_default=False,
+    ),
+]
+NoEngineOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        BYPASS, help="Start Spark in this process, even if an engine of the lake is running."
     ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -280,7 +288,9 @@ def open_lake(config: LakeConfig, *, json: bool, is_short_lived: bool = True) ->
 def _starting_spark(*, json: bool) -> Iterator[None]:
     """Print that Spark starts, and discard the output of its start."""
     _download_jars(json=json)
-    if not json:
+    from chronolake import session  # noqa: PLC0415 - PySpark is slow to import
+
+    if not (json or session.is_shared()):
         console(stderr=True).print("Starting Spark ...", style="dim")
     with quiet_java():
         yield

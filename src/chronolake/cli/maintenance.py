@@ -16,6 +16,7 @@ from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
     LakeOption,
+    NoEngineOption,
     OptionalTableArgument,
     ProjectOption,
     SettingOption,
@@ -60,6 +61,7 @@ def query(
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Run a query in Spark SQL; with --json, print one JSON object per row."""
     from chronolake.inspect import render
@@ -107,6 +109,7 @@ def verify(
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Verify a table's invariants with one Spark query; exit code 1 if one is violated.
 
@@ -185,6 +188,7 @@ def maintain(
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Compact and sort files, expire old snapshots and remove orphan files of one or all tables.
 

@@ -17,6 +17,7 @@ from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
     LakeOption,
+    NoEngineOption,
     ProjectOption,
     SettingOption,
     TableArgument,
@@ -70,6 +71,7 @@ def mode(
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Switch a table to another mode atomically, and keep its data.
 

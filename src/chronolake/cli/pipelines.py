@@ -17,6 +17,7 @@ import typer
 from chronolake.cli.app import (
     JsonOption,
     LakeOption,
+    NoEngineOption,
     ProjectOption,
     SettingOption,
     app,
@@ -167,6 +168,7 @@ def sync(
     lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Sync a pipeline's tables with its source; with --json, print one event per line."""
     from chronolake.cli.progress import Progress
@@ -364,6 +366,7 @@ def rebuild(
     lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Rebuild a table from all files in its raw lake, and replace it atomically.
 
@@ -392,6 +395,7 @@ def resync(
     lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
 ) -> None:
     """Read all data of the source again; the history of the tables is kept.
 

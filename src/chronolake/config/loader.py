@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Union, get_args, ge
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from chronolake.config.pipelines import PipelineConfig, PostgresMethod, PostgresSource
-from chronolake.config.sections import LakeConfig, LakeSection, Section, known_keys
+from chronolake.config.sections import (
+    EngineConfig,
+    LakeConfig,
+    LakeSection,
+    Section,
+    known_keys,
+)
 from chronolake.env import KNOWN, PREFIX
 from chronolake.errors import ChronolakeError, ConfigurationError
 
@@ -40,6 +46,9 @@ class FileConfig(Section):
 
     lake: ProjectLake = Field(
         default=ProjectLake(), description="The lake in which tables are stored."
+    )
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="The process that keeps Spark running between commands."
     )
     pipelines: dict[str, PipelineConfig] = Field(
         default_factory=dict,
@@ -269,6 +278,16 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
     return _lake_config(
         folder, settings.get("lake"), overrides, set(_referenced_variables(written))
     )
+
+
+def engine_of_project(file: Path) -> EngineConfig:
+    """Load the key `engine` of a chronolake.yml; the other keys may be invalid.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or the key is invalid.
+    """
+    settings = {"engine": _resolve(_read_yaml(file).get("engine"), str(file), "engine")}
+    return _check(FileConfig, settings, str(file)).engine
 
 
 def sources_of_project(file: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from chronolake.durations import length_of
+from chronolake.durations import length_of, seconds_of
 from chronolake.location import is_inside
 from chronolake.masking import may_show_password
 from chronolake.types import RELIED_ON
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _NAMED_PERIODS: Final = {"daily": "P1D", "weekly": "P7D", "monthly": "P1M"}
 _NEVER: Final = "never"
+_ZERO: Final = "0"
 #: Tolerance, because daily runs are never exactly a day apart.
 _SLACK: Final = timedelta(hours=1)
 _SLACK_PART: Final = 20
@@ -102,6 +103,14 @@ def _as_text(value: object) -> object:
         for name, item in value.items()
         if isinstance(item, str | int | float)
     } | {str(name): item for name, item in value.items() if not isinstance(item, str | int | float)}
+
+
+def _as_interval(value: object) -> object:
+    """Check a length of time that may be 0, which YAML reads as a number."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and text != _ZERO:
+        seconds_of(text)
+    return text
 
 
 Settings = Annotated[dict[str, str], BeforeValidator(_as_text)]
@@ -265,6 +274,21 @@ class MaintenanceConfig(Section):
             size: their total size in bytes.
         """
         return max(0, data_files - 1 - size // self.small_file_bytes)
+
+
+class EngineConfig(Section):
+    """The process that keeps Spark running between commands."""
+
+    idle: Annotated[str, BeforeValidator(_as_interval)] = Field(
+        default="10m",
+        description="A command in a terminal that had to start Spark leaves an engine running, "
+        "which ends when it was idle for this time: 30s, 10m, 1h. 0: it leaves none.",
+    )
+
+    @property
+    def idle_seconds(self) -> float:
+        """Return the time after which the engine ends, in seconds; 0 if none is left running."""
+        return 0.0 if self.idle == _ZERO else seconds_of(self.idle)
 
 
 class LakeSection(Section):

@@ -1,0 +1,105 @@
+"""The commands engine status and engine stop, and the engine's own process."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - Typer reads it at run time
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from chronolake.cli.app import (
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    app,
+    configuration,
+    console,
+    fail,
+    main,
+    print_json,
+)
+from chronolake.engine import client
+
+if TYPE_CHECKING:
+    from chronolake.config import LakeConfig
+
+engine = typer.Typer(
+    help="Show or stop the process that keeps Spark running between commands.",
+    no_args_is_help=True,
+)
+app.add_typer(engine, name="engine")
+
+_MEBIBYTE: Final = 2**20
+
+
+@engine.command(epilog="Example: chronolake engine status. Exit code 1: no engine is running.")
+def status(
+    *, project: ProjectOption = None, lake: LakeOption = None, json: JsonOption = False
+) -> None:
+    """Show whether an engine of the lake is running, and what it does."""
+    state = client.control(_lake_folder(project, lake), "status")
+    if json:
+        print_json({"running": state is not None, **(state or {})})
+    elif state is None:
+        console().print("No engine is running.")
+    else:
+        console().print(_describe(state))
+    if state is None:
+        fail()
+
+
+@engine.command(epilog="Example: chronolake engine stop")
+def stop(
+    *, project: ProjectOption = None, lake: LakeOption = None, json: JsonOption = False
+) -> None:
+    """Stop the engine of the lake as soon as its running commands have ended."""
+    state = client.control(_lake_folder(project, lake), "stop")
+    if json:
+        print_json({"stopped": state is not None, **(state or {})})
+    elif state is None:
+        console().print("No engine is running.")
+    else:
+        running = state["commands"]
+        after = f" when its {running} running commands have ended" if running else ""
+        console().print(f"The engine (process {state['pid']}) stops{after}.")
+
+
+@engine.command(hidden=True)
+def run(*, project: ProjectOption = None, lake: LakeOption = None) -> None:
+    """Run an engine in this process until it was idle for `engine.idle`."""
+    from chronolake.class_training import warm_up
+    from chronolake.config import EngineConfig, engine_of_project, find_project
+    from chronolake.engine.server import Engine
+
+    file = None if lake is not None else find_project(project)
+    settings = EngineConfig() if file is None else engine_of_project(file)
+    if not settings.idle_seconds:
+        return
+
+    def current() -> LakeConfig:
+        return configuration(file, lake, None, None)
+
+    runs = Engine(
+        current().path,
+        None if file is None else file.resolve(),
+        current,
+        main,
+        settings.idle_seconds,
+        warm_up,
+    )
+    if not runs.run():
+        fail()
+
+
+def _lake_folder(project: Path | None, lake: Path | None) -> Path:
+    return configuration(project, lake, None, None).path
+
+
+def _describe(state: dict[str, Any]) -> str:
+    running = state["commands"]
+    what = f"runs {running} commands" if running else f"idle for {state['idle_seconds']:.0f} s"
+    return (
+        f"The engine is process {state['pid']}, {what}. Its Java (process {state['java_pid']}) "
+        f"occupies {state['memory_bytes'] / _MEBIBYTE:,.0f} MiB."
+    )

@@ -1,0 +1,61 @@
+"""Engines that a command leaves running, so that the next command need not start Java."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chronolake.engine import client
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Files and variables that only containers have.
+_CONTAINER_FILES: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_CONTAINER_VARIABLES: Final = ("KUBERNETES_SERVICE_HOST", "container")
+_FALSE: Final = ("", "0", "false")
+
+
+def leave_running(words: Sequence[str]) -> None:
+    """Start an engine in the background, if a command of a person had to start Spark itself.
+
+    Args:
+        words: the arguments of the command, which has ended.
+    """
+    if not client.may_use_engine(words, os.environ) or not _is_interactive(os.environ):
+        return
+    session = sys.modules.get("chronolake.session")
+    if session is None or not session.has_own_java():
+        return
+    with suppress(OSError):
+        place = client.place_of(words, os.environ)
+        if place is not None:
+            _start(place)
+
+
+def _is_interactive(environment: Mapping[str, str]) -> bool:
+    """Return whether a person runs commands: no scheduler, CI job or container."""
+    if environment.get("CI", "").lower() not in _FALSE:
+        return False
+    if any(file.exists() for file in _CONTAINER_FILES):
+        return False
+    if any(environment.get(name) for name in _CONTAINER_VARIABLES):
+        return False
+    return os.isatty(2)
+
+
+def _start(place: Path) -> None:
+    option = "--lake" if place.is_dir() else "--project"
+    address = client.address_of(place)
+    with address.with_suffix(".log").open("wb") as log:
+        subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "chronolake", "engine", "run", option, str(place)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )

@@ -1,0 +1,241 @@
+"""The client of an engine: runs a command there, as if it ran here.
+
+It decides in a few milliseconds whether there is an engine, before the command's own modules are
+loaded. So it imports only the standard library and modules that do the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake import env
+from chronolake.engine.messages import receive, send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: The commands that use Spark.
+COMMANDS: Final = ("sync", "resync", "rebuild", "query", "verify", "maintain", "mode")
+#: The option that runs a command without an engine.
+BYPASS: Final = "--no-engine"
+_OFF: Final = "off"
+_FILE: Final = "chronolake.yml"
+_LAKE: Final = "--lake"
+_PROJECT: Final = "--project"
+_DEBUG: Final = "--debug"
+_VARIABLES: Final = {_PROJECT: env.PROJECT, _LAKE: env.LAKE}
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PRIVATE: Final = 0o700
+#: Seconds for the engine's response to a control message: it forks in between, which takes
+#: milliseconds.
+_TIMEOUT: Final = 10.0
+
+
+def is_supported() -> bool:
+    """Return whether engines run on this operating system: they need Linux."""
+    return sys.platform == "linux"
+
+
+def folder() -> Path:
+    """Return the folder of the user's engines, which only the user may enter.
+
+    Raises:
+        PermissionError: the folder exists and belongs to somebody else, or is open to others.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    place = (
+        Path(base, "chronolake")
+        if base and Path(base).is_dir()
+        else Path(tempfile.gettempdir(), f"chronolake-{os.getuid()}")
+    )
+    with suppress(FileExistsError):
+        place.mkdir(mode=_PRIVATE)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{place} must be a folder of this user alone")
+    return place
+
+
+def address_of(place: Path) -> Path:
+    """Return the path of the socket of a lake's folder, or of a project's file.
+
+    An engine listens on the socket of its lake; that of its project is a link to it.
+
+    Raises:
+        PermissionError: as for `folder`.
+    """
+    return folder() / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.sock"
+
+
+def place_of(words: Sequence[str], environment: Mapping[str, str]) -> Path | None:
+    """Return the lake's folder if a command names one, otherwise the project's file.
+
+    Args:
+        words: the command's arguments.
+        environment: the environment variables.
+
+    Returns:
+        An absolute path without symbolic links; None if no folder has a chronolake.yml.
+    """
+    named = {option: environment.get(name) for option, name in _VARIABLES.items()}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option in named:
+            named[option] = value if equals else following
+    if lake := named[_LAKE]:
+        return Path(lake).expanduser().resolve()
+    if project := named[_PROJECT]:
+        file = Path(project).expanduser().resolve()
+        return file / _FILE if file.is_dir() else file
+    here = Path.cwd()
+    files = (place / _FILE for place in (here, *here.parents))
+    return next((file.resolve() for file in files if file.is_file()), None)
+
+
+def may_use_engine(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command may run in an engine."""
+    command = next((word for word in words if word != _DEBUG), "")
+    is_off = BYPASS in words or environment.get(env.ENGINE) == _OFF
+    return is_supported() and command in COMMANDS and not is_off
+
+
+def code_stamp() -> str:
+    """Return a text that changes with the installation of Chronolake and with its source files."""
+    newest = 0
+    for root, _, names in os.walk(Path(__file__).parent.parent):
+        for name in names:
+            if name.endswith(".py"):
+                newest = max(newest, os.stat(os.path.join(root, name)).st_mtime_ns)  # noqa: PTH116, PTH118 - fast
+    return f"{sys.prefix} {__file__} {newest}"
+
+
+def delegate(words: Sequence[str]) -> int | None:
+    """Run a command in the engine of its lake or project.
+
+    Args:
+        words: the command's arguments.
+
+    Returns:
+        Its exit code; None if it must run here: it uses no Spark, `--no-engine` is among its
+        arguments, or there is no engine of this installation.
+    """
+    if not may_use_engine(words, os.environ):
+        return None
+    try:
+        place = place_of(words, os.environ)
+        if place is None:
+            return None
+        with connect(address_of(place)) as connection:
+            return _run(connection, words)
+    except OSError:
+        return None
+
+
+def control(place: Path, word: str) -> dict[str, Any] | None:
+    """Ask the engine of a lake or project for its state, or stop it.
+
+    Args:
+        place: as for `address_of`.
+        word: `status` or `stop`.
+
+    Returns:
+        The engine's state; None if there is no engine.
+    """
+    try:
+        with connect(address_of(place)) as connection:
+            connection.settimeout(_TIMEOUT)
+            send(connection, {"control": word})
+            return receive(connection)[0]
+    except OSError:
+        return None
+
+
+def connect(address: Path) -> socket.socket:
+    """Return a connection to an engine.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(address))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _run(connection: socket.socket, words: Sequence[str]) -> int | None:
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "command": list(words),
+        "folder": str(Path.cwd()),
+        "environment": dict(os.environ),
+        "umask": umask,
+        "stamp": code_stamp(),
+    }
+    pid = 0
+    waiting: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        else:
+            waiting.append(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        with suppress(OSError):
+            send(connection, request, descriptors=(0, 1, 2))
+            for answer in _answers(connection):
+                if "code" in answer:
+                    return int(answer["code"])
+                pid = int(answer.get("pid", 0))
+                if not pid:
+                    # The engine ends, or runs other code.
+                    return None
+                for number in waiting:
+                    forward(number, None)
+        if pid:
+            # The engine has ended. The command goes on, and still gets signals.
+            _wait_for(pid)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not pid:
+        return None
+    sys.stderr.write(
+        "Error: The engine ended while it ran the command, so its exit code is not known.\n"
+        "What to do: Run the command again. Nothing is lost: it continues where it stopped.\n"
+    )
+    return 1
+
+
+def _answers(connection: socket.socket) -> Iterator[dict[str, Any]]:
+    while True:
+        answer = receive(connection)[0]
+        if answer is None:
+            return
+        yield answer
+
+
+def _wait_for(pid: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            select.select([descriptor], [], [])
+        finally:
+            os.close(descriptor)

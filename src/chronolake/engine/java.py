@@ -1,0 +1,184 @@
+"""The engine's JVM: its start and end, and its use by forks.
+
+Forks share one Spark context. What a fork leaves in the JVM when it ends is cleaned up: objects and
+catalogs by the fork itself, and jobs of a fork that was killed by another one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from py4j.java_gateway import JavaObject
+from pyspark import SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.serializers import UTF8Deserializer, read_int
+
+from chronolake import session
+from chronolake.errors import LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chronolake.session import StartSettings
+
+_POLL_SECONDS: Final = 0.02
+_START_SECONDS: Final = 120.0
+_STOP_SECONDS: Final = 10.0
+_PRIVATE_UMASK: Final = 0o077
+
+
+@dataclass(frozen=True)
+class EngineJava:
+    """A JVM with Spark that several processes use.
+
+    Attributes:
+        settings: the settings with which it was started.
+        process: the JVM. It ends when the last process that has its standard input open has ended:
+            the engine, or a fork that still runs a command.
+        folder: where it stores its address, and where forks store the tags of their jobs.
+    """
+
+    settings: StartSettings
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @classmethod
+    def start(cls, settings: StartSettings, java_home: str, *, is_private: bool) -> EngineJava:
+        """Start a JVM, without waiting for it.
+
+        Args:
+            settings: the settings of Spark.
+            java_home: the folder of Java.
+            is_private: whether only the user may access files that the JVM creates.
+        """
+        # Not a TemporaryDirectory, which a fork would remove when it ends.
+        folder = Path(tempfile.mkdtemp(prefix="chronolake-engine-"))
+        command = [str(Path(_find_spark_home(), "bin", "spark-submit"))]
+        for key, value in settings.for_java.items():
+            command += ["--conf", f"{key}={value}"]
+        process = subprocess.Popen(  # noqa: S603
+            [*command, "pyspark-shell"],
+            env={
+                **os.environ,
+                "JAVA_HOME": java_home,
+                "SPARK_CONNECT_MODE": "0",
+                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "address"),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C in the engine's terminal ends commands, not the JVM that they use.
+            start_new_session=True,
+            umask=_PRIVATE_UMASK if is_private else -1,
+        )
+        return cls(settings, process, folder)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the JVM has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the memory that the JVM occupies, in bytes; 0 if it is not known."""
+        try:
+            pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
+        except OSError:
+            return 0
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def address(self) -> tuple[int, str]:
+        """Wait until the JVM runs; return the port and the secret of its gateway.
+
+        Raises:
+            LakeError: it did not start.
+        """
+        file = self.folder / "address"
+        until = time.monotonic() + _START_SECONDS
+        while not file.exists():
+            # A fork is not the JVM's parent, so `is_running` is not known to it.
+            if time.monotonic() > until or not Path(f"/proc/{self.process.pid}").exists():
+                raise LakeError(
+                    "The engine's Java did not start.",
+                    hint="Run the command with --no-engine, which shows why.",
+                )
+            time.sleep(_POLL_SECONDS)
+        with file.open("rb") as stream:
+            return read_int(stream), UTF8Deserializer().loads(stream)
+
+    def stop(self) -> None:
+        """End the JVM."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def tags_of(self, pid: int) -> list[str]:
+        """Return the tags of the jobs of a fork, and forget them."""
+        file = self._tags_file(pid)
+        try:
+            tags = file.read_text(encoding="ascii").split()
+        except OSError:
+            return []
+        file.unlink(missing_ok=True)
+        return tags
+
+    def _tags_file(self, pid: int) -> Path:
+        return self.folder / f"{pid}.tags"
+
+    def share(self) -> None:
+        """Let this process use the JVM if its own would be started with equal settings."""
+        session.share(
+            session.SharedJava(
+                self.settings.fingerprint, self.address, self._exclusive, self._store_tags
+            )
+        )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with (self.folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _store_tags(self, tags: list[str]) -> None:
+        with self._tags_file(os.getpid()).open("a", encoding="ascii") as file:
+            file.write("".join(f"{tag}\n" for tag in tags))
+
+    def cancel_jobs(self, tags: list[str]) -> None:
+        """Cancel the running jobs of a fork that was killed.
+
+        Args:
+            tags: those of its jobs.
+        """
+        context = session.connect_to_java(self.address())
+        if context is None:
+            return
+        for tag in tags:
+            context.cancelJobsWithTag(tag)
+
+
+def release() -> None:
+    """Let the JVM free what this process used, which is about to end."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - there is no public API
+    if gateway is None:
+        return
+    session.close_catalogs()
+    gc.collect()
+    for found in gc.get_objects():
+        if type(found) is JavaObject:
+            with suppress(Exception):
+                gateway._gateway_client.garbage_collect_object(found._target_id)  # noqa: SLF001
