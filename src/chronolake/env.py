@@ -18,7 +18,8 @@ JARS: Final = "CHRONOLAKE_JARS"
 IVY_SETTINGS: Final = "CHRONOLAKE_IVY_SETTINGS"
 #: `off` to start Java without the archive of Spark's classes.
 CLASS_ARCHIVE: Final = "CHRONOLAKE_CLASS_ARCHIVE"
-#: `off` to run every command in its own process, and to leave no engine running.
+#: `off` to run every command in its own process, and to leave no engine running; otherwise the
+#: socket of the engine to use. Default: that of the lake.
 ENGINE: Final = "CHRONOLAKE_ENGINE"
 #: Fixed token of the web UI.
 UI_TOKEN: Final = "CHRONOLAKE_UI_TOKEN"  # noqa: S105 - a name

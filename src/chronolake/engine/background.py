@@ -9,13 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chronolake import env
 from chronolake.engine import client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: Files and variables that only containers have.
-_CONTAINER_FILES: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_CONTAINER_FILES: Final = (".dockerenv", "run/.containerenv")
 _CONTAINER_VARIABLES: Final = ("KUBERNETES_SERVICE_HOST", "container")
 _FALSE: Final = ("", "0", "false")
 
@@ -26,7 +27,9 @@ def leave_running(words: Sequence[str]) -> None:
     Args:
         words: the arguments of the command, which has ended.
     """
-    if not client.may_use_engine(words, os.environ) or not _is_interactive(os.environ):
+    if not client.may_use_engine(words, os.environ) or os.environ.get(env.ENGINE):
+        return
+    if not is_interactive(os.environ, Path("/"), is_terminal=os.isatty(2)):
         return
     session = sys.modules.get("chronolake.session")
     if session is None or not session.has_own_java():
@@ -37,15 +40,19 @@ def leave_running(words: Sequence[str]) -> None:
             _start(place)
 
 
-def _is_interactive(environment: Mapping[str, str]) -> bool:
-    """Return whether a person runs commands: no scheduler, CI job or container."""
-    if environment.get("CI", "").lower() not in _FALSE:
+def is_interactive(environment: Mapping[str, str], root: Path, *, is_terminal: bool) -> bool:
+    """Return whether a person runs commands here: no scheduler, CI job or container.
+
+    Args:
+        environment: the environment variables.
+        root: the root folder, where containers have files of their own.
+        is_terminal: whether standard error is a terminal.
+    """
+    if not is_terminal or environment.get("CI", "").lower() not in _FALSE:
         return False
-    if any(file.exists() for file in _CONTAINER_FILES):
+    if any((root / file).exists() for file in _CONTAINER_FILES):
         return False
-    if any(environment.get(name) for name in _CONTAINER_VARIABLES):
-        return False
-    return os.isatty(2)
+    return not any(environment.get(name) for name in _CONTAINER_VARIABLES)
 
 
 def _start(place: Path) -> None:

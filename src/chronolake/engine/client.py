@@ -132,13 +132,21 @@ def delegate(words: Sequence[str]) -> int | None:
     if not may_use_engine(words, os.environ):
         return None
     try:
-        place = place_of(words, os.environ)
-        if place is None:
+        address = _engine_of(words)
+        if address is None:
             return None
-        with connect(address_of(place)) as connection:
+        with connect(address) as connection:
             return _run(connection, words)
     except OSError:
         return None
+
+
+def _engine_of(words: Sequence[str]) -> Path | None:
+    named = os.environ.get(env.ENGINE)
+    if named:
+        return Path(named)
+    place = place_of(words, os.environ)
+    return None if place is None else address_of(place)
 
 
 def control(place: Path, word: str) -> dict[str, Any] | None:

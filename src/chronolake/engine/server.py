@@ -153,17 +153,25 @@ class Engine:
             selector.register(woken, selectors.EVENT_READ)
             preload()
             self._ensure_java()
-            while not self._is_ending or self._forks:
-                for key, _ in selector.select(_CHECK_SECONDS):
-                    if key.fileobj is woken:
-                        with suppress(BlockingIOError):
-                            woken.recv(4096)
-                    elif key.fileobj is listening:
-                        self._accept(listening, selector)
-                    else:
-                        self._end_of_client(key.fileobj, selector)
-                self._reap(selector)
-                self._check()
+            try:
+                self._run_forks(listening, selector, woken)
+            finally:
+                signal.set_wakeup_fd(-1)
+
+    def _run_forks(
+        self, listening: socket.socket, selector: selectors.BaseSelector, woken: socket.socket
+    ) -> None:
+        while not self._is_ending or self._forks:
+            for key, _ in selector.select(_CHECK_SECONDS):
+                if key.fileobj is woken:
+                    with suppress(BlockingIOError):
+                        woken.recv(4096)
+                elif key.fileobj is listening:
+                    self._accept(listening, selector)
+                else:
+                    self._end_of_client(key.fileobj, selector)
+            self._reap(selector)
+            self._check()
 
     def _end(self) -> None:
         self._is_ending = True

@@ -1,0 +1,360 @@
+"""Commands in an engine do what they do in a process of their own, and one cannot harm another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from chronolake.engine import background, client, messages
+from chronolake.engine.command import is_for_java
+from support.datalakes import DataLake, iceberg, project
+
+_TIMEOUT: Final = 120.0
+_SOURCE: Final = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
+#: A statement of some minutes, unless its jobs are cancelled.
+_LONG_QUERY: Final = "SELECT count(DISTINCT hash(a.id, b.id)) FROM range(3000000) a, range(30000) b"
+#: An engine without an idle time, and without a warm-up that competes with commands.
+_ENGINE: Final = """\
+import sys
+from pathlib import Path
+from chronolake.cli import main
+from chronolake.config import lake_of_project
+from chronolake.engine.server import Engine
+
+file = Path(sys.argv[1])
+ran = Engine(lake_of_project(file).path, file, lambda: lake_of_project(file), main, None).run()
+sys.exit(0 if ran else 1)
+"""
+
+
+def wait_until(is_met: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + _TIMEOUT
+    while not is_met():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+class Run:
+    """An engine of a project, in a process of its own, and commands that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = DataLake(folder / "source")
+        self.project = project(folder, _SOURCE)
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(folder),
+            "CHRONOLAKE_CLASS_ARCHIVE": "off",
+        }
+        self.engine: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "engine.log").open("ab") as log:
+            self.engine = subprocess.Popen(
+                [sys.executable, "-c", _ENGINE, str(self.project.file)],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        engine = self.engine
+        wait_until(lambda: engine.poll() is not None or self.status(), "the engine does not listen")
+        return engine
+
+    def status(self) -> dict[str, Any] | None:
+        done = self.run("engine", "status", "--json")
+        state: dict[str, Any] = json.loads(done.stdout)
+        return state if state["running"] else None
+
+    def stop(self) -> None:
+        if self.engine is not None and self.engine.poll() is None:
+            self.engine.kill()
+            self.engine.wait()
+
+    def start_command(
+        self, *words: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "chronolake", *words],
+            env={**self.environment, **(variables or {})},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, *words: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        command = self.start_command(*words, variables=variables)
+        output, errors = command.communicate(timeout=_TIMEOUT)
+        return subprocess.CompletedProcess(words, command.returncode, output, errors)
+
+    def java(self) -> int:
+        state = self.status()
+        assert state is not None
+        return int(state["java_pid"])
+
+    def write(self, *names: str) -> None:
+        rows = [
+            {"Id": str(number), "source__modified": _AT, "grax__idseq": "1", "Name": name}
+            for number, name in enumerate(names)
+        ]
+        self.source.write("Account", rows)
+
+
+_AT: Final = 1_767_225_600_000_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Yield a project with an engine; its table has two records."""
+    started = Run(tmp_path_factory.mktemp("engine"))
+    started.write("a", "b")
+    started.start()
+    try:
+        done = started.run("sync", "crm")
+        assert done.returncode == 0, done.stderr
+        yield started
+    finally:
+        started.stop()
+
+
+def test_a_command_prints_the_same_with_and_without_an_engine(running: Run) -> None:
+    words = ("query", "SELECT Id, Name FROM crm.Account ORDER BY Id", "--json")
+
+    inside, outside = running.run(*words), running.run(*words, "--no-engine")
+
+    assert json.loads(inside.stdout) == json.loads(outside.stdout)
+    assert (inside.returncode, inside.stderr) == (0, "") == (outside.returncode, outside.stderr)
+    state = running.status()
+    assert state is not None
+    assert state["commands"] == 0
+
+
+def test_exit_codes_and_errors_are_those_of_the_command(running: Run) -> None:
+    for words in (("query", "SELECT nothing"), ("verify", "crm.missing"), ("sync", "nope")):
+        inside, outside = running.run(*words), running.run(*words, "--no-engine")
+        assert inside.returncode == outside.returncode != 0
+        assert inside.stderr.replace("Starting Spark ...\n", "") == outside.stderr.replace(
+            "Starting Spark ...\n", ""
+        )
+
+
+def test_a_command_has_its_caller_s_folder_and_variables(running: Run, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    words = ["verify", "crm.Account", "--json"]
+    command = [sys.executable, "-m", "chronolake", *words, "--project", str(running.folder)]
+
+    done = subprocess.run(
+        command,
+        env=running.environment,
+        cwd=tmp_path / "elsewhere",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    unknown = running.run(*words, variables={"CHRONOLAKE_UNKNOWN": "1"})
+
+    assert done.returncode == 0, done.stderr
+    assert unknown.returncode == 1
+    assert "CHRONOLAKE_UNKNOWN" in unknown.stderr
+
+
+def test_ctrl_c_ends_a_command_and_its_jobs_but_not_the_engine(running: Run) -> None:
+    before = running.java()
+    command = running.start_command("query", _LONG_QUERY)
+    wait_until(lambda: (running.status() or {}).get("commands"), "the command does not run")
+    time.sleep(1)
+
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=_TIMEOUT)
+
+    assert command.returncode == 1
+    assert "Aborted" in errors
+    # With two cores, the jobs would keep this one waiting for minutes.
+    assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
+    assert running.java() == before
+
+
+def test_a_command_ends_with_its_client(running: Run) -> None:
+    command = running.start_command("query", _LONG_QUERY)
+    wait_until(lambda: (running.status() or {}).get("commands"), "the command does not run")
+
+    command.kill()
+    command.communicate()
+
+    wait_until(lambda: (running.status() or {}).get("commands") == 0, "the command still runs")
+
+
+def test_a_killed_command_harms_no_other(running: Run) -> None:
+    running.write("c", "d", "e")
+
+    killed = running.run("sync", "crm", variables={"CHRONOLAKE_FAILPOINT": "staged.appended=kill"})
+    repeated = running.run("sync", "crm")
+
+    assert killed.returncode == 128 + signal.SIGKILL
+    assert repeated.returncode == 0, repeated.stderr
+    rows = iceberg(running.project, "crm", "Account").scan().to_arrow().to_pylist()
+    assert sorted(row["Name"] for row in rows if row["_fivetran_active"]) == ["c", "d", "e"]
+
+
+def test_a_dead_jvm_is_replaced(running: Run) -> None:
+    before = running.java()
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: running.java() not in {None, before}, "there is no new JVM")
+
+    assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
+
+
+def test_a_lake_has_one_engine(running: Run) -> None:
+    other = copy(running)
+    other.engine = None
+
+    assert other.start().wait(_TIMEOUT) == 1
+    assert running.status() is not None
+
+
+def test_an_engine_of_other_code_ends(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    engine = run.start()
+    try:
+        connection = client.connect(next((tmp_path / "chronolake").glob("*.sock")))
+        with connection:
+            messages.send(connection, {"command": ["sync"], "stamp": "other code"})
+            assert messages.receive(connection)[0] == {"refused": True}
+        assert engine.wait(_TIMEOUT) == 0
+        assert not list((tmp_path / "chronolake").glob("*.sock"))
+    finally:
+        run.stop()
+
+
+def test_a_running_command_outlives_a_killed_engine(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write("a", "b")
+    engine = run.start()
+    held = tmp_path / "held"
+    held.touch()
+    pause = {
+        "CHRONOLAKE_FAILPOINT": "staged.appended=pause",
+        "CHRONOLAKE_FAILPOINT_FILE": str(held),
+    }
+    try:
+        command = run.start_command("sync", "crm", variables=pause)
+        wait_until(held.with_suffix(".reached").exists, "the sync does not reach the failpoint")
+        engine.kill()
+        engine.wait()
+        held.unlink()
+        _, errors = command.communicate(timeout=_TIMEOUT)
+    finally:
+        run.stop()
+
+    assert command.returncode == 1
+    assert "The engine ended" in errors
+    assert iceberg(run.project, "crm", "Account").scan().to_arrow().num_rows == 2
+    # Without an engine, commands start Spark themselves.
+    assert run.run("sync", "crm").returncode == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\0\0\2{}", b"\xff\xff\xff\xff", b"\0\0\0\1["])
+def test_what_is_no_message_is_ignored(running: Run, body: bytes) -> None:
+    address = next((running.folder / "chronolake").glob("*.sock"))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        connection.sendall(body)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+
+    assert running.status() is not None
+
+
+def test_the_socket_belongs_to_its_user_alone(running: Run) -> None:
+    folder = running.folder / "chronolake"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for address in folder.glob("*.sock"):
+        assert address.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_others_may_enter_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chronolake").mkdir(mode=0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    with pytest.raises(PermissionError, match="of this user alone"):
+        client.folder()
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["sync"], "project/chronolake.yml"),
+        (["query", "SELECT 1", "--lake", "other"], "project/below/other"),
+        (["query", "--lake=other"], "project/below/other"),
+        (["sync", "--project", ".."], "project/chronolake.yml"),
+        (["sync", "--project=../chronolake.yml"], "project/chronolake.yml"),
+    ],
+)
+def test_a_command_finds_the_engine_of_its_lake_or_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], place: str
+) -> None:
+    (tmp_path / "project" / "below").mkdir(parents=True)
+    (tmp_path / "project" / "chronolake.yml").touch()
+    monkeypatch.chdir(tmp_path / "project" / "below")
+
+    assert client.place_of(words, {}) == tmp_path / place
+
+
+def test_only_commands_with_spark_use_an_engine() -> None:
+    assert client.may_use_engine(["sync"], {})
+    assert client.may_use_engine(["--debug", "query", "SELECT 1"], {})
+    assert not client.may_use_engine(["tables"], {})
+    assert not client.may_use_engine([], {})
+    assert not client.may_use_engine(["sync", "--no-engine"], {})
+    assert not client.may_use_engine(["sync"], {"CHRONOLAKE_ENGINE": "off"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "is_terminal"),
+    [
+        ({}, None, False),
+        ({"CI": "true"}, None, True),
+        ({"CI": "1"}, None, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None, True),
+        ({"container": "podman"}, None, True),
+        ({}, ".dockerenv", True),
+        ({}, "run/.containerenv", True),
+    ],
+)
+def test_no_engine_is_left_by_a_scheduler_a_ci_job_or_a_container(
+    tmp_path: Path, environment: dict[str, str], file: str | None, is_terminal: bool
+) -> None:
+    if file is not None:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+
+    assert not background.is_interactive(environment, tmp_path, is_terminal=is_terminal)
+
+
+def test_an_engine_is_left_in_a_terminal(tmp_path: Path) -> None:
+    assert background.is_interactive({"CI": "false"}, tmp_path, is_terminal=True)
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "https_proxy", "TZ", "PYTHONPATH"])
+def test_a_jvm_serves_no_command_with_other_variables_that_it_reads(name: str) -> None:
+    assert is_for_java({"TERM": "xterm", "CHRONOLAKE_FAILPOINT": "x"}, {})
+    assert not is_for_java({name: "x"}, {})
+    assert not is_for_java({name: "x"}, {name: "y"})
+    assert is_for_java({name: "x"}, {name: "x"})
