@@ -270,7 +270,7 @@ class Engine:
                 for file in files:
                     os.close(file)
         except (OSError, ValueError, LookupError):
-            # A client that has ended, or a program that is no client.
+            # The client has ended, or another program has connected.
             with suppress(KeyError, ValueError):
                 selector.unregister(connection)
             connection.close()
