@@ -1,13 +1,10 @@
-"""The commands sync, resync and rebuild, which run pipelines, with the schedule of `sync --every`.
-
-The schedule backs off exponentially while a pipeline fails.
-"""
+"""The commands sync, resync and rebuild, which run pipelines."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path  # noqa: TC003 - Typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
@@ -33,7 +30,7 @@ from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from chronolake.cli.progress import Progress
@@ -44,56 +41,12 @@ if TYPE_CHECKING:
     from chronolake.pipeline.runs import Status
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
+    from chronolake.schedule import Moment, Schedule, Timing
     from chronolake.types import TableName
 
 
-#: Upper bound of the backoff in seconds, unless the configured interval is longer.
-LONGEST_SECONDS: Final = 600.0
-
-
-@dataclass
-class Schedule:
-    """The schedule of pipelines, with backoff; times are seconds of any monotonic clock.
-
-    Attributes:
-        every: interval in seconds between the beginnings of successful runs.
-    """
-
-    every: float
-    _due: dict[str, float] = field(default_factory=dict)
-    _failures: dict[str, int] = field(default_factory=dict)
-
-    def due(self, names: Iterable[str], at: float) -> list[str]:
-        """Return the pipelines that are due."""
-        return [name for name in names if self._due.get(name, at) <= at]
-
-    def note(self, name: str, *, began: float, has_failed: bool) -> float | None:
-        """Record how a run of a pipeline ended.
-
-        Args:
-            name: the pipeline.
-            began: when the run began.
-            has_failed: whether all of it failed.
-
-        Returns:
-            The seconds until its next run if it backs off, otherwise None.
-        """
-        failures = self._failures.get(name, 0) + 1 if has_failed else 0
-        self._failures[name] = failures
-        pause = max(self.every, min(self.every * 2.0 ** min(failures, 64), LONGEST_SECONDS))
-        self._due[name] = began + pause
-        return pause if pause > self.every else None
-
-    def failures(self, name: str) -> int:
-        """Return the number of consecutive failed runs of a pipeline."""
-        return self._failures.get(name, 0)
-
-    def pause(self, names: Iterable[str], at: float) -> float:
-        """Return the seconds until a pipeline is due; the interval if there are no pipelines."""
-        due = min((self._due.get(name, at) for name in names), default=at + self.every)
-        return max(0.0, due - at)
-
-
+#: Maximum seconds until a change of chronolake.yml is noticed between runs.
+_RELOAD_SECONDS: Final = 60.0
 #: Exit code of a run in which some streams failed and others did not.
 PARTIAL: Final = 3
 
@@ -161,7 +114,10 @@ def sync(
     every: Annotated[
         str | None,
         typer.Option(
-            "--every", metavar="TIME", help="Repeat the sync at this interval: 30s, 5m, 1h."
+            "--every",
+            metavar="TIME",
+            help="Repeat the sync at this interval (30s, 5m, 1h), or at the times of a cron "
+            "expression in UTC ('*/5 * * * *').",
         ),
     ] = None,
     project: ProjectOption = None,
@@ -174,8 +130,9 @@ def sync(
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
     from chronolake.pipeline.streams import pipeline_of
+    from chronolake.schedule import Moment, Schedule, Timing
 
-    pause = None if every is None else _parse_interval(every)
+    timing = None if every is None else _parse_timing(every)
     wanted = project_of(project, lake, settings)
     if pipeline is None and not wanted.pipelines:
         raise ConfigurationError(
@@ -186,26 +143,28 @@ def sync(
     )
     if pipeline is not None:
         pipeline_of(wanted, pipeline)
-    if pause is None:
+    if timing is None:
         _exit_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
-    schedule = Schedule(pause or 0.0)
-    with open_lake(wanted.lake, json=json, is_short_lived=pause is None) as opened:
+    once = Timing(0.0)
+    schedule = Schedule(lambda _: timing or once)
+    with open_lake(wanted.lake, json=json, is_short_lived=timing is None) as opened:
         while True:
-            began = time.monotonic()
-            with Progress(opened, json=json) as progress:
-                # Pipelines may be added or removed while it runs.
-                names = [pipeline] if pipeline is not None else list(watched.current().pipelines)
-                due = schedule.due(names, began)
-                ended = [_sync(opened, watched, name, stream or (), progress) for name in due]
-            if pause is None:
-                break
-            for name, status in zip(due, ended, strict=True):
-                _note(schedule, name, status, began)
-            time.sleep(schedule.pause(names, time.monotonic()))
+            began = Moment.now()
+            # Pipelines may be added or removed while it runs.
+            names = [pipeline] if pipeline is not None else list(watched.current().pipelines)
+            if due := schedule.due(names, began):
+                with Progress(opened, json=json) as progress:
+                    ended = [_sync(opened, watched, name, stream or (), progress) for name in due]
+                if timing is None:
+                    break
+                for name, status in zip(due, ended, strict=True):
+                    _note(schedule, name, status, began)
+            now = Moment.now()
+            time.sleep(max(0.0, min([_RELOAD_SECONDS, *(schedule.pause(n, now) for n in names)])))
     _exit_with_status(ended)
 
 
-def _note(schedule: Schedule, name: str, status: Status | None, began: float) -> None:
+def _note(schedule: Schedule, name: str, status: Status | None, began: Moment) -> None:
     """Record how a run ended, and log if the pipeline backs off."""
     import structlog
 
@@ -342,16 +301,16 @@ def _exit_with_status(ended: Sequence[Status | None]) -> None:
     fail(PARTIAL if any(status in {Status.SUCCEEDED, Status.PARTIAL} for status in ended) else 1)
 
 
-def _parse_interval(text: str) -> float:
-    """Return the value of `--every` in seconds.
+def _parse_timing(text: str) -> Timing:
+    """Return the value of `--every`.
 
     Raises:
-        BadParameter: the text is not a valid duration.
+        BadParameter: the text is neither a valid duration nor a cron expression.
     """
-    from chronolake.durations import seconds_of
+    from chronolake.schedule import Timing
 
     try:
-        return seconds_of(text)
+        return Timing.parse(text)
     except ValueError as failure:
         raise typer.BadParameter(str(failure), param_hint="--every") from None
 
