@@ -88,7 +88,6 @@ _OPTION_VARIABLES: Final = (
     "_JAVA_OPTIONS",
     "SPARK_SUBMIT_OPTS",
 )
-_MEMORY: Final = "spark.driver.memory"
 #: The variables from which PySpark takes the address of a JVM that runs.
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
 _SECRET: Final = "PYSPARK_GATEWAY_SECRET"  # noqa: S105 - a name
@@ -361,7 +360,7 @@ class StartSettings:
     @property
     def heap_bytes(self) -> int:
         """Return the maximum size of the JVM's heap in bytes; 0 if its unit is not known."""
-        match = re.fullmatch(r"(\d+)([mg])b?", self.values.get(_MEMORY, "").lower())
+        match = re.fullmatch(r"(\d+)([mg])b?", self.values.get("spark.driver.memory", "").lower())
         return int(match[1]) * {"m": 2**20, "g": 2**30}[match[2]] if match else 0
 
 
@@ -429,7 +428,7 @@ def start_settings(
         "spark.master": master,
         **_STATIC,
         **(_LOOPBACK if is_local(master) else {}),
-        _MEMORY: f"{_driver_gibibytes()}g",
+        "spark.driver.memory": f"{_driver_gibibytes()}g",
         **conf,
     }
     own = [str(path) for path in jars.paths(home)]

@@ -334,3 +334,59 @@ def test_states_of_old_runs_are_forgotten(tmp_path: Path) -> None:
         )
     found = run_history.runs(config, limit=200).runs
     assert [len(one.streams[0].changes) for one in found] == [1] * 100 + [0] * 3
+
+
+def _stream(run: str, name: str, status: Status, **more: object) -> StreamRun:
+    return replace(StreamRun(run, name, f"shop.{name}", status), **more)  # type: ignore[arg-type]
+
+
+def test_sums_of_streams_survive_their_runs(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    store = Store.open(config)
+    for number in range(3):
+        run = Run(f"r{number}", "shop", f"2026-01-0{number + 1}", None, Status.RUNNING, holder())
+        store.begin_run(run)
+        store.note(
+            _stream(run.id, "a", Status.SUCCEEDED, rows=10, bytes=7, landing_seconds=0.5),
+            _stream(run.id, "b", Status.FAILED, written=1, applying_seconds=2.0),
+        )
+        store.end_run(run.id, Status.PARTIAL)
+    with store.transaction() as connection:
+        connection.exec_driver_sql("DELETE FROM chronolake_stream_runs")
+
+    first, second = sorted(run_history.totals(config), key=lambda sums: sums.stream)
+
+    assert (first.runs, first.failures, first.rows, first.bytes) == (3, 0, 30, 21)
+    assert (first.landing_seconds, first.applying_seconds) == (1.5, 0.0)
+    assert first.succeeded is not None
+    assert (second.runs, second.failures, second.written) == (3, 3, 3)
+    assert (second.applying_seconds, second.succeeded) == (6.0, None)
+
+
+def test_a_crashed_run_counts_once_when_the_next_one_begins(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    store = Store.open(config)
+    run = Run("r1", "shop", "2026-01-01", None, Status.RUNNING, "gone:1:")
+    store.begin_run(run)
+    # One stream was finished before the process was killed.
+    store.note(
+        _stream("r1", "a", Status.SUCCEEDED, rows=10),
+        _stream("r1", "b", Status.RUNNING, stage=Stage.APPLYING, rows=4),
+    )
+    assert run_history.totals(config) == []
+
+    for number in (2, 3):
+        store.begin_run(replace(run, id=f"r{number}", began=f"2026-01-0{number}"))
+        store.end_run(f"r{number}", Status.SUCCEEDED)
+
+    first, second = sorted(run_history.totals(config), key=lambda sums: sums.stream)
+    assert (first.runs, first.failures, first.rows) == (1, 0, 10)
+    assert (second.runs, second.failures, second.rows) == (1, 1, 4)
+
+
+def test_a_store_of_an_earlier_version_has_no_sums(tmp_path: Path) -> None:
+    config = _earlier(tmp_path)
+
+    assert run_history.totals(config) == []
+    Store.open(config)
+    assert run_history.totals(config) == []

@@ -26,12 +26,23 @@ from chronolake import database, exact_json
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.pipeline.lease import is_dead
-from chronolake.pipeline.runs import CUT, Run, Stage, Status, StreamRun, Verified, diff_states, now
+from chronolake.pipeline.runs import (
+    CUT,
+    Run,
+    Stage,
+    Status,
+    StreamRun,
+    StreamTotals,
+    Verified,
+    diff_states,
+    now,
+)
 from chronolake.pipeline.store import (
     CONTINUES_HINT,
     LEASES,
     RUNS,
     STREAM_RUNS,
+    STREAM_TOTALS,
     VERIFIED,
     Store,
     available_columns,
@@ -270,6 +281,14 @@ class StoreReader:
             return {}
         rows = self.connection.execute(sql.select(*columns)).mappings()
         return {row["table_name"]: Verified(**row) for row in rows}
+
+    def totals(self) -> list[StreamTotals]:
+        """Return the sums of all streams."""
+        columns = available_columns(self.connection, STREAM_TOTALS)
+        if columns is None:
+            return []
+        rows = self.connection.execute(sql.select(*columns)).mappings()
+        return [StreamTotals(**row) for row in rows]
 
     def _runs(self, rows: Iterable[RowMapping]) -> list[Run]:
         leases = {row.pipeline: row for row in self.connection.execute(sql.select(LEASES))}
@@ -564,6 +583,16 @@ def last_verifications(config: LakeConfig) -> dict[str, Verified]:
     """
     with read(config) as store:
         return {} if store is None else store.last_verifications()
+
+
+def totals(config: LakeConfig) -> list[StreamTotals]:
+    """Return the sums of all ended runs of each stream.
+
+    Raises:
+        LakeError: the store is not reachable.
+    """
+    with read(config) as store:
+        return [] if store is None else store.totals()
 
 
 def behind_seconds(fresh_as_of: str | None) -> float | None:

@@ -6,7 +6,7 @@ megabyte, and would be stored a hundred times. So only the differences of large 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -96,6 +96,8 @@ class StreamRun:
         state_before: the stream's state in its source before the run, as JSON (`encode_states`), or
             None.
         state_after: the same after the run, or None.
+        landing_seconds: duration of landing, or None. Streams of one log land at the same time.
+        applying_seconds: duration of applying files, or None.
     """
 
     run: str
@@ -120,6 +122,75 @@ class StreamRun:
     position_before: str | None = None
     state_before: str | None = None
     state_after: str | None = None
+    landing_seconds: float | None = None
+    applying_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class StreamTotals:
+    """The sums of all ended runs of a stream, which never decrease.
+
+    Attributes:
+        pipeline: the pipeline's name.
+        stream: the stream's name.
+        table_name: the table that it wrote in its last run.
+        runs: number of runs.
+        failures: number of failed runs of the stream.
+        files: files that were applied.
+        bytes: their size.
+        rows: their rows, including duplicates.
+        written: rows of the table that were new or changed.
+        landed_rows: rows that landed in Chronolake's own raw lake.
+        landed_bytes: the size of their files.
+        landing_seconds: duration of landing.
+        applying_seconds: duration of applying files.
+        succeeded: end of the last successful run, ISO 8601 in UTC, or None.
+    """
+
+    pipeline: str
+    stream: str
+    table_name: str
+    runs: int = 0
+    failures: int = 0
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    written: int = 0
+    landed_rows: int = 0
+    landed_bytes: int = 0
+    landing_seconds: float = 0.0
+    applying_seconds: float = 0.0
+    succeeded: str | None = None
+
+    def with_run(self, stream: StreamRun, ended: str) -> StreamTotals:
+        """Return the sums with another run.
+
+        Args:
+            stream: the stream in an ended run.
+            ended: the end of the run, ISO 8601 in UTC.
+        """
+        has_succeeded = stream.status is Status.SUCCEEDED
+        return replace(
+            self,
+            table_name=stream.table_name,
+            runs=self.runs + 1,
+            failures=self.failures + (not has_succeeded),
+            succeeded=ended if has_succeeded else self.succeeded,
+            **{name: getattr(self, name) + (getattr(stream, name) or 0) for name in _SUMMED},
+        )
+
+
+#: The fields of `StreamRun` that `StreamTotals` sums up.
+_SUMMED: Final = (
+    "files",
+    "bytes",
+    "rows",
+    "written",
+    "landed_rows",
+    "landed_bytes",
+    "landing_seconds",
+    "applying_seconds",
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database, exact_json, identity
 from chronolake.errors import LeaseLostError
-from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, now
+from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, StreamTotals, Verified, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,6 +68,27 @@ STREAM_RUNS: Final = sql.Table(
     sql.Column("position_before", sql.String),
     sql.Column("state_before", sql.Text),
     sql.Column("state_after", sql.Text),
+    sql.Column("landing_seconds", sql.Float),
+    sql.Column("applying_seconds", sql.Float),
+)
+#: Sums over all ended runs; the runs themselves are removed after some time.
+STREAM_TOTALS: Final = sql.Table(
+    "chronolake_stream_totals",
+    _metadata,
+    sql.Column("pipeline", sql.String, primary_key=True),
+    sql.Column("stream", sql.String, primary_key=True),
+    sql.Column("table_name", sql.String, nullable=False),
+    sql.Column("runs", sql.BigInteger, nullable=False),
+    sql.Column("failures", sql.BigInteger, nullable=False),
+    sql.Column("files", sql.BigInteger, nullable=False),
+    sql.Column("bytes", sql.BigInteger, nullable=False),
+    sql.Column("rows", sql.BigInteger, nullable=False),
+    sql.Column("written", sql.BigInteger, nullable=False),
+    sql.Column("landed_rows", sql.BigInteger, nullable=False),
+    sql.Column("landed_bytes", sql.BigInteger, nullable=False),
+    sql.Column("landing_seconds", sql.Float, nullable=False),
+    sql.Column("applying_seconds", sql.Float, nullable=False),
+    sql.Column("succeeded", sql.String),
 )
 LEASES: Final = sql.Table(
     "chronolake_leases",
@@ -237,11 +258,15 @@ class Store:
             )
             open_streams = (STREAM_RUNS.c.status == Status.RUNNING) & STREAM_RUNS.c.run.in_(kept)
             connection.execute(STREAM_RUNS.update().where(open_streams).values(_DIED))
+            is_open = (RUNS.c.pipeline == run.pipeline) & (RUNS.c.status == Status.RUNNING)
+            crashed = list(connection.execute(sql.select(RUNS.c.id).where(is_open)).scalars())
             connection.execute(
                 RUNS.update()
-                .where(RUNS.c.pipeline == run.pipeline, RUNS.c.status == Status.RUNNING)
+                .where(is_open)
                 .values(status=Status.FAILED, error=_DIED_RUN, hint=_DIED["hint"])
             )
+            for identity in crashed:
+                _add_to_totals(connection, identity)
             connection.execute(RUNS.insert().values(**vars(run)))
 
     def end_run(
@@ -254,6 +279,7 @@ class Store:
         with self.transaction() as connection:
             connection.execute(RUNS.update().where(RUNS.c.id == run).values(values))
             connection.execute(STREAM_RUNS.update().where(is_open).values({**_DIED, **left}))
+            _add_to_totals(connection, run)
 
     def note_failed(self, run: Run) -> None:
         """Record a run that could not begin; other runs of its pipeline are not affected."""
@@ -363,6 +389,22 @@ class Store:
         """
         with self.transaction() as connection:
             _expect_holder(connection, pipeline, token)
+
+
+def _add_to_totals(connection: sql.Connection, run: str) -> None:
+    """Add the streams of an ended run to their sums; only one process runs a pipeline."""
+    pipeline = connection.execute(sql.select(RUNS.c.pipeline).where(RUNS.c.id == run)).scalar_one()
+    is_same = STREAM_TOTALS.c.pipeline == pipeline
+    stored = connection.execute(sql.select(STREAM_TOTALS).where(is_same)).mappings()
+    known = {row["stream"]: StreamTotals(**row) for row in stored}
+    streams = connection.execute(sql.select(STREAM_RUNS).where(STREAM_RUNS.c.run == run)).mappings()
+    for stream in [stream_from(row) for row in streams]:
+        before = known.get(stream.stream, StreamTotals(pipeline, stream.stream, stream.table_name))
+        values = vars(before.with_run(stream, now()))
+        connection.execute(
+            STREAM_TOTALS.delete().where(is_same, STREAM_TOTALS.c.stream == stream.stream)
+        )
+        connection.execute(STREAM_TOTALS.insert().values(**values))
 
 
 def run_from(row: RowMapping) -> Run:

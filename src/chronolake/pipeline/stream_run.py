@@ -69,6 +69,7 @@ class StreamSync:
         self._lake = lake
         self._lease = lease
         self._began = 0.0
+        self._stage_began = 0.0
         self._is_applied = False
         self._has_read_progress = False
         self._failure: Exception | None = None
@@ -84,7 +85,8 @@ class StreamSync:
     def note_states(self, before: Offset | None, after: Offset | None) -> None:
         """Record the stream's source offsets before and after landing."""
         first, second = encode_states(before, after)
-        self._note(state_before=first, state_after=second, stage=Stage.WAITING)
+        self._note(state_before=first, state_after=second)
+        self._change_stage(Stage.WAITING)
 
     def begin(self, stage: Stage) -> None:
         """Record that a stage has begun, and report the stream's begin the first time."""
@@ -92,7 +94,8 @@ class StreamSync:
             return
         is_first = not self._began
         self._began = self._began or time.monotonic()
-        self._note(stage=stage, seconds=time.monotonic() - self._began)
+        self._change_stage(stage)
+        self._note(seconds=time.monotonic() - self._began)
         self.report.note([self.state])
         if is_first:
             self.report.emit(EventKind.STREAM_BEGAN, stream=self.state)
@@ -151,10 +154,22 @@ class StreamSync:
                 reason=self.state.error,
                 hint=self.state.hint,
             )
-        self._note(stage=None, seconds=time.monotonic() - self._began)
+        self._change_stage(None)
+        self._note(seconds=time.monotonic() - self._began)
         self.report.note([self.state])
         self.report.emit(EventKind.STREAM_ENDED, stream=self.state)
         return self.state
+
+    def _change_stage(self, stage: Stage | None) -> None:
+        """Record that a stage has begun, and add the duration of the one before."""
+        now = time.monotonic()
+        spent = now - self._stage_began
+        if self.state.stage is Stage.LANDING:
+            self._note(landing_seconds=(self.state.landing_seconds or 0.0) + spent)
+        elif self.state.stage is Stage.APPLYING:
+            self._note(applying_seconds=(self.state.applying_seconds or 0.0) + spent)
+        self._stage_began = now
+        self._note(stage=stage)
 
     def _note(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
