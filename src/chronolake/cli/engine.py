@@ -69,7 +69,13 @@ def stop(
 def run(*, project: ProjectOption = None, lake: LakeOption = None) -> None:
     """Run an engine in this process until it was idle for `engine.idle`."""
     from chronolake.class_training import warm_up
-    from chronolake.config import EngineConfig, engine_of_project, find_project
+    from chronolake.config import (
+        FILE_NAME,
+        EngineConfig,
+        WatchedFile,
+        engine_of_project,
+        find_project,
+    )
     from chronolake.engine.server import Engine
 
     file = None if lake is not None else find_project(project)
@@ -77,13 +83,15 @@ def run(*, project: ProjectOption = None, lake: LakeOption = None) -> None:
     if not settings.idle_seconds:
         return
 
-    def current() -> LakeConfig:
+    def read() -> LakeConfig:
         return configuration(file, lake, None, None)
 
+    config = read()
+    watched = WatchedFile(file or config.path / FILE_NAME, config, read)
     runs = Engine(
-        current().path,
+        config.path,
         None if file is None else file.resolve(),
-        current,
+        watched.current,
         main,
         settings.idle_seconds,
         warm_up,

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -90,15 +90,61 @@ class Project:
     pipelines: dict[str, PipelineConfig]
 
 
-class WatchedProject:
-    """A project that is reloaded when its file has changed.
+_Watched = TypeVar("_Watched")
 
-    While the file is invalid, the last valid project is used.
+
+class WatchedFile(Generic[_Watched]):
+    """What a configuration file says; it is read again when the file has changed.
+
+    While the file is invalid, the last valid content is used.
+
+    Args:
+        file: the file, which need not exist.
+        content: its current content.
+        read: reads it again.
+        report_error: called with the error of an invalid file, once for each change of the file.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        content: _Watched,
+        read: Callable[[], _Watched],
+        report_error: Callable[[ChronolakeError], None] = lambda _: None,
+    ) -> None:
+        self._file = file
+        self._content = content
+        self._read = read
+        self._report_error = report_error
+        self._stamp = self._file_stamp()
+
+    def current(self) -> _Watched:
+        """Return the current content."""
+        stamp = self._file_stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._content = self._read()
+            except ChronolakeError as failure:
+                self._report_error(failure)
+        return self._content
+
+    def _file_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        # Editors write a new file and rename it.
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class WatchedProject(WatchedFile[Project]):
+    """A project that is reloaded when its file has changed.
 
     Args:
         project: the initial project.
         read: loads the project again.
-        report_error: called with the error of an invalid file, once for each change of the file.
+        report_error: as for `WatchedFile`.
     """
 
     def __init__(
@@ -107,29 +153,7 @@ class WatchedProject:
         read: Callable[[], Project],
         report_error: Callable[[ChronolakeError], None] = lambda _: None,
     ) -> None:
-        self._project = project
-        self._read = read
-        self._report_error = report_error
-        self._stamp = self._file_stamp()
-
-    def current(self) -> Project:
-        """Return the current project."""
-        stamp = self._file_stamp()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._project = self._read()
-            except ChronolakeError as failure:
-                self._report_error(failure)
-        return self._project
-
-    def _file_stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._project.file.stat()
-        except OSError:
-            return None
-        # Editors write a new file and rename it.
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        super().__init__(project.file, project, read, report_error)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -18,23 +18,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from py4j.java_gateway import JavaObject
 from pyspark import SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.serializers import UTF8Deserializer, read_int
 
 from chronolake import session
-from chronolake.errors import LakeError
+from chronolake.errors import ChronolakeError, LakeError
+from chronolake.lake import spark_conf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from chronolake.config import LakeConfig
     from chronolake.session import StartSettings
+
+log = structlog.get_logger(__name__)
 
 _POLL_SECONDS: Final = 0.02
 _START_SECONDS: Final = 120.0
 _STOP_SECONDS: Final = 10.0
 _PRIVATE_UMASK: Final = 0o077
+#: The JVM is replaced when it occupies this much more than its heap may.
+_EXCESS_BYTES: Final = 3 * 2**30
+#: Each command leaves some objects in the JVM if it is killed.
+_MOST_COMMANDS: Final = 1_000
+#: Time until a JVM that could not be started is tried again.
+_RETRY_SECONDS: Final = 10.0
+#: A JVM that ends more often in a row, without a command in between, cannot run here.
+_MOST_DEATHS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -169,6 +182,99 @@ class EngineJava:
             return
         for tag in tags:
             context.cancelJobsWithTag(tag)
+
+
+@dataclass
+class JavaKeeper:
+    """Keeper of a JVM that fits the configuration of a lake.
+
+    Attributes:
+        config: returns the current configuration.
+        java: the JVM; None if none could be started.
+        commands: the number of commands that have used it.
+    """
+
+    config: Callable[[], LakeConfig]
+    java: EngineJava | None = None
+    commands: int = 0
+    _started_with: LakeConfig | None = None
+    _deaths: int = 0
+    _failed_at: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a JVM runs."""
+        return self.java is not None and self.java.is_running
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether JVMs ended several times in a row without a command in between."""
+        return self._deaths > _MOST_DEATHS
+
+    def note_command(self) -> None:
+        """Record that a command uses the JVM."""
+        self.commands += 1
+        self._deaths = 0
+
+    def is_replacement_due(self) -> bool:
+        """Return whether another JVM should run: this one has ended or grown, or is outdated.
+
+        With an invalid configuration, a JVM that runs stays.
+        """
+        if self._failed_at is not None and time.monotonic() < self._failed_at + _RETRY_SECONDS:
+            return False
+        java = self.java
+        if java is None or not java.is_running or self.commands >= _MOST_COMMANDS:
+            return True
+        if java.resident_bytes > java.settings.heap_bytes + _EXCESS_BYTES:
+            return True
+        try:
+            config = self.config()
+            if config == self._started_with:
+                return False
+            is_other = java.settings.fingerprint != self._wanted(config)[0].fingerprint
+        except ChronolakeError:
+            return False
+        self._started_with = config
+        return is_other
+
+    def replace(self) -> EngineJava | None:
+        """Start a JVM in place of the current one, which no process uses.
+
+        Returns:
+            The JVM, without waiting for it; None if the configuration is invalid, which commands
+            report.
+        """
+        before = self.java
+        if before is not None:
+            log.info("engine_restarts_java", memory_bytes=before.resident_bytes)
+            self._deaths = 0 if before.is_running else self._deaths + 1
+            before.stop()
+        self.java, self.commands = None, 0
+        try:
+            self._started_with = config = self.config()
+            settings, home = self._wanted(config)
+        except ChronolakeError as failure:
+            log.warning("engine_cannot_start_java", error=failure.message)
+            self._failed_at = time.monotonic()
+            return None
+        self._failed_at = None
+        self.java = EngineJava.start(settings, home, is_private=not config.shared)
+        return self.java
+
+    def stop(self) -> None:
+        """End the JVM."""
+        if self.java is not None:
+            self.java.stop()
+
+    def _wanted(self, config: LakeConfig) -> tuple[StartSettings, str]:
+        """Return the settings of a JVM for a configuration, and the folder of Java.
+
+        Raises:
+            MissingRequirementError: Java or a jar is missing.
+        """
+        home = session.java_home()
+        return session.settings_of_java(config.spark.master, spark_conf(config), home), home
 
 
 def release() -> None:

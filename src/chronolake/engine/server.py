@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,17 +22,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from chronolake import session
 from chronolake.engine import client, command, messages
-from chronolake.engine.java import EngineJava
-from chronolake.errors import ChronolakeError
-from chronolake.lake import spark_conf
+from chronolake.engine.java import JavaKeeper
+from chronolake.engine.tasks import Tasks, end_with_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from chronolake.config import LakeConfig
+    from chronolake.engine.java import EngineJava
 
 log = structlog.get_logger(__name__)
 
@@ -50,12 +50,6 @@ _BACKLOG: Final = 16
 _CHECK_SECONDS: Final = 1.0
 #: The longest time for the message of a client, which sends it at once.
 _RECEIVE_SECONDS: Final = 5.0
-#: The JVM is replaced when it occupies this much more than its heap may.
-_EXCESS_BYTES: Final = 3 * 2**30
-#: A JVM that ends more often in a row, without a command in between, does not run here.
-_MOST_DEATHS: Final = 3
-#: Each command leaves some objects in the JVM if it is killed.
-_MOST_COMMANDS: Final = 1_000
 
 
 @dataclass
@@ -65,10 +59,12 @@ class _Fork:
     Attributes:
         connection: the client that waits for its exit code; None for a fork of the engine's own.
         code: the exit code to send when it has ended; None for its own.
+        task: the name of its task, or None.
     """
 
     connection: socket.socket | None = None
     code: int | None = None
+    task: str | None = None
 
 
 @dataclass
@@ -78,32 +74,38 @@ class Engine:
     Attributes:
         lake: the lake's folder.
         project: the project's file, whose commands also find the engine; or None.
-        config: returns the current configuration of the lake.
+        config: returns the current configuration of the lake; called every second.
         main: runs the program with its arguments, and raises SystemExit with its code.
         idle_seconds: the engine ends after this time without a command; None for never.
         warm_up: runs in a fork after each start of Java, so that commands find it ready.
+        tasks: tasks that run as long as the engine.
+        grace_seconds: how long an engine that ends waits for commands and tasks; None for as long
+            as they need.
     """
 
     lake: Path
     project: Path | None
     config: Callable[[], LakeConfig]
     main: Callable[[Sequence[str]], object]
-    idle_seconds: float | None
+    idle_seconds: float | None = None
     warm_up: Callable[[LakeConfig], None] | None = None
-    _java: EngineJava | None = None
+    tasks: Tasks = field(default_factory=lambda: Tasks(dict))
+    grace_seconds: float | None = None
+    _keeper: JavaKeeper = field(init=False)
     _forks: dict[int, _Fork] = field(default_factory=dict)
-    _commands: int = 0
     _used_at: float = field(default_factory=time.monotonic)
-    _is_ending: bool = False
-    _is_checked: bool = False
-    _deaths: int = 0
+    _ending_since: float | None = None
     _sockets: tuple[socket.socket, ...] = ()
     _stamp: str = field(default_factory=client.code_stamp)
+
+    def __post_init__(self) -> None:
+        """Start with no JVM."""
+        self._keeper = JavaKeeper(self.config)
 
     def run(self) -> bool:
         """Run commands until the engine was idle for too long, or gets SIGTERM, SIGINT or `stop`.
 
-        Running commands are finished first.
+        Running commands are finished first, and tasks get SIGTERM.
 
         Returns:
             False if the lake has another engine.
@@ -126,8 +128,7 @@ class Engine:
                 finally:
                     for file in (*links, address):
                         file.unlink(missing_ok=True)
-                    if self._java is not None:
-                        self._java.stop()
+                    self._keeper.stop()
         return True
 
     def _link(self, address: Path) -> list[Path]:
@@ -152,7 +153,7 @@ class Engine:
             selector.register(listening, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
             preload()
-            self._ensure_java()
+            self._check()
             try:
                 self._run_forks(listening, selector, woken)
             finally:
@@ -161,7 +162,7 @@ class Engine:
     def _run_forks(
         self, listening: socket.socket, selector: selectors.BaseSelector, woken: socket.socket
     ) -> None:
-        while not self._is_ending or self._forks:
+        while self._ending_since is None or self._forks:
             for key, _ in selector.select(_CHECK_SECONDS):
                 if key.fileobj is woken:
                     with suppress(BlockingIOError):
@@ -174,52 +175,52 @@ class Engine:
             self._check()
 
     def _end(self) -> None:
-        self._is_ending = True
+        if self._ending_since is None:
+            self._ending_since = time.monotonic()
 
     def _check(self) -> None:
-        """End the engine if it was idle for too long; otherwise see to its JVM."""
+        """End the engine if it should end; otherwise see to its JVM and its tasks."""
+        now = time.monotonic()
         if self._forks:
-            self._used_at = time.monotonic()
-            return
-        idle = time.monotonic() - self._used_at
-        if self.idle_seconds is not None and idle > self.idle_seconds:
-            self._is_ending = True
-        has_java = self._java is not None and self._java.is_running
-        if not self._is_ending and not (self._is_checked and has_java):
-            # The configuration is read again after a command, not every second.
-            self._is_checked = True
-            self._ensure_java()
+            self._used_at = now
+        elif self.idle_seconds is not None and now - self._used_at > self.idle_seconds:
+            self._end()
+        running = self._running_tasks()
+        if self._ending_since is not None:
+            self._signal(running.values(), signal.SIGTERM)
+            if self.grace_seconds is not None and now - self._ending_since > self.grace_seconds:
+                # Nothing is lost: every step of a run can be repeated.
+                self._signal(self._forks, signal.SIGKILL)
+        elif self._keeper.is_replacement_due():
+            # Tasks end after their current run, and are restarted with the next JVM.
+            self._signal(running.values(), signal.SIGTERM)
+            if not self._forks:
+                self._replace_java()
+        else:
+            unwanted = self.tasks.unwanted(running)
+            self._signal([running[name] for name in unwanted], signal.SIGTERM)
+            for name, run in self.tasks.due(running, now).items():
+                task = partial(_run_task, os.getpid(), self._keeper.java, run)
+                self._fork(task, _Fork(task=name))
+                self.tasks.note_started(name, now)
 
-    def _ensure_java(self) -> None:
-        """Start a JVM, or replace one that has ended or grown, or that has other settings.
+    def _running_tasks(self) -> dict[str, int]:
+        """Return the process ids of the tasks that run, by name."""
+        return {fork.task: pid for pid, fork in self._forks.items() if fork.task is not None}
 
-        An invalid configuration changes nothing: the next command reports it.
-        """
-        try:
-            config = self.config()
-            home = session.java_home()
-            wanted = session.settings_of_java(config.spark.master, spark_conf(config), home)
-        except ChronolakeError as failure:
-            log.warning("engine_cannot_start_java", error=failure.message)
+    def _signal(self, pids: Collection[int], number: signal.Signals) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _replace_java(self) -> None:
+        if self._keeper.is_hopeless:
+            log.error("engine_ends", reason="Java ended several times in a row")
+            self._end()
             return
-        java = self._java
-        if java is not None:
-            limit = wanted.heap_bytes + _EXCESS_BYTES
-            is_current = java.settings.fingerprint == wanted.fingerprint
-            is_small = java.resident_bytes < limit and self._commands < _MOST_COMMANDS
-            if java.is_running and is_current and is_small:
-                return
-            log.info("engine_restarts_java", memory_bytes=java.resident_bytes)
-            self._deaths = 0 if java.is_running else self._deaths + 1
-            if self._deaths > _MOST_DEATHS:
-                log.error("engine_ends", reason="Java ended several times in a row")
-                self._is_ending = True
-                return
-            java.stop()
-        self._commands = 0
-        self._java = started = EngineJava.start(wanted, home, is_private=not config.shared)
-        if self.warm_up is not None:
-            self._fork(partial(_warm_up, self.warm_up, started, config), _Fork())
+        java = self._keeper.replace()
+        if java is not None and self.warm_up is not None:
+            self._fork(partial(_warm_up, self.warm_up, java, self.config()), _Fork())
 
     def _fork(self, run: Callable[[], object], fork: _Fork) -> int:
         """Run a function in a fork, which ends with it; return the fork's process id."""
@@ -231,6 +232,8 @@ class Engine:
                 self._close_sockets()
                 run()
                 code = 0
+            except BaseException:  # noqa: BLE001 - the last thing that the process does
+                traceback.print_exc()
             finally:
                 command.end(code)
         self._forks[pid] = fork
@@ -283,30 +286,30 @@ class Engine:
         selector: selectors.BaseSelector,
     ) -> None:
         """Run a command in a fork, unless the engine ends or has imported other code."""
-        if request["stamp"] != self._stamp:
-            self._is_ending = True
-        if self._is_ending:
+        if request["stamp"] != self._stamp and not self.tasks.wanted():
+            self._end()
+        if self._ending_since is not None or request["stamp"] != self._stamp:
             messages.send(connection, {"refused": True})
             connection.close()
             return
-        run = partial(command.run, request, files, self._java, self.main)
+        java = self._keeper.java if self._keeper.is_running else None
+        run = partial(command.run, request, files, java, self.main)
         pid = self._fork(run, _Fork(connection))
-        self._commands += 1
-        self._deaths = 0
-        self._is_checked = False
+        self._keeper.note_command()
         selector.register(connection, selectors.EVENT_READ)
         messages.send(connection, {"pid": pid})
 
     def _control(self, connection: socket.socket, word: str) -> None:
         with connection:
             if word == "stop":
-                self._is_ending = True
-            java = self._java
+                self._end()
+            java = self._keeper.java
             state = {
                 "pid": os.getpid(),
                 "java_pid": java.process.pid if java is not None and java.is_running else None,
                 "memory_bytes": 0 if java is None else java.resident_bytes,
                 "commands": sum(fork.connection is not None for fork in self._forks.values()),
+                "tasks": self.tasks.state(self._running_tasks()),
                 "idle_seconds": round(time.monotonic() - self._used_at, 3),
                 "idle_limit_seconds": self.idle_seconds,
             }
@@ -318,12 +321,11 @@ class Engine:
             if connection.recv(1):
                 return
         selector.unregister(connection)
-        for pid, fork in self._forks.items():
-            if fork.connection is connection:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGHUP)
+        pids = [pid for pid, fork in self._forks.items() if fork.connection is connection]
+        self._signal(pids, signal.SIGHUP)
 
     def _reap(self, selector: selectors.BaseSelector) -> None:
+        java = self._keeper.java
         for pid, fork in list(self._forks.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
@@ -332,16 +334,30 @@ class Engine:
             code = os.waitstatus_to_exitcode(status)
             if fork.code is not None:
                 code = fork.code
-            elif self._java is not None and (tags := self._java.tags_of(pid)) and code != 0:
-                # They may still run. The client waits until they are cancelled.
-                fork.code = code
-                self._fork(partial(self._java.cancel_jobs, tags), fork)
+            elif java is not None and (tags := java.tags_of(pid)) and code != 0:
+                # Its jobs may still run. The client waits until they are cancelled.
+                self._fork(partial(java.cancel_jobs, tags), _Fork(fork.connection, code, fork.task))
                 continue
+            if fork.task is not None:
+                self._note_ended(fork.task, code)
             if fork.connection is not None:
                 with suppress(KeyError, ValueError):
                     selector.unregister(fork.connection)
                 with fork.connection, suppress(OSError):
                     messages.send(fork.connection, {"code": code if code >= 0 else 128 - code})
+
+    def _note_ended(self, task: str, code: int) -> None:
+        if self._ending_since is not None or code == 0:
+            return
+        pause = self.tasks.note_ended(task, time.monotonic())
+        log.warning("task_ended", task=task, exit_code=code, restart_seconds=pause)
+
+
+def _run_task(engine: int, java: EngineJava | None, run: Callable[[], object]) -> None:
+    end_with_engine(engine)
+    if java is not None:
+        java.share()
+    run()
 
 
 def _warm_up(warm_up: Callable[[LakeConfig], None], java: EngineJava, config: LakeConfig) -> None:
