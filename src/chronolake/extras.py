@@ -24,7 +24,6 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
         "grpc": "grpcio",
         "grpc_health": "grpcio-health-checking",
         "grpc_reflection": "grpcio-reflection",
-        "prometheus_client": "prometheus-client",
         "zstandard": "zstandard",
     },
     "api": {

@@ -10,6 +10,7 @@
 | `tester` | `test-destination` |
 | `project` | `init`, `schema`, `status`, `runs`, `state` |
 | `check` | `check`, `discover`, `read` |
+| `up` | `up`: the long-running process of a project |
 | `engine` | `engine status`, `engine stop` |
 | `pipelines` | `sync`, `resync`, `rebuild`: Spark |
 """
@@ -24,6 +25,7 @@ from chronolake.cli import (
     serve,
     tables,
     tester,
+    up,
 )
 from chronolake.cli.app import app, main
 
@@ -39,4 +41,5 @@ __all__ = [
     "serve",
     "tables",
     "tester",
+    "up",
 ]

@@ -63,7 +63,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Read tables": ("tables", "history", "query", "diff", "ui", "usage"),
     "Change and maintain tables": ("verify", "maintain", "mode", "view"),
     "Run and test a destination": ("serve", "test-destination"),
-    "Run in the background": ("engine",),
+    "Run in the background": ("up", "engine"),
     "About": ("version",),
 }
 

@@ -60,12 +60,15 @@ from chronolake.config.pipelines import (
 from chronolake.config.sections import (
     CatalogConfig,
     CatalogKind,
+    DestinationConfig,
     EngineConfig,
     LakeConfig,
     MaintenanceConfig,
     SparkConfig,
+    UpConfig,
     is_due,
     is_never,
+    parse_address,
 )
 
 __all__ = [
@@ -74,6 +77,7 @@ __all__ = [
     "CatalogKind",
     "DataLakeSource",
     "DeclarativeSource",
+    "DestinationConfig",
     "EngineConfig",
     "FileConfig",
     "JdbcAddress",
@@ -94,6 +98,7 @@ __all__ = [
     "SqlServerMethod",
     "SqlServerSource",
     "StreamConfig",
+    "UpConfig",
     "WatchedFile",
     "WatchedProject",
     "engine_of_project",
@@ -104,6 +109,7 @@ __all__ = [
     "lake_of_project",
     "load",
     "load_project",
+    "parse_address",
     "project_at",
     "sources_of_project",
     "variable_of",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Union, get_args, get_origin
@@ -21,6 +21,7 @@ from chronolake.config.sections import (
     LakeConfig,
     LakeSection,
     Section,
+    UpConfig,
     known_keys,
 )
 from chronolake.env import KNOWN, PREFIX
@@ -49,6 +50,9 @@ class FileConfig(Section):
     )
     engine: EngineConfig = Field(
         default=EngineConfig(), description="The process that keeps Spark running between commands."
+    )
+    up: UpConfig = Field(
+        default=UpConfig(), description="What `chronolake up` runs beside the pipelines."
     )
     pipelines: dict[str, PipelineConfig] = Field(
         default_factory=dict,
@@ -83,11 +87,13 @@ class Project:
         file: the chronolake.yml.
         lake: the lake that its pipelines write.
         pipelines: the pipelines by name.
+        up: what `chronolake up` runs beside them.
     """
 
     file: Path
     lake: LakeConfig
     pipelines: dict[str, PipelineConfig]
+    up: UpConfig = field(default_factory=UpConfig)
 
 
 _Watched = TypeVar("_Watched")
@@ -280,6 +286,7 @@ def load_project(
             set(_referenced_variables(written)),
         ),
         checked.pipelines,
+        checked.up,
     )
 
 

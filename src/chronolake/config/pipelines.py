@@ -14,6 +14,7 @@ from chronolake.config.sections import (
     Period,
     Section,
 )
+from chronolake.schedule import Timing
 from chronolake.types import Mode
 
 #: A host, a host pattern, or a server's scheme, host and port.
@@ -455,6 +456,11 @@ class StreamConfig(Section):
 _API_SETTINGS: Final = {"detect_deletes", "may_become_empty", "nested", "cursor_in_key"}
 
 
+def _check_timing(text: str) -> str:
+    Timing.parse(text)
+    return text
+
+
 class PipelineConfig(Section):
     """A source, and the settings of its streams."""
 
@@ -467,6 +473,11 @@ class PipelineConfig(Section):
         alias="schema",
         min_length=1,
         description="The schema of the pipeline's tables. Default: the pipeline's name.",
+    )
+    every: Annotated[str, AfterValidator(_check_timing)] | None = Field(
+        default=None,
+        description="When `chronolake up` syncs the pipeline: an interval (30s, 5m, 1h), or a cron "
+        "expression in UTC ('*/5 * * * *'). Default: only on command.",
     )
     mode: ModeSetting = Field(
         default=ModeSetting.AUTO,

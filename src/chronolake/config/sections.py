@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _NAMED_PERIODS: Final = {"daily": "P1D", "weekly": "P7D", "monthly": "P1M"}
 _NEVER: Final = "never"
 _ZERO: Final = "0"
+_OFF: Final = "off"
 #: Tolerance, because daily runs are never exactly a day apart.
 _SLACK: Final = timedelta(hours=1)
 _SLACK_PART: Final = 20
@@ -289,6 +290,85 @@ class EngineConfig(Section):
     def idle_seconds(self) -> float:
         """Return the time after which the engine ends, in seconds; 0 if none is left running."""
         return 0.0 if self.idle == _ZERO else seconds_of(self.idle)
+
+
+def _as_address(value: object) -> object:
+    """Check `host:port`, or `off`, which YAML reads as false."""
+    if value is False:
+        return _OFF
+    if isinstance(value, str) and value != _OFF:
+        parse_address(value)
+    return value
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Split `host:port`; return None for `off`.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    if text == _OFF:
+        return None
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None or parts.path or parts.query or parts.username:
+        raise ValueError(f"write host:port, such as 127.0.0.1:8787 or [::1]:8787, or {_OFF}")
+    return host, port
+
+
+class DestinationConfig(Section):
+    """The gRPC destination that `up` runs; the options of `serve`."""
+
+    port: int = Field(default=50052, ge=0, le=65_535, description="TCP port to listen on.")
+    hosts: list[str] = Field(
+        default_factory=list, description="Addresses to listen on. Default: 127.0.0.1 and ::1."
+    )
+    allow_plaintext: bool = Field(
+        default=False, description="Whether to listen outside loopback without TLS."
+    )
+    files_root: Path | None = Field(
+        default=None, description="Batch files outside this folder are rejected."
+    )
+    batch_format: Literal["csv", "parquet"] = Field(
+        default="csv", description="Format of the batch files to request."
+    )
+    tls_cert: Path | None = Field(default=None, description="The certificate chain, PEM.")
+    tls_key: Path | None = Field(default=None, description="The certificate's private key, PEM.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="Only clients with a certificate of these authorities, PEM."
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="Port of the destination's own metrics."
+    )
+    max_workers: int = Field(
+        default=8, ge=1, le=1_000, description="Maximum number of concurrent calls."
+    )
+
+
+class UpConfig(Section):
+    """What `chronolake up` runs beside the pipelines."""
+
+    ui: Annotated[str, BeforeValidator(_as_address)] = Field(
+        default="127.0.0.1:8787", description="The address of the web UI, or off."
+    )
+    health: Annotated[str, BeforeValidator(_as_address)] = Field(
+        default="127.0.0.1:8788", description="The address of /healthz and /metrics, or off."
+    )
+    grace: Annotated[str, BeforeValidator(_as_interval)] = Field(
+        default="25s",
+        description="How long running commands and syncs have to finish when `up` ends: 30s, 5m.",
+    )
+    destination: DestinationConfig | None = Field(
+        default=None, description="The gRPC destination. Default: none."
+    )
+
+    @property
+    def grace_seconds(self) -> float:
+        """Return the grace period in seconds."""
+        return 0.0 if self.grace == _ZERO else seconds_of(self.grace)
 
 
 class LakeSection(Section):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import logging
 import os
 import random
 import signal
@@ -15,6 +16,8 @@ import sys
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import structlog
 
 from chronolake.engine import java as engine_java
 
@@ -95,6 +98,8 @@ def run(
         os.environ.update(request["environment"])
         os.umask(request["umask"])
         os.chdir(request["folder"])
+        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
         sys.argv = ["chronolake", *request["command"]]
         code = code_of(main, request["command"])
         engine_java.release()

@@ -16,7 +16,7 @@ import struct
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,11 +60,13 @@ class _Fork:
         connection: the client that waits for its exit code; None for a fork of the engine's own.
         code: the exit code to send when it has ended; None for its own.
         task: the name of its task, or None.
+        uses_java: whether it may use the JVM.
     """
 
     connection: socket.socket | None = None
     code: int | None = None
     task: str | None = None
+    uses_java: bool = True
 
 
 @dataclass
@@ -191,18 +193,25 @@ class Engine:
             if self.grace_seconds is not None and now - self._ending_since > self.grace_seconds:
                 # Nothing is lost: every step of a run can be repeated.
                 self._signal(self._forks, signal.SIGKILL)
-        elif self._keeper.is_replacement_due():
-            # Tasks end after their current run, and are restarted with the next JVM.
-            self._signal(running.values(), signal.SIGTERM)
-            if not self._forks:
-                self._replace_java()
         else:
+            if self._keeper.is_replacement_due():
+                # Tasks end after their current run, and are restarted with the next JVM.
+                users = [pid for pid, fork in self._forks.items() if fork.uses_java]
+                self._signal(set(users) & set(running.values()), signal.SIGTERM)
+                if not users:
+                    self._replace_java()
             unwanted = self.tasks.unwanted(running)
             self._signal([running[name] for name in unwanted], signal.SIGTERM)
-            for name, run in self.tasks.due(running, now).items():
-                task = partial(_run_task, os.getpid(), self._keeper.java, run)
-                self._fork(task, _Fork(task=name))
-                self.tasks.note_started(name, now)
+            self._start_tasks(running, now)
+
+    def _start_tasks(self, running: Collection[str], now: float) -> None:
+        java = self._keeper.java if self._keeper.is_running else None
+        for name, task in self.tasks.due(running, now).items():
+            if task.uses_java and (java is None or self._keeper.is_replacement_due()):
+                continue
+            run = partial(_run_task, os.getpid(), java if task.uses_java else None, task.run)
+            self._fork(run, _Fork(task=name, uses_java=task.uses_java))
+            self.tasks.note_started(name, now)
 
     def _running_tasks(self) -> dict[str, int]:
         """Return the process ids of the tasks that run, by name."""
@@ -336,7 +345,7 @@ class Engine:
                 code = fork.code
             elif java is not None and (tags := java.tags_of(pid)) and code != 0:
                 # Its jobs may still run. The client waits until they are cancelled.
-                self._fork(partial(java.cancel_jobs, tags), _Fork(fork.connection, code, fork.task))
+                self._fork(partial(java.cancel_jobs, tags), replace(fork, code=code))
                 continue
             if fork.task is not None:
                 self._note_ended(fork.task, code)
@@ -347,7 +356,7 @@ class Engine:
                     messages.send(fork.connection, {"code": code if code >= 0 else 128 - code})
 
     def _note_ended(self, task: str, code: int) -> None:
-        if self._ending_since is not None or code == 0:
+        if self._ending_since is not None or code in {0, -signal.SIGTERM}:
             return
         pause = self.tasks.note_ended(task, time.monotonic())
         log.warning("task_ended", task=task, exit_code=code, restart_seconds=pause)

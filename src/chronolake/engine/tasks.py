@@ -18,6 +18,19 @@ _WORKED_SECONDS: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+        run: runs until SIGTERM.
+        uses_java: whether it uses the engine's JVM, and ends before the JVM is replaced.
+    """
+
+    run: Callable[[], object]
+    uses_java: bool = True
+
+
 @dataclass
 class _History:
     """What is known of a task.
@@ -38,13 +51,13 @@ class Tasks:
     """The tasks of an engine, and when each is restarted.
 
     Attributes:
-        wanted: returns the current tasks by name: functions that run until SIGTERM.
+        wanted: returns the current tasks by name.
     """
 
-    wanted: Callable[[], Mapping[str, Callable[[], object]]]
+    wanted: Callable[[], Mapping[str, Task]]
     _known: dict[str, _History] = field(default_factory=dict)
 
-    def due(self, running: Collection[str], now: float) -> dict[str, Callable[[], object]]:
+    def due(self, running: Collection[str], now: float) -> dict[str, Task]:
         """Return the tasks to start.
 
         Args:
@@ -54,8 +67,8 @@ class Tasks:
         tasks = self.wanted()
         self._known = {name: self._known.get(name, _History()) for name in tasks}
         return {
-            name: run
-            for name, run in tasks.items()
+            name: task
+            for name, task in tasks.items()
             if name not in running and self._known[name].due <= now
         }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import FrameType, TracebackType
+    from typing import TextIO
 
     from chronolake.config import LakeConfig
     from chronolake.server.calls import Call
@@ -189,7 +190,7 @@ def _start_metrics(metrics: Metrics, host: str, port: int) -> MetricsPort:
         ) from error
 
 
-def serve(config: LakeConfig, options: ServeOptions) -> int:
+def serve(config: LakeConfig, options: ServeOptions, output: TextIO | None = None) -> int:
     """Serve a lake until SIGTERM or SIGINT; call it once, in a process's main thread.
 
     From then on, standard output contains only the log.
@@ -197,11 +198,12 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     Args:
         config: the lake.
         options: the server's options.
+        output: where the log is written; None for standard output.
 
     Returns:
         The exit code of the process: 0, or 1 if the server cannot start or the JVM has ended.
     """
-    logs.configure(logs.reserve_standard_output())
+    logs.configure(output or logs.reserve_standard_output())
     is_stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,173 @@
+"""The command up: the long-running process of a project."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.cli.app import ProjectOption, SettingOption, app, main
+from chronolake.cli.pipelines import project_of
+from chronolake.engine import client
+from chronolake.errors import ConfigurationError, LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import TextIO
+
+    from chronolake.config import DestinationConfig, Project, WatchedProject
+    from chronolake.engine.tasks import Task
+
+_POLL_SECONDS: Final = 0.1
+
+
+@app.command(
+    epilog="Example: chronolake up. It is what systemd, containers and Kubernetes run. SIGTERM "
+    "ends it after the current syncs, or after `up.grace`."
+)
+def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None:
+    """Run the pipelines of the project on their schedules, and the web UI; log JSON lines.
+
+    Pipelines with `every` in chronolake.yml are synced on schedule. The sections `up.ui`,
+    `up.health` and `up.destination` configure the web UI, /healthz and /metrics, and the gRPC
+    destination. Other commands of the project run in this process's engine, with Spark running.
+    """
+    from chronolake.config import WatchedProject
+    from chronolake.engine.server import Engine
+    from chronolake.engine.tasks import Tasks
+    from chronolake.extras import require
+    from chronolake.server import logs
+
+    if not client.is_supported():
+        raise ConfigurationError(
+            "`up` needs Linux.", hint="Elsewhere, run `chronolake sync --every 5m`."
+        )
+    read = partial(project_of, project, None, settings)
+    found = read()
+    if found.up.ui != "off":
+        require("ui", "The web UI of `up` (`up.ui`)")
+    if found.up.destination is not None:
+        require("serve", "The destination of `up` (`up.destination`)")
+    output = logs.reserve_standard_output()
+    logs.configure(output)
+    watched = WatchedProject(found, read, _log_invalid)
+    started = Engine(
+        found.lake.path,
+        found.file,
+        lambda: watched.current().lake,
+        main,
+        tasks=Tasks(partial(_tasks, watched, output)),
+        grace_seconds=found.up.grace_seconds,
+    )
+    _stop_idle_engine(found.lake.path)
+    if not started.run():
+        raise LakeError(
+            f"Another `up` of {found.lake.path} is running.",
+            hint="Stop it with `chronolake engine stop`.",
+        )
+
+
+def _stop_idle_engine(lake: Path) -> None:
+    """End an engine that a command left running, and wait until its commands have ended."""
+    state = client.control(lake, "status")
+    if state is None or state["tasks"]:
+        return
+    client.control(lake, "stop")
+    while client.control(lake, "status") is not None:
+        time.sleep(_POLL_SECONDS)
+
+
+def _log_invalid(failure: Exception) -> None:
+    import structlog
+
+    structlog.get_logger(__name__).error("configuration_not_reloaded", reason=str(failure))
+
+
+def _tasks(watched: WatchedProject, output: TextIO) -> Mapping[str, Task]:
+    """Return the tasks of the current project by name.
+
+    A name contains what requires another process if it changes.
+    """
+    from chronolake.config import parse_address
+    from chronolake.engine.tasks import Task
+
+    project = watched.current()
+    tasks = {
+        f"pipeline {name}": Task(partial(_run_pipeline, watched, name))
+        for name, pipeline in project.pipelines.items()
+        if pipeline.every is not None
+    }
+    if (ui := parse_address(project.up.ui)) is not None:
+        tasks[f"ui {project.up.ui}"] = Task(partial(_run_ui, project, ui), uses_java=False)
+    if (health := parse_address(project.up.health)) is not None:
+        tasks[f"health {project.up.health}"] = Task(
+            partial(_run_health, watched, health), uses_java=False
+        )
+    if (destination := project.up.destination) is not None:
+        name = f"destination {destination.port}"
+        tasks[name] = Task(partial(_run_destination, project, destination, output))
+    return tasks
+
+
+def _run_pipeline(watched: WatchedProject, name: str) -> None:
+    from chronolake.lake import Lake
+    from chronolake.pipeline.scheduled import sync_on_schedule
+
+    is_stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_stopped.set())
+    with Lake.prepare(watched.current().lake) as lake:
+        sync_on_schedule(lake, watched.current, name, is_stopped)
+
+
+def _run_ui(project: Project, address: tuple[str, int]) -> None:
+    import structlog
+
+    from chronolake import ui
+
+    log = structlog.get_logger(__name__)
+    host, port = address
+    ui.serve(
+        project.lake,
+        ui.UiOptions(host, port),
+        lambda found: log.info("ui_listening", host=found.host, port=found.port, url=found.url),
+        project=project.file,
+    )
+
+
+def _run_health(watched: WatchedProject, address: tuple[str, int]) -> None:
+    from chronolake.engine import health
+
+    def state() -> dict[str, Any] | None:
+        return client.control(watched.current().lake.path, "status")
+
+    health.serve(address, watched.current, state)
+
+
+def _run_destination(project: Project, config: DestinationConfig, output: TextIO) -> None:
+    from chronolake import server
+
+    def resolved(file: Path | None) -> Path | None:
+        return None if file is None else project.file.parent / file
+
+    options = server.ServeOptions(
+        port=config.port,
+        hosts=tuple(config.hosts) or server.LOOPBACK,
+        allow_plaintext=config.allow_plaintext,
+        files_root=resolved(config.files_root),
+        batch_format=config.batch_format,
+        tls_cert=resolved(config.tls_cert),
+        tls_key=resolved(config.tls_key),
+        tls_client_ca=resolved(config.tls_client_ca),
+        metrics_port=config.metrics_port,
+        max_workers=config.max_workers,
+        grace=project.up.grace_seconds,
+    )
+    code = server.serve(project.lake, options, output)
+    if code:
+        os._exit(code)
