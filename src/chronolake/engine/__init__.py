@@ -13,4 +13,5 @@ fails or is killed affects no other.
 - `server` is the engine's own process: it starts Java, forks, and reports exit codes.
 - `command` runs a command in a fork.
 - `java` is the engine's JVM.
+- `tasks` are those of `chronolake up`, and `health` is its HTTP server.
 """

@@ -1,0 +1,232 @@
+"""`up` runs pipelines on their schedules, whatever ends in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from pyiceberg.exceptions import NoSuchTableError
+
+from chronolake.config import load_project
+from support.datalakes import DataLake, iceberg, project
+from support.engines import TIMEOUT, wait_until
+
+_AT: Final = 1_767_225_600_000_000
+_PIPELINE: Final = "  {name}:\n    source: {{type: data_lake_v2, path: {name}, org: X}}\n"
+_EVERY: Final = "    every: 1s\n"
+_UP: Final = "up: {ui: '127.0.0.1:0', health: '127.0.0.1:0', grace: 60s}\n"
+
+
+class Up:
+    """A project that `chronolake up` runs, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sources = {name: DataLake(folder / name) for name in ("crm", "erp")}
+        self.project = project(folder, _PIPELINE.format(name="crm") + _EVERY)
+        self.configure("crm")
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(folder),
+            "CHRONOLAKE_CLASS_ARCHIVE": "off",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, *names: str) -> None:
+        file = self.project.file
+        head = file.read_text().partition("pipelines:")[0].partition("up:")[0]
+        pipelines = "".join(_PIPELINE.format(name=name) + _EVERY for name in names)
+        changed = file.with_suffix(".new")
+        changed.write_text(f"{head}{_UP}pipelines:\n{pipelines}")
+        changed.replace(file)
+        self.project = load_project(file)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "up.log").open("ab") as log, (self.folder / "up.err").open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "chronolake", "up"],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=err,
+            )
+        return self.process
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "chronolake", *words],
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+
+    def write(self, name: str, *values: str) -> None:
+        rows = [
+            {"Id": str(number), "source__modified": _AT, "grax__idseq": "1", "Name": value}
+            for number, value in enumerate(values)
+        ]
+        self.sources[name].write("Account", rows)
+
+    def active(self, name: str) -> list[str]:
+        try:
+            rows = iceberg(self.project, name, "Account").scan().to_arrow().to_pylist()
+        except NoSuchTableError:
+            return []
+        return sorted(row["Name"] for row in rows if row["_fivetran_active"])
+
+    def wait_for(self, name: str, *values: str) -> None:
+        wait_until(lambda: self.active(name) == sorted(values), f"{name} does not have {values}")
+
+    def state(self) -> dict[str, Any]:
+        done = self.run("engine", "status", "--json")
+        state: dict[str, Any] = json.loads(done.stdout)
+        return state
+
+    def tasks(self) -> set[str]:
+        return {name for name, task in self.state().get("tasks", {}).items() if task["running"]}
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "up.log").read_text().splitlines()]
+
+    def get(self, path: str) -> httpx.Response:
+        """Return the response of the last HTTP server that was started."""
+        started = [line for line in self.log() if line["event"] == "health_listening"]
+        url = f"http://127.0.0.1:{started[-1]['port']}{path}"
+        return httpx.get(url, trust_env=False, timeout=30)
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    made = Up(tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_pipelines_follow_the_file_and_each_other_s_failures_do_not_matter(up: Up) -> None:
+    up.write("crm", "a")
+    up.start()
+    up.wait_for("crm", "a")
+
+    # A change, a pipeline that is added, and one whose source is missing.
+    up.write("crm", "b", "c")
+    up.write("erp", "x")
+    up.configure("crm", "erp", "gone")
+    up.wait_for("crm", "b", "c")
+    up.wait_for("erp", "x")
+    wait_until(
+        lambda: any(line["event"] == "pipeline_backs_off" for line in up.log()),
+        "the pipeline without a source does not back off",
+    )
+
+    # Pipelines that are removed, and an invalid file, which changes nothing.
+    up.configure("erp")
+    wait_until(lambda: "pipeline crm" not in up.tasks(), "crm still runs")
+    up.project.file.write_text("pipelines: [")
+    wait_until(
+        lambda: any(line["event"] == "configuration_not_reloaded" for line in up.log()),
+        "the invalid file is not reported",
+    )
+    up.write("erp", "y")
+    up.wait_for("erp", "y")
+    assert "pipeline erp" in up.tasks()
+
+
+def test_health_metrics_and_the_web_ui_are_served(up: Up) -> None:
+    up.write("crm", "a", "b")
+    up.start()
+    up.wait_for("crm", "a", "b")
+    wait_until(lambda: len(up.tasks()) == 3, "not all tasks run")
+
+    healthy = up.get("/healthz")
+    metrics = up.get("/metrics").text
+    (ui,) = [line["url"] for line in up.log() if line["event"] == "ui_listening"]
+
+    assert healthy.status_code == 200
+    assert healthy.json()["tasks"]["pipeline crm"] == {"running": True, "failures": 0}
+    labels = '{pipeline="crm",stream="Account"}'
+    assert f"chronolake_stream_rows_total{labels} 2.0" in metrics
+    assert f"chronolake_stream_failures_total{labels} 0.0" in metrics
+    assert re.search(rf"chronolake_stream_lag_seconds{re.escape(labels)} \d", metrics)
+    assert 'chronolake_task_running{task="pipeline crm"} 1.0' in metrics
+    assert up.get("/other").status_code == 404
+    assert "crm.Account" in httpx.get(ui, trust_env=False, follow_redirects=True, timeout=30).text
+
+
+def test_commands_run_in_the_same_engine(up: Up) -> None:
+    up.write("crm", "a")
+    up.start()
+    up.wait_for("crm", "a")
+    java = up.state()["java_pid"]
+
+    rows = up.run("query", "SELECT Name FROM crm.Account", "--json")
+    second = up.run("up")
+
+    assert (rows.returncode, rows.stdout, rows.stderr) == (0, '{"Name":"a"}\n', "")
+    assert second.returncode == 1
+    assert "Another `up`" in second.stdout + second.stderr
+    assert up.state()["java_pid"] == java
+
+
+def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Up) -> None:
+    up.write("crm", "a")
+    up.start()
+    up.wait_for("crm", "a")
+
+    os.kill(up.state()["java_pid"], signal.SIGKILL)
+    up.write("crm", "b")
+
+    up.wait_for("crm", "b")
+    wait_until(lambda: up.get("/healthz").status_code == 200, "it does not become healthy")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_lost_when_it_ends(up: Up, number: signal.Signals) -> None:
+    up.write("crm", "a")
+    process = up.start()
+    up.wait_for("crm", "a")
+    held = up.state()["tasks"]
+    assert held
+
+    up.write("crm", "b", "c")
+    process.send_signal(number)
+    code = process.wait(TIMEOUT)
+
+    assert code == (0 if number is signal.SIGTERM else -number)
+    assert up.state() == {"running": False}
+    up.start()
+    up.wait_for("crm", "b", "c")
+
+
+def test_settings_of_spark_take_effect_without_a_restart(up: Up) -> None:
+    up.write("crm", "a")
+    up.start()
+    up.wait_for("crm", "a")
+    before = up.state()["java_pid"]
+
+    file = up.project.file
+    file.write_text(file.read_text().replace("local[2]", "local[1]"))
+    wait_until(lambda: up.state().get("java_pid") not in {None, before}, "Java is not replaced")
+
+    up.write("crm", "b")
+    up.wait_for("crm", "b")
