@@ -57,7 +57,7 @@ class Timing:
         """Parse `30s`, `5m`, `1h`, an ISO 8601 duration, or a cron expression with five fields.
 
         Raises:
-            ValueError: the text is none of these.
+            ValueError: the text is not one of these.
         """
         if len(text.split()) != _CRON_FIELDS:
             return cls(seconds_of(text))

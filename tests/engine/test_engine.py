@@ -173,10 +173,9 @@ def test_ctrl_c_ends_a_command_and_its_jobs_but_not_the_engine(running: Run) -> 
     time.sleep(1)
 
     command.send_signal(signal.SIGINT)
-    _, errors = command.communicate(timeout=TIMEOUT)
+    command.communicate(timeout=TIMEOUT)
 
     assert command.returncode == 130
-    assert "Aborted" in errors
     # With two cores, the jobs would keep this one waiting for minutes.
     assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
     assert running.java() == before
@@ -254,7 +253,7 @@ def test_a_running_command_outlives_a_killed_engine(tmp_path: Path) -> None:
     finally:
         run.stop()
 
-    assert command.returncode == 130
+    assert command.returncode == 1
     assert "The engine ended" in errors
     assert iceberg(run.project, "crm", "Account").scan().to_arrow().num_rows == 2
     # Without an engine, commands start Spark themselves.

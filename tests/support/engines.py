@@ -13,7 +13,7 @@ def wait_until(is_met: Callable[[], object], what: str) -> None:
     """Wait until a condition is met.
 
     Raises:
-        AssertionError: it was not met in time; `what` says what is missing.
+        AssertionError: it was not met in time, with `what` as the message.
     """
     until = time.monotonic() + TIMEOUT
     while not is_met():

@@ -100,7 +100,7 @@ _Watched = TypeVar("_Watched")
 
 
 class WatchedFile(Generic[_Watched]):
-    """What a configuration file says; it is read again when the file has changed.
+    """The content of a configuration file, which is read again when the file has changed.
 
     While the file is invalid, the last valid content is used.
 
