@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -191,28 +191,62 @@ def is_java_running() -> bool:
     return process is None or process.poll() is None
 
 
-@dataclass(frozen=True)
 class Sessions:
-    """The sessions of a lake, on one JVM and with one catalog each.
+    """The sessions of a lake, on one JVM and with one catalog each; the first use creates one.
 
-    Attributes:
-        spark: for statements of any size.
-        wide: as `spark`, for statements that pass all columns of a table through many steps.
-        moderate: for statements over a batch that a few tasks can shuffle.
-        moderate_wide: as `moderate`, for statements that pass all columns through many steps.
-        light: for statements over a few rows, where planning takes most of the time.
+    Args:
+        base: any session of the JVM.
+        settings: the settings of each session by its name.
     """
 
-    spark: SparkSession
-    wide: SparkSession
-    moderate: SparkSession
-    moderate_wide: SparkSession
-    light: SparkSession
+    def __init__(self, base: SparkSession, settings: Mapping[str, Mapping[str, str]]) -> None:
+        self._base = base
+        self._settings = settings
+        self._created: dict[str, SparkSession] = {}
+        self._creating = threading.Lock()
 
     @property
-    def all(self) -> list[SparkSession]:
-        """Return all of them."""
-        return [getattr(self, member.name) for member in fields(self)]
+    def spark(self) -> SparkSession:
+        """Return the session for statements of any size."""
+        return self._get("spark")
+
+    @property
+    def wide(self) -> SparkSession:
+        """Return `spark`, but for statements that pass all columns through many steps."""
+        return self._get("wide")
+
+    @property
+    def moderate(self) -> SparkSession:
+        """Return the session for statements over a batch that a few tasks can shuffle."""
+        return self._get("moderate")
+
+    @property
+    def moderate_wide(self) -> SparkSession:
+        """Return `moderate`, but for statements that pass all columns through many steps."""
+        return self._get("moderate_wide")
+
+    @property
+    def light(self) -> SparkSession:
+        """Return the session for a few rows, where planning takes most of the time."""
+        return self._get("light")
+
+    @property
+    def created(self) -> list[SparkSession]:
+        """Return the sessions that were used."""
+        return list(self._created.values())
+
+    def _get(self, name: str) -> SparkSession:
+        with self._creating:
+            if name not in self._created:
+                self._created[name] = self._create(name)
+            return self._created[name]
+
+    def _create(self, name: str) -> SparkSession:
+        session = _session(self._base, self._settings[name])
+        sketches.provide([session])
+        if _shared is not None:
+            _shared.note_tags([session._jsparkSession.sessionJobTag()])  # noqa: SLF001
+        return session
 
 
 #: The sessions of all lakes of this process.
@@ -222,7 +256,7 @@ _started: Final[list[Sessions]] = []
 def close_catalogs() -> None:
     """Close the connections of all catalogs of this process's sessions, which it no longer uses."""
     while _started:
-        for session in _started.pop().all:
+        for session in _started.pop().created:
             jvm: Any = session._jvm  # noqa: SLF001
             java: Any = session._jsparkSession  # noqa: SLF001
             loaded = java.sessionState().catalogManager().listCatalogs(jvm.scala.Option.empty())
@@ -305,32 +339,47 @@ def start(
         "spark.sql.shuffle.partitions": str(partitions),
         **{f"spark.sql.catalog.{CATALOG}.{key}": value for key, value in catalog.items()},
     }
-    own = {key: value for key, value in conf.items() if key.startswith("spark.sql.")}
+    jvm: Any = base._jvm  # noqa: SLF001
+    is_static = jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey
+    own = {
+        key: value
+        for key, value in conf.items()
+        if key.startswith("spark.sql.") and not is_static(key)
+    }
     moderate = {
         **settings,
         **_MODERATE,
         "spark.sql.shuffle.partitions": str(min(partitions, _MODERATE_PARTITIONS)),
     }
     sessions = Sessions(
-        spark=_session(base, {**settings, **own}),
-        wide=_session(base, {**settings, **_WIDE, **own}),
-        moderate=_session(base, {**moderate, **own}),
-        moderate_wide=_session(base, {**moderate, **_WIDE, **own}),
-        light=_session(base, {**settings, **_LIGHT, **own}),
+        base,
+        {
+            "spark": {**settings, **own},
+            "wide": {**settings, **_WIDE, **own},
+            "moderate": {**moderate, **own},
+            "moderate_wide": {**moderate, **_WIDE, **own},
+            "light": {**settings, **_LIGHT, **own},
+        },
     )
-    sketches.provide(sessions.all)
-    if _shared is not None:
-        _shared.note_tags([session._jsparkSession.sessionJobTag() for session in sessions.all])  # noqa: SLF001
     _started.append(sessions)
     return sessions
 
 
 def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     session = base.newSession()
-    for key, value in settings.items():
-        if session.conf.isModifiable(key) or key.startswith("spark.sql.catalog."):
-            session.conf.set(key, value)
+    jvm: Any = session._jvm  # noqa: SLF001
+    properties = jvm.java.util.Properties()
+    # One call for all settings: each one takes a round trip to the JVM.
+    text = "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items())
+    properties.load(jvm.java.io.StringReader(text))
+    session._jsparkSession.sessionState().conf().setConf(properties)  # noqa: SLF001
     return session
+
+
+def _escaped(text: str) -> str:
+    """Return a text for a line of Java's `Properties`."""
+    codes = text.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{codes[i]:02x}{codes[i + 1]:02x}" for i in range(0, len(codes), 2))
 
 
 @dataclass(frozen=True)
