@@ -357,9 +357,9 @@ def _raise_if_changing(method: Any, args: tuple[Any, ...]) -> None:
     """Raise SecurityError if a method would change the template's variables."""
     if getattr(method, "__name__", "") not in _CHANGING:
         return
-    owner = getattr(method, "__self__", None)
     # `dict.clear(config)` has its object as an argument.
-    if _allowance.get().is_given(owner) or any(map(_allowance.get().is_given, args[:1])):
+    changed = [method.__self__] if hasattr(method, "__self__") else args[:1]
+    if any(map(_allowance.get().is_given, changed)):
         raise SecurityError("A template must not change its variables.")
 
 
