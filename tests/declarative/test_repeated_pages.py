@@ -140,6 +140,15 @@ def test_similar_pages_are_read(api: Api) -> None:
     assert read.ids == [1, 2, 2, 1, 1, 2, 5, 5, 6]
 
 
+def test_short_page_returned_for_every_token_is_an_error(api: Api) -> None:
+    numbers = iter(range(1000))
+    api.on("/items", lambda _: Reply({"data": [{"id": 1}], "next": f"t{next(numbers)}"}))
+
+    found = message(reading(paged(cursor(page_size=100)), api))
+
+    assert "page 11 (token 't9') has the same records as page 10" in found
+
+
 def _scrolling(api: Api) -> None:
     pages = iter([[{"id": 1}], [{"id": 2}], [{"id": 3}], []])
     api.on(
