@@ -136,9 +136,7 @@ _SIGNS = "".join(chr(code) for code in range(33, 127) if chr(code) not in "?#%\\
     ],
 )
 @pytest.mark.parametrize("params", [{}, {"name": "1|2 é%", "share": "100%"}], ids=["", "params"])
-def test_paths_are_encoded_as_the_reference_encodes_them(
-    path: str, params: dict[str, str]
-) -> None:
+def test_paths_are_encoded_as_the_reference_encodes_them(path: str, params: dict[str, str]) -> None:
     def ours(base: str) -> None:
         with http_client() as client:
             Sender(Network(client), {}).send(Request("GET", f"{base}{path}", params=params))

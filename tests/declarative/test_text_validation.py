@@ -96,6 +96,44 @@ def _dependent(parent: dict[str, Any], **more: Any) -> dict[str, Any]:
     return stream(retriever=retriever(partition_router=router), **more)
 
 
+def _of_parent(parent: dict[str, Any], value: str = "", **config: Any) -> dict[str, Any]:
+    """Describe a stream that requests a template for each record of a parent."""
+    described = {
+        "type": "ParentStreamConfig",
+        "parent_key": "id",
+        "partition_field": "pid",
+        "stream": parent,
+        **config,
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [described]}
+    asks = {"request_parameters": {"a": value}}
+    return stream(retriever=retriever(partition_router=router, asks=asks))
+
+
+def _keyed(key: Any) -> dict[str, Any]:
+    """Describe a stream with the field `order_id` in its schema, and a primary key."""
+    schema = {"type": "InlineSchemaLoader", "schema": {"properties": {"order_id": {}}}}
+    return stream(schema_loader=schema, primary_key=key)
+
+
+def _filtered(condition: str) -> dict[str, Any]:
+    described = stream()
+    described["retriever"]["record_selector"]["record_filter"] = {
+        "type": "RecordFilter",
+        "condition": condition,
+    }
+    return described
+
+
+def _listed(values: Any) -> dict[str, Any]:
+    router = {"type": "ListPartitionRouter", "cursor_field": "id", "values": values}
+    return stream(retriever=retriever(partition_router=router))
+
+
+def _with_parameters(described: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    return {**described, "$parameters": parameters}
+
+
 def _decoded(**decoder: Any) -> dict[str, Any]:
     return stream(retriever=retriever(decoder=decoder))
 
@@ -262,6 +300,94 @@ def _one(found: Manifest) -> Problem:
         ),
         (_by(lookback_windows="P1D"), "lookback_windows", "has no", "'lookback_window'"),
         (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not supported", "https://"),
+        (
+            _with_parameters(_asking(path="/{{ parameters['endpont'] }}"), endpoint="x"),
+            "path",
+            "`parameters['endpont']` does not exist: the component has no such `$parameters`",
+            "'endpoint'",
+        ),
+        (_asking(path="/{{ parameters.x }}"), "path", "`parameters['x']` does not exist", ""),
+        (
+            _asking(request_parameters={"a": "{{ next_page_token['next_page_tokn'] }}"}),
+            "request_parameters.a",
+            "does not exist: it contains only `next_page_token`",
+            "'next_page_token'",
+        ),
+        (
+            _of_parent(
+                stream("parents"),
+                "{{ stream_slice.extra_fields['regon'] }}",
+                extra_fields=[["region"]],
+            ),
+            "request_parameters.a",
+            "`stream_slice['extra_fields']['regon']` does not exist",
+            "'region'",
+        ),
+        (
+            _of_parent(stream("parents"), "{{ stream_partition.partition.pidd }}"),
+            "request_parameters.a",
+            "`stream_partition['partition']['pidd']` does not exist",
+            "'pid'",
+        ),
+        (
+            _of_parent(stream("parents"), parent_key="meta.id"),
+            "parent_key",
+            "is read as a single key",
+            "'meta/id'",
+        ),
+        (
+            _of_parent(_with_schema({"order_id": {}}), parent_key="ordr_id/x"),
+            "parent_key",
+            "'ordr_id' is not a field of the parent's schema",
+            "'order_id'",
+        ),
+        (_keyed("meta.id"), "primary_key", "is read as a single key", "[[meta, id]]"),
+        (_keyed([["ordr_id"]]), "primary_key[0]", "not a field of the stream's", "'order_id'"),
+        (
+            _by(datetime_format="%Y-%M-%d", start_datetime="{{ config.start }}"),
+            "datetime_format",
+            "the minute (%M) and no hour; the month is %m",
+            "strptime",
+        ),
+        (_by(cursor_datetime_formats=["%Y-%m-%d %I:%M"]), "formats[0]", "without %p", ""),
+        (_by(lookback_window="-P1D"), "lookback_window", "'-P1D' is negative", "sign"),
+        (
+            _by(step="P1D", cursor_granularity="P1M"),
+            "cursor_granularity",
+            "'P1M' is longer than the step 'P1D'",
+            "resolution",
+        ),
+        (
+            _waiting("ConstantBackoffStrategy", backoff_time_in_seconds="ten"),
+            "backoff_time_in_seconds",
+            "'ten' is not a number",
+            "template",
+        ),
+        (
+            _waiting("WaitUntilTimeFromHeader", header="a", min_wait="5s"),
+            "min_wait",
+            "'5s' is not a number",
+            "",
+        ),
+        (
+            _paged(
+                type="CursorPagination",
+                cursor_value="{{ response.next }}",
+                stop_condition="not response.next",
+            ),
+            "stop_condition",
+            "contains no template, and is always true",
+            "{{",
+        ),
+        (
+            _paged(type="CursorPagination", cursor_value="response.next"),
+            "cursor_value",
+            "is the token of every page",
+            "{{",
+        ),
+        (_filtered("record.x == 1"), "condition", "is always true", "{{"),
+        (_handling(predicate="response.error"), "predicate", "is always true", ""),
+        (_listed("a,b"), "values", "'a,b' is not a list", "template"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_told_where_it_stands(
@@ -294,6 +420,21 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
             cursor_datetime_formats=["%s_as_float"],
             start_datetime="2024-01-01T00:00:00.000Z",
         ),
+        _by(cursor_datetime_formats=["%d/%b/%Y %I:%M %p", "%Y%m%d%H%M"], lookback_window="PT0S"),
+        _by(step="P1M", cursor_granularity="P1M"),
+        _waiting("ExponentialBackoffStrategy", factor="2.5"),
+        _filtered("true"),
+        _listed("['a', 'b']"),
+        _listed("{{ config['values'] }}"),
+        _listed(["a,b"]),
+        _keyed([["meta", "id"]]),
+        _keyed("zzz"),
+        _of_parent(
+            stream("parents"), "{{ next_page_token.next_page_token.x }}", parent_key="a/b.c"
+        ),
+        _of_parent(_with_schema({"meta.id": {}}), parent_key="meta.id"),
+        _with_parameters(_asking(path="/{{ parameters.endpoint.name }}"), endpoint={"name": "x"}),
+        _asking(path="/{{ parameters.get('endpoint', 'x') }}{{ parameters.other or 'y' }}"),
         # This format parses no times, and formats for output support more directives.
         _by(datetime_format="%-d.%-m.%Y", cursor_datetime_formats=["%Y-%m-%d"]),
         stream(name="stream_state"),
@@ -447,7 +588,15 @@ _SPEC = {
     "type": "Spec",
     "connection_specification": {
         "type": "object",
-        "properties": {"token": {"type": "string"}, "api": {}},
+        "properties": {
+            "token": {"type": "string"},
+            "api": {},
+            "account": {
+                "type": "object",
+                "properties": {"name": {}},
+                "oneOf": [{"properties": {"id": {}}}, {"properties": {"key": {}}}],
+            },
+        },
         "oneOf": [{"properties": {"region": {"type": "string"}}}],
     },
 }
@@ -465,6 +614,13 @@ _SPEC = {
         (_asking(path="/{{ config.regoin }}/items"), "config['regoin']", "'region'", Level.FAILED),
         (_asking(path="/{{ config['place'] }}"), "config['place']", "Use a name", Level.FAILED),
         (_asking(path="/{{ config.get('tokens') }}"), "'tokens'", "'token'", Level.FAILED),
+        (
+            _asking(path="/{{ config['account'].nam }}"),
+            "`config['account']['nam']` does not exist: `account` contains id, key, name",
+            "'name'",
+            Level.FAILED,
+        ),
+        (_asking(path="/{{ config.get('account').names }}"), "['names']", "'name'", Level.FAILED),
         # An empty header is not sent, and an empty field of a record is kept.
         (_asking(request_headers={"a": "{{ config['tokn'] }}"}), "'tokn'", "", Level.WARNING),
         (_adding("{{ config['tokn'] }}"), "'tokn'", "'token'", Level.WARNING),
@@ -497,7 +653,12 @@ def test_a_setting_that_the_spec_has_not_is_told(
         _asking(path="/{% set config = {'a': 1} %}{{ config.a }}"),
         _asking(path="/{{ config['tok' ~ 'n'] }}"),
         _split("{{ stream_slice.pid }}{{ stream_slice.get('id') }}{{ stream_slice.parent_slice }}"),
-        _split("{{ stream_slice.extra_fields['x'] }}"),
+        _split("{{ stream_slice.extra_fields['query_properties'] }}"),
+        _of_parent(
+            stream("p"), "{{ stream_slice.extra_fields['x.y'] }}", extra_fields=[["x", "y"]]
+        ),
+        _asking(path="/{{ config['account']['id'] }}/{{ config.account.get('name') }}"),
+        _asking(path="/{{ config.token.upper() }}/{{ config.api.any.thing }}"),
         _by(cursor_field="{{ config.token }}"),
         _with_schema({"meta.updated": {}}, cursor_field="meta.updated"),
         _with_schema({"a": {}, "b": {}}, cursor_field="zzz"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from isodate import Duration
 
-from chronolake.durations import iso_duration
+from chronolake.durations import is_negative, iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 from chronolake.source.declarative.templating.times import (
@@ -294,12 +294,18 @@ def _parse_duration(name: str, text: str | None) -> Gap | None:
     if not text:
         return None
     try:
-        return iso_duration(text)
+        duration = iso_duration(text)
     except ValueError as failure:
         raise ConfigurationError(
             f"The cursor's `{name}` is not a valid duration: {text!r}.",
             hint="Use an ISO 8601 duration, e.g. P1D, PT1H or P1M.",
         ) from failure
+    if is_negative(duration):
+        # Records would be skipped: a run would begin later than where the last one ended.
+        raise ConfigurationError(
+            f"The cursor's `{name}` is negative: {text!r}.", hint="Remove the sign."
+        )
+    return duration
 
 
 def _evaluate_time(

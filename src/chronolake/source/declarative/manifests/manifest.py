@@ -23,6 +23,7 @@ from chronolake.source.declarative.manifests.problems import (
     problems_of_code,
 )
 from chronolake.source.declarative.manifests.reference_validation import (
+    Names,
     known_settings,
     problems_of_lookups,
 )
@@ -70,7 +71,7 @@ class StreamCollector:
     """
 
     def __init__(
-        self, file: Path, *, allow_components: bool, settings: frozenset[str] | None = None
+        self, file: Path, *, allow_components: bool, settings: Names | None = None
     ) -> None:
         self.file = file
         self.settings = settings
