@@ -8,7 +8,9 @@ import re
 import socket
 import time
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import grpc
 import pytest
@@ -56,7 +58,7 @@ def simple(tmp_path):
         ("test fails", ("Test", "answer"), False),
         ("no keys", ("DescribeTable", "column 'id'"), False),
         ("text only", ("DescribeTable", "type of 'j'"), False),
-        ("drops columns", ("DescribeTable", "columns"), False),
+        ("drops columns", ("DescribeTable", "column 'j'"), False),
         ("CreateTable breaks", ("CreateTable", "answer"), True),
         ("CreateTable is silent", ("CreateTable", "answer"), False),
         ("AlterTable says false", ("AlterTable", "answer"), False),
@@ -447,6 +449,63 @@ def test_a_finding_is_reported_once_and_counted(tmp_path):
     assert counts == {"type of 'j'": 5, "column 'id'": 5}
 
 
+def test_columns_that_are_missing_are_findings_of_their_own(tmp_path):
+    """A second missing column does not repeat the first one."""
+    stories = []
+    for number, names in enumerate((["id", "n"], ["id", "n", "b"], ["id", "n", "b", "c"])):
+        path = tmp_path / f"story_{number}.json"
+        table = {"columns": dict.fromkeys(names, "INT"), "primary_key": ["id"]}
+        path.write_text(json.dumps({"create_table" if not number else "alter_table": {"t": table}}))
+        stories.append(path)
+
+    class Forgetful(ReferenceDestination):
+        def DescribeTable(self, request, context):  # noqa: N802 - the name of the call
+            answer = super().DescribeTable(request, context)
+            for column in [one for one in answer.table.columns if one.name in {"n", "b", "c"}]:
+                answer.table.columns.remove(column)
+            return answer
+
+    outcome = played(stories, tmp_path, Forgetful())
+
+    described = [call for call in outcome.calls if call["rpc"] == "DescribeTable"][1:]
+    assert [[one["what"] for one in call["failures"]] for call in described] == [
+        ["column 'n'"],
+        ["column 'b'"],
+        ["column 'c'"],
+    ]
+    assert outcome.lines[-1]["failures"] == 3
+
+
+def test_a_notice_is_reported_once_and_counted(tmp_path):
+    table = {"columns": {"id": "INT", "at": "NAIVE_DATETIME"}, "primary_key": ["id"]}
+    stories = []
+    for number in range(3):
+        path = tmp_path / f"story_{number}.json"
+        content = {"ops": [{"upsert": {"t": [{"id": number, "at": "2024-06-15T13:45:00"}]}}]}
+        path.write_text(
+            json.dumps(content | ({"create_table": {"t": table}} if not number else {}))
+        )
+        stories.append(path)
+
+    outcome = played(stories, tmp_path, ReferenceDestination(faults=["parquet"]))
+
+    assert outcome.code == 0
+    (notice,) = [text for text in outcome.notices if "NAIVE_DATETIME" in text]
+    (repeated,) = outcome.lines[-1]["repeated"]
+    assert repeated == {"schema": "tester", "rpc": None, "table": None, "what": notice, "count": 3}
+    assert outcome.lines[-1]["notices"] == len(outcome.notices)
+
+
+def test_an_unknown_file_format_is_noted(simple, tmp_path):
+    class Modern(ReferenceDestination):
+        def Capabilities(self, request, context):  # noqa: N802 - the name of the call
+            return sdk.CapabilitiesResponse(batch_file_format=7)
+
+    outcome = played([simple], tmp_path, Modern())
+    assert outcome.code == 0
+    assert any("an unknown format (7)" in text for text in outcome.notices)
+
+
 def test_a_finding_of_each_schema_counts_for_itself(simple, tmp_path):
     other = tmp_path / "other.json"
     other.write_text(simple.read_text())
@@ -505,6 +564,28 @@ def test_the_tester_says_why_nobody_answered(simple, tmp_path):
         assert "--ca-cert" in reason(target, tls=True)
     with serving(ReferenceDestination()) as target:
         assert "does not use TLS" in reason(target, tls=True)
+
+
+def test_a_server_without_grpc_is_named(simple):
+    class Web(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Web) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        report = io.StringIO()
+        target = f"127.0.0.1:{server.server_port}"
+        assert run([simple], RunOptions(target=target, connect_timeout=1), stream=report) == 1
+        server.shutdown()
+    assert "does not use gRPC" in report.getvalue()
+
+
+@pytest.mark.parametrize(
+    "target", ["localhost", "localhost:0", "[::1]:65536", "http://a.example:1"]
+)
+def test_a_target_has_a_host_and_a_port(target):
+    with pytest.raises(ConfigurationError, match="is not a host and port"):
+        RunOptions(target=target)
 
 
 def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):

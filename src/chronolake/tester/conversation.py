@@ -91,12 +91,17 @@ def check_description(
     described_columns = {column.name: column for column in described.columns}
     wanted = {column.name: column for column in table.definition.columns}
     result.checked.append(f"{len(wanted)} columns")
-    missing = [name for name in wanted if name not in described_columns]
-    if missing:
-        result.failures.append(Failure("columns", ", ".join(missing), "missing"))
-    unexpected = [name for name in described.names if name not in wanted]
-    if unexpected:
-        result.failures.append(Failure("columns", "no others", f"also {', '.join(unexpected)}"))
+    # One failure for each column: a list would be another finding after each change of the table.
+    result.failures += [
+        Failure(f"column {name!r}", "in the table", "missing")
+        for name in wanted
+        if name not in described_columns
+    ]
+    result.failures += [
+        Failure(f"column {name!r}", "not in the table", "described")
+        for name in described_columns
+        if name not in wanted
+    ]
     if len(described_columns) < len(described.columns):
         result.failures.append(Failure("columns", "unique names", "a duplicate name"))
     retained = [name for name in wanted if name not in table.sent]
@@ -164,7 +169,7 @@ class Finding:
 
     Attributes:
         schema: the schema, or "" before the first scenario.
-        rpc: the call.
+        rpc: the call, or "" for a notice that does not concern one call.
         table: the table, or "".
         what: the failed check, or the text of a notice.
     """
@@ -212,6 +217,14 @@ class Tally:
             known,
             ok=not outcome.failures,
         )
+
+    def add_notice(self, schema: str, text: str) -> bool:
+        """Count a notice that does not concern one call; return whether it is a new one."""
+        finding = Finding(schema, "", "", text)
+        self.findings[finding] += 1
+        is_new = self.findings[finding] == 1
+        self.notices += is_new
+        return is_new
 
     @property
     def repeated_findings(self) -> list[tuple[Finding, int]]:
@@ -307,7 +320,7 @@ class TextReport:
             what = finding.what if isinstance(finding.what, str) else str(finding.what)
             self._line(
                 (f"  {count:>4} times  ", ""),
-                (f"{finding.rpc}  ", ""),
+                (f"{finding.rpc}  " if finding.rpc else "", ""),
                 (f"{finding.table}  " if finding.table else "", "cyan"),
                 (what, "yellow" if isinstance(finding.what, str) else "red"),
             )
@@ -392,7 +405,7 @@ class JsonReport:
             repeated=[
                 {
                     "schema": finding.schema or None,
-                    "rpc": finding.rpc,
+                    "rpc": finding.rpc or None,
                     "table": finding.table or None,
                     "what": str(finding.what),
                     "count": count,
@@ -496,9 +509,9 @@ class Conversation:
         self._report.scenario(file, schema)
 
     def notice(self, text: str) -> None:
-        """Count and report a notice."""
-        self.tally.notices += 1
-        self._report.notice(text)
+        """Count a notice, and report it the first time."""
+        if self.tally.add_notice(self._schema, text):
+            self._report.notice(text)
 
     def look_up(self, schema: str, table: str) -> TableDefinition | None:
         """Return a table's columns, or None if the destination does not find the table.
