@@ -75,7 +75,11 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
         Timestamps are `datetime64[us, UTC]`. Integers and booleans have pandas' nullable types, so
         that nulls do not turn them into floats; decimals are `decimal.Decimal`.
         """
-        return self.to_arrow().to_pandas(types_mapper=_nullable().get)
+        return self.to_arrow().to_pandas(
+            types_mapper=_nullable().get,
+            # Within objects and lists, too, which have no nullable types.
+            integer_object_nulls=True,
+        )
 
     def to_polars(self) -> pl.DataFrame:
         """Return all rows as a Polars DataFrame.

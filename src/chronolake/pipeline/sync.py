@@ -69,6 +69,10 @@ class RunResult:
             )
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        # Shells and notebooks print it, and all fields of all streams fill a screen.
+        return f"<RunResult {self}>"
+
 
 def run_pipeline(
     pipeline: str,
