@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -53,6 +54,17 @@ def test_every_command_explains_itself_with_an_example(
 
     shown = capsys.readouterr().out
     assert f"chronolake {command}" in shown.partition("Example")[2] + shown.partition("$")[2]
+
+
+@pytest.mark.parametrize("words", [("mode",), ("test-destination",), ("state", "show")])
+def test_help_is_wrapped_at_the_width_of_the_terminal(words: tuple[str, ...]) -> None:
+    """A docstring's own line ends within a paragraph would leave half a line empty."""
+    printed = run(*words, "--help", env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).stdout
+    text = printed.partition("Usage")[2].partition("╭")[0]
+
+    lines = [line.strip() for line in text.splitlines()]
+    for line, following in itertools.pairwise(lines):
+        assert not following or len(line) > 60 or not line, f"{line} | {following}"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,19 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class _Panels(TyperGroup):
+class Group(TyperGroup):
+    """Commands whose help is wrapped at the terminal's width, not where their docstrings are."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None if it does not exist."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            paragraphs = command.help.split("\n\n")
+            command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
+        return command
+
+
+class _Panels(Group):
     """The program's commands in the order and the panels of `PANELS`; former names are last."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Click's signature

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from chronolake.cli.app import (
+    Group,
     JsonOption,
     LakeOption,
     ProjectOption,
@@ -81,6 +82,7 @@ pipelines:
 """
 
 state = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Show or change the offsets of a pipeline's tables.",
     epilog="Example: chronolake state show crm",
