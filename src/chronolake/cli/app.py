@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias, ca
 
 import orjson
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -38,6 +36,7 @@ from chronolake.errors import (
     SchemaError,
     StorageError,
 )
+from chronolake.grid import Grid
 from chronolake.storage import storage_error
 from chronolake.types import TableName
 
@@ -405,12 +404,16 @@ _NUMBERS: Final = frozenset({"rows", "written", "seconds", "waiting"})
 _WHOLE: Final = frozenset({"table", "stream", "pipeline", "status", "last run"})
 
 
-def grid_of(*names: str) -> Table:
+def grid_of(*names: str, title: str | None = None) -> Grid:
     """Return a table for the terminal, with these columns.
 
     Values that people search for or copy stay on one line, even in a narrow terminal.
+
+    Args:
+        names: the columns.
+        title: the column whose cells name their rows; by default the first one.
     """
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Grid(title or names[0])
     for name in names:
         grid.add_column(
             name,

@@ -388,7 +388,10 @@ def runs(
     if json:
         print_json_lines([_run_json(run) for run in found])
         return
-    grid = grid_of("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds")
+    grid = grid_of(
+        *("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds"),
+        title="stream",
+    )
     for run in found:
         named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
         for place, stream in enumerate(run.streams):

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chronolake.formatting import LONGEST, cell, label, name_of, size
+from chronolake.grid import Grid
 from chronolake.inspect.history import Ending, Version
 from chronolake.types import Mode
 
@@ -29,13 +30,13 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     """Render a list of tables; sizes are in powers of 1024 bytes."""
     if not summaries:
         return Text("The lake has no tables yet.", style="dim")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("table", overflow="fold")
+    table = Grid("table")
+    table.add_column("table", no_wrap=True)
     table.add_column("mode")
     table.add_column("key", overflow="fold")
-    table.add_column("rows", justify="right")
-    table.add_column("versions", justify="right")
-    table.add_column("files", justify="right")
+    table.add_column("rows", justify="right", no_wrap=True)
+    table.add_column("versions", justify="right", no_wrap=True)
+    table.add_column("files", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("published", no_wrap=True)
     for summary in summaries:
