@@ -230,7 +230,7 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
     assert (code, json.loads(reported)) == (0, plan)
     code, _, reported = ran(lake.config.path, capsys, *words)
     assert code == 2
-    assert "2 of 6 rows" in reported
+    assert "2 of 6 versions" in reported
     assert lake.table(versions).describe().mode is Mode.HISTORY
     keep = ("--yes", "--keep-history-as", f"`in time`.{versions.table}_kept")
     code, reported, _ = ran(lake.config.path, capsys, *words, *keep, "--json")

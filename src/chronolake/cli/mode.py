@@ -167,9 +167,8 @@ def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:
 
 def _confirm(plan: SwitchPlan, *, json: bool) -> None:
     """Ask the user for confirmation; a script needs `--yes`."""
-    lost = (
-        f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
-    )
+    of = output.counted_rows(plan.rows_before, plan.before)
+    lost = f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {of})"
     if json or not sys.stdin.isatty():
         copied = "; --keep-history-as TABLE keeps a copy"
         raise typer.BadParameter(
