@@ -180,7 +180,7 @@ def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("Error: There is no lake in")
-    assert "What to do: Set --lake to the lake's folder" in done.stderr
+    assert "What to do: `chronolake sync`" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "lake").exists()
 

@@ -103,7 +103,8 @@ def check(config: LakeConfig) -> None:
     if config.catalog.kind is CatalogKind.SQLITE and not config.catalog_file.is_file():
         raise LakeError(
             f"There is no lake in {config.path}.",
-            hint="Set --lake to the lake's folder. `chronolake serve` and Lake.open create a lake.",
+            hint="`chronolake sync`, `chronolake serve` and Lake.open create it. For another lake, "
+            "set --lake to its folder.",
         )
 
 
