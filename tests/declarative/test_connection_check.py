@@ -16,7 +16,7 @@ from chronolake.source.protocol import CheckResult, Level
 from support.commands import ran_words
 from support.datalakes import project
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import requester, retriever, stream
+from support.declarative.readings import option, requester, retriever, stream
 
 _TABLES = [{"name": name} for name in ("one", "two", "three")]
 _NAMED = {
@@ -352,3 +352,55 @@ def test_a_stream_without_slices_is_no_failure(api: Api) -> None:
     api.on("/tables", Reply({"data": []}))
 
     assert _tried(_findings(_nested(), api)) == {"items": Level.WARNING}
+
+
+def test_settings_of_streams_that_are_not_tried_are_checked_with_the_configuration() -> None:
+    cursor = {
+        "type": "DatetimeBasedCursor",
+        "cursor_field": "at",
+        "datetime_format": "%Y-%m-%d",
+        "start_datetime": "{{ config['start'] }}",
+    }
+    paginator = {
+        "type": "DefaultPaginator",
+        "page_size_option": option("limit"),
+        "pagination_strategy": {"type": "PageIncrement", "page_size": "{{ config['size'] }}"},
+    }
+    unsized = {**paginator, "pagination_strategy": {"type": "PageIncrement"}}
+    parent = {
+        "type": "ParentStreamConfig",
+        "parent_key": "id",
+        "partition_field": "pid",
+        "stream": stream("parents", incremental_sync=cursor),
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [parent]}
+    streams = [
+        stream("items"),
+        stream("dated", incremental_sync=cursor),
+        stream("children", retriever=retriever(partition_router=router)),
+        stream("paged", retriever=retriever(paginator=paginator)),
+        stream("unsized", retriever=retriever(paginator=unsized)),
+    ]
+    manifest = parse(
+        to_mapped({"streams": streams, "check": {"stream_names": ["items"]}}), Path("m.yaml")
+    )
+
+    def failed(api: Api, **config: Any) -> dict[str, str]:
+        source = DeclarativeSource(
+            type="declarative", manifest="m.yaml", config={"api": api.url, **config}
+        )
+        found = check_source(manifest, source)
+        return {one.what: one.message for one in found if one.level is Level.FAILED}
+
+    with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
+        wrong = failed(api, start="01.02.2024", size="ten")
+        right = failed(api, start="2024-02-01", size=10)
+        assert len(api.asked) == 2, "only the first stream is requested"
+
+    assert wrong == {
+        "streams dated, children": "The time '01.02.2024' does not have the format %Y-%m-%d.",
+        "stream paged": "The page_size \"{{ config['size'] }}\" is not a whole number.",
+        "stream unsized": "There is a page_size_option, but no page_size that is known before a "
+        "response.",
+    }
+    assert right.keys() == {"stream unsized"}

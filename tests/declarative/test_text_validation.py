@@ -125,6 +125,43 @@ def _filtered(condition: str) -> dict[str, Any]:
     return described
 
 
+def _optional(
+    name: str, place: str = "request_parameter", *, asks: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """Describe a stream whose page token has this option."""
+    paginator = {
+        "type": "DefaultPaginator",
+        "page_token_option": {"type": "RequestOption", "inject_into": place, "field_name": name},
+        "pagination_strategy": {"type": "PageIncrement", "page_size": 5},
+    }
+    return stream(retriever=retriever(paginator=paginator, asks=asks or {}), **more)
+
+
+def _bounds(start: str, end: str) -> dict[str, Any]:
+    """Describe a cursor with names for the bounds of its slices."""
+    of_parameter = {"type": "RequestOption", "inject_into": "request_parameter"}
+    return {
+        **_CURSOR,
+        "start_time_option": {**of_parameter, "field_name": start},
+        "end_time_option": {**of_parameter, "field_name": end},
+    }
+
+
+def _by_path(kind: str) -> dict[str, Any]:
+    described = _optional("page")
+    described["retriever"]["paginator"] |= {
+        "page_token_option": {"type": "RequestPath"},
+        "pagination_strategy": {"type": kind, "page_size": 5},
+    }
+    return described
+
+
+def _without_url() -> dict[str, Any]:
+    described = stream()
+    del described["retriever"]["requester"]["url_base"]
+    return described
+
+
 def _listed(values: Any) -> dict[str, Any]:
     router = {"type": "ListPartitionRouter", "cursor_field": "id", "values": values}
     return stream(retriever=retriever(partition_router=router))
@@ -388,6 +425,38 @@ def _one(found: Manifest) -> Problem:
         (_filtered("record.x == 1"), "condition", "is always true", "{{"),
         (_handling(predicate="response.error"), "predicate", "is always true", ""),
         (_listed("a,b"), "values", "'a,b' is not a list", "template"),
+        (_without_url(), "requester", "neither `url` nor `url_base`", "url_base"),
+        (
+            _asking(request_body_json={"a": 1}, request_body_data={"b": 2}),
+            "request_body_data",
+            "a JSON body and another body",
+            "once",
+        ),
+        (
+            _optional("page", asks={"request_parameters": {"page": 1}}),
+            "page_token_option",
+            "the request_parameter 'page' is set by the requester and by the paginator",
+            "once",
+        ),
+        (
+            _optional("X-From", "header", asks={"request_headers": {"X-From": "1"}}),
+            "page_token_option",
+            "the header 'X-From' is set",
+            "once",
+        ),
+        (
+            _optional("since", incremental_sync=_bounds("since", "until")),
+            "start_time_option",
+            "is set by the paginator and by the cursor's start_time_option",
+            "once",
+        ),
+        (
+            stream(incremental_sync=_bounds("at", "at")),
+            "end_time_option",
+            "set by the cursor's start_time_option and by the cursor's end_time_option",
+            "once",
+        ),
+        (_by_path("PageIncrement"), "page_token_option", "cannot be a number", "RequestOption"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_told_where_it_stands(
@@ -427,6 +496,10 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
         _listed("['a', 'b']"),
         _listed("{{ config['values'] }}"),
         _listed(["a,b"]),
+        _optional("page", asks={"request_parameters": {"page": "{{ config.page }}", "n": 1}}),
+        _optional("page", asks={"request_headers": {"page": "1"}}),
+        _optional("page", incremental_sync=_bounds("since", "until")),
+        _asking(url="https://a.example", url_base=""),
         _keyed([["meta", "id"]]),
         _keyed("zzz"),
         _of_parent(

@@ -12,13 +12,24 @@ from chronolake.formatting import counted, did_you_mean
 from chronolake.limits import check_mode
 from chronolake.source.declarative.components.instances import import_classes
 from chronolake.source.declarative.connect import open_api
+from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.manifests.capabilities import capabilities_of, cursor_of
 from chronolake.source.declarative.manifests.config_validation import (
     missing_keys,
     raise_if_incomplete,
 )
 from chronolake.source.declarative.manifests.manifest import checked_streams
-from chronolake.source.declarative.parent_streams import is_outdated, iterate_parents, select_stream
+from chronolake.source.declarative.models.base import CustomPaginationStrategy
+from chronolake.source.declarative.models.pagination import DefaultPaginator
+from chronolake.source.declarative.models.records import JsonDecoder
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor, SimpleRetriever
+from chronolake.source.declarative.parent_streams import (
+    is_outdated,
+    iterate_parents,
+    select_stream,
+    variants_of,
+)
+from chronolake.source.declarative.retrieval.paginator import Pages
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import CheckResult, Level
 from chronolake.types import Mode
@@ -30,7 +41,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.http.transport import Exchange
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.declarative.models.streams import AnyStream
+    from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
     from chronolake.source.declarative.records.transformations import Record
     from chronolake.source.protocol import TokenStore
 
@@ -211,7 +222,9 @@ def check_source(
         learn(api.manifest)
         yield from _check_streams(api.manifest, source.only)
         yield from _check_stream_names(api.manifest, source)
-        for name in checked_streams(api.manifest, source.only):
+        tried = checked_streams(api.manifest, source.only)
+        yield from _check_settings(api, source.only, tried)
+        for name in tried:
             yield _check_connection(api, name, exchanges)
 
 
@@ -261,6 +274,44 @@ def _check_stream_names(manifest: Manifest, source: DeclarativeSource) -> Iterat
             if name not in known:
                 hint = did_you_mean(name, sorted(known), f"Correct `source.{key}`.")
                 yield CheckResult(key, Level.FAILED, f"there is no stream {name}", hint)
+
+
+def _check_settings(
+    api: Api, wanted: Collection[str] | None, tried: Collection[str]
+) -> Iterator[CheckResult]:
+    """Yield the cursors and paginators that are invalid with the configuration.
+
+    Args:
+        wanted: the streams of the source; None for all.
+        tried: streams from which records are requested, which shows the same errors.
+    """
+    reported = {problem.stream for problem in api.manifest.problems if not problem.is_warning}
+    reported.update(tried)
+    failures: dict[tuple[str, str | None], list[str]] = {}
+    for name, stream in api.manifest.streams.items():
+        if name in reported or not (wanted is None or name in wanted):
+            continue
+        try:
+            for each in (stream, *iterate_parents(stream)):
+                for variant in variants_of(each):
+                    _raise_if_unusable(variant, api.config)
+        except ConfigurationError as failure:
+            failures.setdefault((failure.message, failure.hint), []).append(name)
+    for (message, hint), names in failures.items():
+        what = f"stream {names[0]}" if len(names) == 1 else f"streams {', '.join(names)}"
+        yield CheckResult(what, Level.FAILED, message, hint)
+
+
+def _raise_if_unusable(stream: DeclarativeStream, config: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if a stream's cursor or paginator is invalid."""
+    if isinstance(stream.incremental_sync, DatetimeBasedCursor):
+        time_cursor(stream.incremental_sync, config)
+    retriever = stream.retriever
+    if isinstance(retriever, SimpleRetriever) and isinstance(retriever.paginator, DefaultPaginator):
+        if isinstance(retriever.paginator.pagination_strategy, CustomPaginationStrategy):
+            return
+        decoder = retriever.decoder or JsonDecoder(type="JsonDecoder")
+        Pages(retriever.paginator, config, decoder, retriever.record_selector.extractor)
 
 
 def _check_connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:

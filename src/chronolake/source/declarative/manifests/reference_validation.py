@@ -1,4 +1,4 @@
-"""Validation of names that templates look up: settings, names of slices, fields of records.
+"""Validation of names that templates look up: settings, parameters and names of slices.
 
 Templates that read a missing value render an empty string. The stream would then request something
 else, without an error. Names that only a custom class of the connector knows are not checked.
@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import nodes
 
+from chronolake.source.declarative.manifests.stream_validation import (
+    CURSORS,
+    NEAR,
+    REQUESTER,
+    check_stream,
+)
 from chronolake.source.declarative.templating.templates import is_lookup, is_template, parse_syntax
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from chronolake.source.declarative.manifests.problems import Problem, Spot
+    from chronolake.source.declarative.manifests.stream_validation import Found, Keys
 
 
 _CONFIG: Final = frozenset({"config", "parameters"})
@@ -40,9 +47,6 @@ _PAGE: Final = (
 _JWT: Final = _CONFIG | {"json_loads"}
 _CHANGE: Final = _CONFIG | {"path", "value", "property"}
 _MADE: Final = _CONFIG | {"components_values", "stream_slice", "stream_template_config"}
-
-#: Templates of requests can also use the extra fields of partitions.
-REQUESTER: Final = "HttpRequester"
 
 #: The variables of templates, by component type and field.
 VARIABLES: Final = {
@@ -281,7 +285,6 @@ OPAQUE: Final = frozenset(
 )
 
 
-_Keys = tuple[str | int, ...]
 _SLICES: Final = frozenset({"stream_slice", "stream_interval", "stream_partition"})
 #: Attributes of a slice in addition to its names, and the methods of dictionaries.
 _OF_SLICES: Final = frozenset({"parent_slice", "extra_fields", "partition", "cursor_slice"})
@@ -294,15 +297,6 @@ _OTHER_SLICES: Final = frozenset(
 )
 #: The name of the token in the variable `next_page_token`.
 _NEXT: Final = "next_page_token"
-_CURSORS: Final = ("DatetimeBasedCursor", "IncrementingCountCursor")
-#: Transformations after which the names of a record's fields are unknown.
-_RENAMING: Final = frozenset(
-    {
-        *("KeysToLower", "KeysToSnakeCase", "KeysReplace", "FlattenFields", "DpathFlattenFields"),
-        "CustomTransformation",
-    }
-)
-_NEAR: Final = 0.8
 #: Components where a missing value leaves a field of a record empty, and records are still read.
 _OF_RECORDS: Final = frozenset({"AddedFieldDefinition", "AddFields", "RemoveFields", "KeysReplace"})
 #: Parts of a request that are omitted if a setting is missing.
@@ -410,10 +404,7 @@ def problems_of_lookups(
         yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
 
 
-_Found = tuple[_Keys, str, str, bool]
-
-
-def _check_node(node: Any, keys: _Keys, kind: str | None, scope: _Scope) -> Iterator[_Found]:
+def _check_node(node: Any, keys: Keys, kind: str | None, scope: _Scope) -> Iterator[Found]:
     if isinstance(node, list):
         for number, item in enumerate(node):
             yield from _check_node(item, (*keys, number), kind, scope)
@@ -429,7 +420,7 @@ def _check_node(node: Any, keys: _Keys, kind: str | None, scope: _Scope) -> Iter
         return
     if "retriever" in node:
         scope = scope._replace(slices=_slice_names(node))
-        yield from _check_stream(node, keys)
+        yield from check_stream(node, keys)
     for name, value in node.items():
         here = (*keys, name)
         if kind is not None and (kind, name) in VARIABLES:
@@ -440,9 +431,7 @@ def _check_node(node: Any, keys: _Keys, kind: str | None, scope: _Scope) -> Iter
         yield from _check_node(value, here, None, inner)
 
 
-def _check_field(
-    value: Any, keys: _Keys, field: tuple[str, str], scope: _Scope
-) -> Iterator[_Found]:
+def _check_field(value: Any, keys: Keys, field: tuple[str, str], scope: _Scope) -> Iterator[Found]:
     kind, name = field
     for text, within in _templates_in(value, ()):
         for found in _find_lookups(text):
@@ -467,8 +456,8 @@ class _Lookup(NamedTuple):
 
 
 def _unknown_names(
-    keys: _Keys, found: _Lookup, scope: _Scope, *, is_warning: bool
-) -> Iterator[_Found]:
+    keys: Keys, found: _Lookup, scope: _Scope, *, is_warning: bool
+) -> Iterator[Found]:
     names, there = scope.names_in(found.variable)
     *outer, key = found.path
     known: Collection[str] | None = names
@@ -478,7 +467,7 @@ def _unknown_names(
         there = f"`{outer[0]}` contains {_join_names(known or ())}"
     if known is None or key in known or key in _METHODS:
         return
-    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=NEAR)
     # A setting with a fallback in the template may be undocumented.
     if found.variable in {"config", "parameters"} and not found.is_needed and not near:
         return
@@ -491,7 +480,7 @@ def _join_names(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "no names"
 
 
-def _templates_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
+def _templates_in(value: Any, keys: Keys) -> Iterator[tuple[str, Keys]]:
     """Yield the templates of a field; components in it report their own."""
     if isinstance(value, str):
         if is_template(value):
@@ -550,7 +539,7 @@ def _slice_names(stream: Mapping[str, Any]) -> Names | None:
     cursor = stream.get("incremental_sync")
     found: set[str] = set()
     if isinstance(cursor, dict):
-        if cursor.get("type") not in _CURSORS:
+        if cursor.get("type") not in CURSORS:
             return None
         for key, default in (
             ("partition_field_start", "start_time"),
@@ -611,136 +600,3 @@ def _extra_fields(router: Any) -> set[str] | None:
         case {"type": "GroupingPartitionRouter", "underlying_partition_router": inner}:
             return _extra_fields(inner)
     return None
-
-
-# ------------------------------------------------------------------ fields of records
-
-
-def _check_stream(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
-    """Yield the problems that concern several parts of a stream."""
-    cursor = stream.get("incremental_sync")
-    fields = _schema_fields(stream)
-    if isinstance(cursor, dict) and cursor.get("type") in _CURSORS:
-        name = cursor.get("cursor_field")
-        place = (*keys, "incremental_sync", "cursor_field")
-        if isinstance(name, str) and not is_template(name):
-            hint = (
-                "Add the value to the records with an AddFields transformation, and use that field."
-            )
-            yield from _check_name("cursor_field", name, place, fields, hint=hint, signs="./")
-    yield from _check_primary_key(stream.get("primary_key"), (*keys, "primary_key"), fields)
-    yield from _check_parents(stream, keys)
-
-
-def _check_primary_key(key: Any, place: _Keys, fields: set[str] | None) -> Iterator[_Found]:
-    for number, part in enumerate(key if isinstance(key, list) else [key]):
-        within = (*place, number) if isinstance(key, list) else place
-        name = part[0] if isinstance(part, list) and part else part
-        if isinstance(name, str):
-            hint = f"For a path, write a list in the list: [[{', '.join(name.split('.'))}]]."
-            signs = "." if name == part else ""
-            yield from _check_name("primary_key", name, within, fields, hint=hint, signs=signs)
-
-
-def _check_name(
-    setting: str,
-    name: str,
-    place: _Keys,
-    fields: set[str] | None,
-    *,
-    hint: str,
-    signs: str,
-    owner: str = "stream",
-) -> Iterator[_Found]:
-    """Yield a problem if a field's name looks like a path, or like that of another field.
-
-    A name without similar names is not a problem, because schemas do not always have all fields.
-
-    Args:
-        setting: the setting with the name.
-        fields: the fields of the schema; None if they are unknown.
-        hint: how to use a path.
-        signs: the signs of a path that the name must not contain.
-        owner: the stream with the schema.
-    """
-    if fields is not None and name in fields:
-        return
-    if any(sign in name for sign in signs):
-        message = f"the {setting} {name!r} is read as a single key, not as a path into an object"
-        yield place, message, hint, False
-    elif near := difflib.get_close_matches(name, fields or (), n=1, cutoff=_NEAR):
-        message = f"the {setting} {name!r} is not a field of the {owner}'s schema"
-        yield place, message, f"Did you mean {near[0]!r}?", True
-
-
-def _schema_fields(stream: Mapping[str, Any]) -> set[str] | None:
-    """Return the fields of a stream's records according to its schema; None if they are unknown."""
-    loader = stream.get("schema_loader")
-    schema = loader.get("schema") if isinstance(loader, dict) else None
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or not properties:
-        return None
-    found = set(map(str, properties))
-    transformations = stream.get("transformations")
-    for transformation in transformations if isinstance(transformations, list) else ():
-        if not isinstance(transformation, dict):
-            continue
-        if transformation.get("type") in _RENAMING:
-            return None
-        for field in transformation.get("fields") or ():
-            path = field.get("path") if isinstance(field, dict) else None
-            found.update(map(str, path[:1] if isinstance(path, list) else ()))
-    return found
-
-
-def _check_parents(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
-    """Yield keys that parents do not have, and incremental dependencies that have no effect."""
-    retriever = stream.get("retriever")
-    routers = retriever.get("partition_router") if isinstance(retriever, dict) else None
-    for number, router in enumerate(routers if isinstance(routers, list) else [routers]):
-        parents = router.get("parent_stream_configs") if isinstance(router, dict) else None
-        within: _Keys = (*keys, "retriever", "partition_router")
-        if isinstance(routers, list):
-            within = (*within, number)
-        for at, parent in enumerate(parents if isinstance(parents, list) else ()):
-            if isinstance(parent, dict):
-                place = (*within, "parent_stream_configs", at)
-                yield from _check_parent_key(parent, (*place, "parent_key"))
-                yield from _check_dependency(stream, parent, (*place, "incremental_dependency"))
-
-
-def _check_parent_key(parent: Mapping[str, Any], place: _Keys) -> Iterator[_Found]:
-    """Yield a key that the parent's records lack: all of them would be skipped."""
-    key, other = parent.get("parent_key"), parent.get("stream")
-    if isinstance(key, str) and not is_template(key):
-        fields = _schema_fields(other) if isinstance(other, dict) else None
-        name, is_path, _ = key.partition("/")
-        yield from _check_name(
-            "parent_key",
-            name,
-            place,
-            fields,
-            hint=f"For a path, write {key.replace('.', '/')!r}.",
-            signs="" if is_path else ".",
-            owner="parent",
-        )
-
-
-def _check_dependency(
-    stream: Mapping[str, Any], parent: Mapping[str, Any], place: _Keys
-) -> Iterator[_Found]:
-    if not parent.get("incremental_dependency"):
-        return
-    other = parent.get("stream")
-    reason = None
-    if not stream.get("incremental_sync"):
-        reason = "the stream has no cursor"
-    elif isinstance(other, dict) and "retriever" in other:
-        reason = None if other.get("incremental_sync") else "the parent has no cursor"
-    if reason is not None:
-        yield (
-            place,
-            f"incremental_dependency has no effect: {reason}",
-            "Add an incremental_sync, or remove incremental_dependency.",
-            True,
-        )

@@ -28,13 +28,13 @@ from chronolake.source.declarative.manifests.reference_validation import (
     OPAQUE,
     PATHS,
     PATTERNS,
-    REQUESTER,
     STATUSES,
     UNTYPED,
     URLS,
     VARIABLES,
     WHOLE,
 )
+from chronolake.source.declarative.manifests.stream_validation import REQUESTER
 from chronolake.source.declarative.models import requests, spec, streams
 from chronolake.source.declarative.models.base import Component
 from chronolake.source.declarative.templating.template_checks import (
