@@ -316,6 +316,8 @@ DOUBLING += "{{% endfor %}}{{{{ ns.x }}}}"
         "{% set l = [1] %}{% set _ = l.extend(l | map('string')) %}",
         "{% set l = [1] %}{% for x in l %}{% set _ = l.append(1) %}{% endfor %}",
         "{% set l = [1] %}{% set _ = l.append(l) %}{{ l }}",
+        "{% set t = 'x' * 1000000 %}{% for a in 'x' * 90000 %}{{ 'xy' in t }}{% endfor %}",
+        "{% set t = [1] * 1000000 %}{% for a in 'x' * 90000 %}{{ 2 not in t }}{% endfor %}",
         "{% for a in 'x' * 9999 %}{% for b in 'x' * 9999 %}{% endfor %}{% endfor %}",
         "{% for a in 'x' * 100000 %}" + "y" * 10000 + "{% endfor %}",
         "{% for a in 'x' * 100000 %}{{ '" + "y" * 10000 + "' }}{% endfor %}",
@@ -333,6 +335,14 @@ def test_no_template_fills_the_machine_or_holds_it_up(text):
 
     # Each takes less than 3 s on a slow machine; without a bound, minutes or all of the memory.
     assert time.monotonic() - began < 20
+
+
+def test_values_are_searched_as_in_python():
+    given = {"record": {"l": list(range(10_000)), "t": "x" * 1_000_000, "m": {"a": 1}}}
+
+    assert as_text("{{ 9999 in record.l and 'b' not in record.m }}", given) == "True"
+    assert as_text("{{ 'xx' in record.t and 'a' in record.m and 1 in (1, 2) }}", given) == "True"
+    assert as_text("{{ 'a' in record.missing }}", given) == "False"
 
 
 def test_an_allowance_is_for_one_evaluation():

@@ -82,6 +82,8 @@ _STRUCTURAL = frozenset(
     | {"list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select"}
     | {"selectattr", "sort", "sum", "unique"}
 )
+#: Values that are constant, or counted already.
+_COUNTED = (nodes.Const, nodes.Filter)
 # Names of the filters that `_Measuring` inserts. No template can call them by these names.
 _ROUNDS, _MADE, _JOINED = "a round", "a made value", "joined values"
 _SLICED = "a sliced value"
@@ -224,7 +226,7 @@ def compile_template(text: str) -> Compiled:
 
 
 class _Measuring(NodeTransformer):
-    """A transformer that inserts counters into loops, literals, slices and `~`.
+    """A transformer that inserts counters into loops, literals, slices, `in` and `~`.
 
     Jinja has no hooks for them.
     """
@@ -233,6 +235,14 @@ class _Measuring(NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             node.node = _pipe(node.node, _SLICED)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        for operand in node.ops:
+            # The whole value is searched. Literals are counted when they are made.
+            if operand.op in {"in", "notin"} and not isinstance(operand.expr, _COUNTED):
+                operand.expr = _pipe(operand.expr, _SLICED)
         return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
@@ -380,7 +390,7 @@ def _is_of_times(owner: object) -> bool:
 
 
 def _measure_slice(value: Any) -> Any:
-    """Return the value after counting the copy of a slice, without the contents of its elements."""
+    """Return the value after counting what a slice copies, or `in` searches: its own bytes."""
     _allowance.get().step(_shallow_size(value))
     return value
 
