@@ -139,7 +139,9 @@ _READING = {
 }
 
 
-@pytest.mark.parametrize("how", ["full", "no room for files", "read-only"])
+@pytest.mark.parametrize(
+    "how", ["full", pytest.param("no room for files", marks=pytest.mark.long), "read-only"]
+)
 def test_every_command_names_the_disk(
     project: Path, disk: SmallDisk, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:

@@ -380,15 +380,10 @@ def _difference(chance: random.Random, number: int, at: int, keys: int) -> list[
     return rows
 
 
-@pytest.mark.parametrize("eps", [1, pytest.param(_MS, marks=pytest.mark.long)])
-@pytest.mark.parametrize("erases", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "mode",
-    [
-        Mode.HISTORY,
-        *(pytest.param(m, marks=pytest.mark.long) for m in (Mode.LIVE, Mode.SOFT_DELETE)),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("eps", [1, _MS])
+@pytest.mark.parametrize("erases", [True, False])
+@pytest.mark.parametrize("mode", Mode)
 def test_versions_that_begin_later_need_no_look_at_the_table(
     lake: Lake, mode: Mode, eps: int, *, erases: bool
 ) -> None:

@@ -106,6 +106,7 @@ def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
         background.close()
 
 
+@pytest.mark.long
 def test_a_table_that_is_written_waits_unless_it_is_far_beyond(lake: Lake, tmp_path: Path) -> None:
     caller = send(lake, tmp_path, range(6), automatic=False)
     background = BackgroundMaintenance(lake)

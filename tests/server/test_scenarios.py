@@ -189,6 +189,7 @@ def test_missing_records_and_truncates_end_as_the_specification_says(
     ]
 
 
+@pytest.mark.long
 def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
     assert str(schema.find_type("amount")) == "float"
 
 
+@pytest.mark.long
 def test_migrations_of_data_end_as_the_specification_says(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
@@ -280,6 +282,7 @@ def test_migrations_of_modes_end_as_the_specification_says(
         assert ("_fivetran_deleted" in description.by_name) is (len(key) == 1)
 
 
+@pytest.mark.long
 def test_history_in_four_files_ends_as_the_specification_says(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
@@ -310,7 +313,8 @@ def test_history_in_four_files_ends_as_the_specification_says(
 
 
 @pytest.mark.parametrize(
-    "form", ["encrypted", pytest.param("plain, replayed", marks=pytest.mark.long)]
+    "form",
+    [pytest.param(form, marks=pytest.mark.long) for form in ("encrypted", "plain, replayed")],
 )
 def test_the_examples_end_in_the_modelled_tables(
     lake: Lake, server: Server, tmp_path: Path, form: str

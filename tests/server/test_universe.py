@@ -116,7 +116,8 @@ def timeline(scenario: Scenario) -> list[Row]:
     return versions
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, 2])
 def test_history_does_not_depend_on_how_it_is_batched_or_repeated(
     caller: Caller, lake: Lake, times: int
 ) -> None:
@@ -163,7 +164,7 @@ def keyed_batch(scenarios: Sequence[Scenario], number: int, *, soft: bool) -> Ba
     [
         pytest.param("ABpd", 1, id="live"),
         pytest.param("Apsd", 1, id="soft", marks=pytest.mark.long),
-        pytest.param("Apsd", 2, id="soft-twice"),
+        pytest.param("Apsd", 2, id="soft-twice", marks=pytest.mark.long),
     ],
 )
 def test_a_keyed_table_holds_what_the_batches_left(

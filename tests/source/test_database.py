@@ -96,7 +96,8 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
 
 
 @pytest.mark.parametrize(
-    "mode", ["history", "live", pytest.param("soft_delete", marks=pytest.mark.long)]
+    "mode",
+    ["history", *(pytest.param(m, marks=pytest.mark.long) for m in ("live", "soft_delete"))],
 )
 @pytest.mark.parametrize("failpoint", ["land.done", pytest.param("", marks=pytest.mark.long)])
 def test_a_record_that_gets_another_key_keeps_large_values(
@@ -239,6 +240,7 @@ def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: st
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     shop.run(
         'CREATE TABLE "Odd/ name." ("Key" uuid PRIMARY KEY, "Va l" text[])',
@@ -507,6 +509,7 @@ def _copied_rows(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
     return found
 
 
+@pytest.mark.long
 def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE codes (name text, code text NOT NULL UNIQUE, body text)",

@@ -211,6 +211,7 @@ def _reading(dsn: str) -> Iterator[int]:
         connection.pgconn.finish()
 
 
+@pytest.mark.long
 def test_a_slot_that_somebody_reads_is_reported(ready: Shop) -> None:
     position = _position(ready, _source(ready))
     ready.run(_CHANGE)

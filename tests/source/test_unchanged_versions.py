@@ -52,6 +52,7 @@ _STREAMS = (
 )
 
 
+@pytest.mark.long
 def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) -> None:
     """A run without changes writes nothing, in every mode.
 
