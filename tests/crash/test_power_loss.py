@@ -153,11 +153,11 @@ from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
 
 class Noting(ChangeLog):
-    def landed(self, positions):
+    def acknowledge(self, positions):
         syncs = Path(os.environ["SYNCED_LOG"], "counter").read_text().strip()
         with open(sys.argv[2], "a") as notes:
             notes.write(f"{{syncs}} {{positions[STREAM]['number']}}\\n")
-        super().landed(positions)
+        super().acknowledge(positions)
 
 there = shop(Path(sys.argv[1]))
 with Lake.open(there.lake.path, config=there.lake) as lake:
