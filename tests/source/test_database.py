@@ -97,7 +97,7 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
 
 @pytest.mark.parametrize(
     "mode",
-    ["history", *(pytest.param(m, marks=pytest.mark.long) for m in ("live", "soft_delete"))],
+    ["history", *(pytest.param(m, marks=pytest.mark.long) for m in ("live", "soft-delete"))],
 )
 @pytest.mark.parametrize("failpoint", ["land.done", pytest.param("", marks=pytest.mark.long)])
 def test_a_record_that_gets_another_key_keeps_large_values(
