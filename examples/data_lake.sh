@@ -29,7 +29,7 @@ show chronolake status
 say "4. The timeline of a record that was changed, deleted, and came back (no Spark)"
 show chronolake history crm.accounts --key Id=acc9001
 
-say "5. The accounts as they stood, and what the tables promise"
+say "5. The accounts at an earlier time, and the invariants of the tables"
 show chronolake query \
   "SELECT City, count(*) AS accounts, sum(Employees) AS employees FROM crm.accounts
    WHERE _fivetran_start <= TIMESTAMP'2026-01-15' AND _fivetran_end >= TIMESTAMP'2026-01-15'

@@ -71,7 +71,7 @@ say "5. Any question, in Spark SQL"
 show chronolake query \
   'SELECT status, count(*) AS orders FROM shop.orders WHERE _fivetran_active GROUP BY status'
 
-say "6. What the tables promise, checked by Spark"
+say "6. The invariants of all tables, checked by Spark"
 show chronolake verify --all
 
 say "The lake stays in ./$lake. Look further:"

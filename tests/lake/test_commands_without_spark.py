@@ -141,14 +141,14 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
         versions.as_of(12345)  # type: ignore[arg-type]
 
 
-def test_a_table_without_a_key_promises_nothing(lake: Lake) -> None:
+def test_a_table_without_a_key_has_no_invariants(lake: Lake) -> None:
     name = TableName("a", "keyless")
     core.create(lake, name, (Column("x", ColumnType(Kind.INT)),))
     try:
         report = core.verify(lake, name)
     finally:
         lake.catalog.drop(name, purge=True)
-    assert (report.holds, report.rows, report.promises) == (True, 0, ())
+    assert (report.holds, report.rows, report.invariants) == (True, 0, ())
 
 
 def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:

@@ -16,7 +16,7 @@ from chronolake.lake import Lake
 from chronolake.types import TableName
 from support import batches
 from support.batches import COLUMNS, DELETED, SYNCED, Sent
-from support.oracle import is_close, promises_broken
+from support.oracle import is_close, violated_invariants
 from support.server.caller import DELETED as DELETED_COLUMN
 from support.server.caller import HISTORY, Caller
 from support.server.caller import SYNCED as SYNCED_COLUMN
@@ -100,7 +100,7 @@ def _play_history(caller: Caller, lake: Lake, story: list[Sent]) -> None:
     sent = SentTable(caller, f"t{next(_tables)}", [*COLUMNS, *HISTORY]).create()
     Play(sent, sent.oracle()).run(story)
     found = sent.rows()
-    assert not promises_broken(found, sent.key)
+    assert not violated_invariants(found, sent.key)
     report = core.verify(lake, TableName(caller.schema, sent.name))
     assert report.holds or is_close(found, sent.key), report
 

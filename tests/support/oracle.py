@@ -199,7 +199,7 @@ def is_close(rows: Rows, key: Sequence[str]) -> bool:
     )
 
 
-def promises_broken(rows: Rows, key: Sequence[str]) -> list[str]:
+def violated_invariants(rows: Rows, key: Sequence[str]) -> list[str]:
     """Return the invariants of a history table that these versions violate."""
     by_key: defaultdict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:

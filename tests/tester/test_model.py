@@ -244,7 +244,7 @@ def batch_of(events):
 
 @settings(max_examples=300)
 @given(st.lists(_EVENTS, min_size=1, max_size=4))
-def test_any_history_keeps_its_promises_and_bears_repetition(batches):
+def test_any_history_keeps_its_invariants_and_bears_repetition(batches):
     model, again = history(), history()
     for events in batches:
         model.write_history(batch_of(events))

@@ -28,12 +28,12 @@ def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str
         "holds": report.holds,
         "promises": [
             {
-                "promise": promise.text,
-                "holds": promise.holds,
-                "broken": promise.broken,
-                "sample": promise.sample,
+                "promise": invariant.text,
+                "holds": invariant.holds,
+                "broken": invariant.violations,
+                "sample": invariant.sample,
             }
-            for promise in report.promises
+            for invariant in report.invariants
         ],
         "quarantined": [vars(file) for file in quarantine.files],
     }
@@ -45,16 +45,16 @@ def format_verify_report(report: VerifyReport, quarantine: Quarantine) -> Render
         (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
     )
     grid = Table.grid(padding=(0, 2))
-    if not report.promises:
+    if not report.invariants:
         grid.add_row(Text("  no key, and so no invariants", style="dim"))
-    for promise in report.promises:
-        if promise.holds:
-            grid.add_row(Text("  ok", style="green"), Text(promise.text))
+    for invariant in report.invariants:
+        if invariant.holds:
+            grid.add_row(Text("  ok", style="green"), Text(invariant.text))
             continue
         grid.add_row(
             Text("  violated", style="bold red"),
             Text.assemble(
-                promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
+                invariant.text, f": {invariant.violations:,} rows, such as ", cell(invariant.sample)
             ),
         )
     for file in quarantine.files:

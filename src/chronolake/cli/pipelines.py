@@ -430,7 +430,7 @@ def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> Verif
 
     with leased_for(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
-    return replace(report, promises=(*report.promises, found.invariant))
+    return replace(report, invariants=(*report.invariants, found.invariant))
 
 
 def stream_of_table(project: Project, table: TableName, *, json: bool) -> Stream:

@@ -15,7 +15,7 @@ from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.core.sql import column_list
 from chronolake.core.staging import stage_name
 from chronolake.core.table_swap import expect_replaceable, lasting_properties, replace_with
-from chronolake.core.verify import Promise
+from chronolake.core.verify import Invariant
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import (
@@ -164,7 +164,7 @@ class Differences:
         return len(self.columns) + self.missing + self.extra + self.hashes
 
     @property
-    def invariant(self) -> Promise:
+    def invariant(self) -> Invariant:
         """Return the invariant that there are no differences, for the report of the table."""
         broken = f"{self.missing:,} rows are missing, {self.extra:,} are unexpected"
         if self.hashes:
@@ -172,7 +172,7 @@ class Differences:
         if self.columns:
             broken += f"; columns are missing or have another type: {', '.join(self.columns)}"
         text = "the table matches its raw lake"
-        return Promise(text, self.count, broken if self.count else None)
+        return Invariant(text, self.count, broken if self.count else None)
 
 
 def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:

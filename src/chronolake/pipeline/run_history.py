@@ -68,9 +68,9 @@ def note_verified(
         store = Store.open(config)
         for report in reports:
             broken = [
-                f"{promise.text} ({promise.broken:,} rows)"
-                for promise in report.promises
-                if not promise.holds
+                f"{invariant.text} ({invariant.violations:,} rows)"
+                for invariant in report.invariants
+                if not invariant.holds
             ]
             store.note_verified(
                 Verified(
