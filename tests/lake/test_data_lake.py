@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +48,6 @@ from support.seeds import and_drawn
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
-_numbers = count()
 
 
 @pytest.fixture

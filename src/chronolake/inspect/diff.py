@@ -68,7 +68,6 @@ class Fingerprints:
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
         self._text_key = secret.hex()[:16]
         self._start = np.uint64(int.from_bytes(secret[:8]))
         self._factor = np.uint64(int.from_bytes(secret[8:]) | 1)

@@ -86,7 +86,6 @@ def _template(text: str, **variables: Any) -> Run:
 _MIB = 1 << 20
 #: An eighth of the limit for responses, so that the cases are small and quick.
 MEMORY = 64 * _MIB
-_CSV = {"decoder": {"type": "CsvDecoder"}}
 _JSON = {"decoder": {"type": "JsonDecoder"}}
 _LINES = {"decoder": {"type": "JsonlDecoder"}}
 

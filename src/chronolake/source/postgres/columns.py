@@ -89,11 +89,6 @@ class SourceColumn:
             return _decimal(self.type_modifier)
         return ColumnType(_KINDS.get(self.type_oid, Kind.STRING))
 
-    def has_same_type(self, other: SourceColumn) -> bool:
-        """Return whether another column has the same type."""
-        this = self.type_oid, self.type_modifier
-        return this == (other.type_oid, other.type_modifier)
-
     def has_same_texts(self, other: SourceColumn) -> bool:
         """Return whether values keep their texts if the column gets another column's type.
 

@@ -76,7 +76,6 @@ class Turning:
             for path in sorted({path for text in texts for path in templating.paths_in(text, root)})
         ]
         self.is_object = not self.path and any(root == "response" for root, _ in self.places)
-        self._goes_on: tuple[Any, ...] | None = None
 
     # ------------------------------------------------------------------ how many
 

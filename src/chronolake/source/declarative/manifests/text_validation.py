@@ -31,7 +31,10 @@ from chronolake.source.declarative.manifests.reference_validation import (
     VARIABLES,
     WHOLE,
 )
-from chronolake.source.declarative.models import requests, spec, streams
+from chronolake.source.declarative.models import (  # noqa: F401 - they define all components
+    spec,
+    streams,
+)
 from chronolake.source.declarative.models.base import Component
 from chronolake.source.declarative.templating.template_checks import (
     Fault,
@@ -49,8 +52,6 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.manifests.problems import Problem, Spot
 
 
-#: The modules that import all components.
-_MODULES: Final = (requests, spec, spec, streams, streams)
 #: The minimum similarity (0 to 1) at which a key is taken for a misspelled field.
 _CLOSE: Final = 0.8
 

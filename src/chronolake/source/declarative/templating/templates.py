@@ -49,8 +49,6 @@ _EMPTY: Final = frozenset({"''", '""'})
 _LINE_ENDS: Final = frozenset("\r\n")
 _BITS: Final = 65_536
 
-_SPACE: Final = re.compile(r"[ \t\f\r\n]*+")
-_WITHIN_LINE: Final = re.compile(r"[ \t\f]*+")
 _BLANK_LINES: Final = re.compile(r"(?:[ \t\f]*+[\r\n])*+")
 _STRING: Final = (
     r"(?:[rR]?[bB]?|[bB][rR]|[uU])"
