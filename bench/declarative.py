@@ -156,7 +156,7 @@ def read_ours(
     types = declared_columns(loader.schema_)
     with http_client() as client:
         api = create_api(found, {"url": url}, Network(client))
-        waiting, _ = PendingFiles.left(folder / "spool")
+        waiting, _ = PendingFiles.recover(folder / "spool")
         identity = Identity.of(stream)
         shape = Shape(identity.add_key_column(types), frozenset(types))
         files = SliceFiles(waiting.folder, identity, shape)

@@ -29,7 +29,7 @@ from chronolake.inspect.time_travel import (
 from chronolake.instants import micros_of
 from chronolake.lake import Lake
 from chronolake.query import QueryResult
-from chronolake.types import Column, Mode, TableName, quoted
+from chronolake.types import Column, Mode, TableName, quote
 from support.inspect.layout import HISTORY, column
 from support.inspect.versions import (
     ACTIVE,
@@ -462,7 +462,7 @@ def test_what_is_wrong_is_said(lake: Lake, pasts: dict[str, Made]) -> None:
 
 def test_rows_without_a_key_are_paged_as_they_stand(lake: Lake) -> None:
     name = TableName("past.of", "nobody")
-    create(lake, name, [column("v:INT"), column(f"{quoted('w')}:STRING")])
+    create(lake, name, [column("v:INT"), column(f"{quote('w')}:STRING")])
     for number in range(3):
         lake.spark.sql(
             f"INSERT INTO chronolake.{name.sql} SELECT cast(id % 3 AS int), 'same' FROM range(10) "

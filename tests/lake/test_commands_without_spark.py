@@ -21,7 +21,7 @@ from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import QueryError, TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.lake import Lake
 from chronolake.query import run_query
-from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
+from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quote
 from support.lakes import lake_config
 
 NAME = TableName("sch.e ma", "ta'ble \"🦆`")
@@ -36,12 +36,12 @@ COLUMNS = (
 )
 SQL_NAME = NAME.sql
 #: The table's name as it is written on a command line.
-NAMED = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
+NAMED = f"{quote(NAME.schema)}.{quote(NAME.table)}"
 
 
 def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> DataFrame:
     """Return a change set: operation, key, name, and start (or end, for a delete)."""
-    fields = ", ".join(f"{quoted(column.name)} string" for column in COLUMNS)
+    fields = ", ".join(f"{quote(column.name)} string" for column in COLUMNS)
     texts = [
         (int(op), place, None, str(key), name, start, start, end, str(op is not Op.DELETE))
         for place, (op, key, name, start) in enumerate(rows)
@@ -51,7 +51,7 @@ def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> Data
         texts, f"{OP} int, {SEQ} bigint, {UNMODIFIED} array<bigint>, {fields}"
     )
     cast = [
-        F.col(quoted(column.name)).cast(column.type.sql).alias(column.name) for column in COLUMNS
+        F.col(quote(column.name)).cast(column.type.sql).alias(column.name) for column in COLUMNS
     ]
     return frame.select(OP, SEQ, UNMODIFIED, *cast)
 
@@ -164,7 +164,7 @@ def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:
 
 
 def test_an_answer_has_the_rows_of_the_question(lake: Lake) -> None:
-    question = f"SELECT {quoted(KEY)} AS k, name, NAME FROM {SQL_NAME} WHERE _FIVETRAN_ACTIVE"
+    question = f"SELECT {quote(KEY)} AS k, name, NAME FROM {SQL_NAME} WHERE _FIVETRAN_ACTIVE"
 
     answer = run_query(lake, f" {question} ORDER BY k DESC LIMIT 2;")
 
@@ -193,7 +193,7 @@ def test_the_ends_of_every_type_have_a_text(lake: Lake) -> None:
     "statement",
     [
         "SHOW NAMESPACES",
-        f"SHOW TABLES IN {quoted(NAME.schema)}",
+        f"SHOW TABLES IN {quote(NAME.schema)}",
         f"DESCRIBE TABLE {SQL_NAME}",
         f"SELECT * FROM {SQL_NAME}.snapshots",
         f"FROM {SQL_NAME} |> SELECT Name",
@@ -271,7 +271,7 @@ def test_a_question_that_spark_does_not_understand_is_explained(
 
 def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
     with pytest.raises(QueryError, match="DIVIDE_BY_ZERO") as refused:
-        list(run_query(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
+        list(run_query(lake, f"SELECT 1 / ({quote(KEY)} - {quote(KEY)}) FROM {SQL_NAME}").rows())
     assert "try_divide" in refused.value.hint
 
 

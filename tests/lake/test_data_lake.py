@@ -22,7 +22,7 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.landing import inspect_files
 from chronolake.landing.reader import KEY
 from chronolake.pipeline import rebuild as rebuild_module
-from chronolake.pipeline.lease import Lease, leased
+from chronolake.pipeline.lease import Lease, hold_lease
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move_watermark, table_offsets
 from chronolake.pipeline.store import Status, Store
@@ -134,7 +134,7 @@ def test_records_have_many_fields(pipeline: Pipeline) -> None:
         wanted = wide(key, 2 if key < 5 else 1, "")
         assert all(rows[str(key), True][f"F{n}"] == wanted[f"F{n}_i"] for n in range(60))
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.lake.config), "crm") as lease:
+    with hold_lease(Store.open(pipeline.lake.config), "crm") as lease:
         found = differences(pipeline.lake, stream, lease)
     assert (found.rows, found.missing, found.extra) == (3_005, 0, 0)
 
@@ -623,7 +623,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
     assert all(one["quarantined"][0]["reason"] for one in reported)
     streams = {stream.name: stream for stream in streams_of(pipeline.project, "crm")}
     stream = streams[objects["cut short"]]
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         assert differences(pipeline.lake, stream, lease).count == 0
         # The restored file is in the table that is made from all files.
         _write_bad(bad["cut short"], "")
@@ -661,7 +661,7 @@ def test_a_second_process_is_refused_while_one_runs(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1")])
 
     with (
-        leased(Store.open(pipeline.project.lake), "crm"),
+        hold_lease(Store.open(pipeline.project.lake), "crm"),
         pytest.raises(PipelineBusyError, match="crm is run by"),
     ):
         pipeline.sync()
@@ -672,7 +672,7 @@ def test_a_second_process_is_refused_while_one_runs(pipeline: Pipeline) -> None:
 def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="one")])
     store = Store.open(pipeline.project.lake)
-    with leased(store, "crm", seconds=0.05):
+    with hold_lease(store, "crm", seconds=0.05):
         pass
     pipeline.done()
     before = pipeline.rows()
@@ -696,7 +696,7 @@ def _write_late(pipeline: Pipeline, stream: Stream) -> None:
     @contextmanager
     def overtaken(*given: Any, **named: Any) -> Iterator[Any]:
         with made(*given, **named) as found:
-            with leased(Store.open(pipeline.project.lake), "crm") as newer:
+            with hold_lease(Store.open(pipeline.project.lake), "crm") as newer:
                 assert newer.token > lease.token
                 move_watermark(pipeline.lake, stream, newer, stream.folder.files()[-1].mark)
             yield found
@@ -922,7 +922,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     assert position.capture_method == "observed-changes"
     before = pipeline.versions("Name")
 
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         move_watermark(pipeline.lake, stream, lease, None)
     assert table_offsets(pipeline.project.lake, [stream])[0].watermark is None
     pipeline.done()
@@ -938,7 +938,7 @@ def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
     old = iceberg(pipeline.project, "crm", "Account")
     (stream,) = streams_of(pipeline.project, "crm")
 
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         rebuild(pipeline.lake, stream, lease)
 
     assert pipeline.versions("Name") == before
@@ -958,7 +958,7 @@ def test_a_table_is_compared_with_its_lake(pipeline: Pipeline) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     usage = pipeline.lake.catalog.load(stream.table).properties
 
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         same = differences(pipeline.lake, stream, lease)
         spark, name = pipeline.lake.spark, f"chronolake.{stream.table.sql}"
         spark.sql(f"DELETE FROM {name} WHERE _fivetran_active AND Id <= 'k4'")
@@ -1069,7 +1069,7 @@ def test_a_table_is_a_function_of_its_files(
         assert pipeline.versions("Name", "N") == new
         assert core.verify(pipeline.lake, TableName("crm", "Account")).holds
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.lake.config), "crm") as lease:
+    with hold_lease(Store.open(pipeline.lake.config), "crm") as lease:
         # A table made from all files at once would be the same.
         found = differences(pipeline.lake, stream, lease)
     assert (found.missing, found.extra) == (0, 0)

@@ -15,7 +15,7 @@ from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import SchemaError
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.lake import Lake
-from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quoted
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quote
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -112,7 +112,7 @@ def test_names_that_are_not_a_staged_writes_are_left_alone(
     # A table with such a name that an earlier version allowed, and a branch of another engine.
     foreign = TableName(SCRATCH_SCHEMA, odd)
     lake.catalog.create(foreign, COLUMNS, location=lake.new_location(), properties={})
-    lake.spark.sql(f"ALTER TABLE {name.sql} CREATE BRANCH {quoted(odd)}")
+    lake.spark.sql(f"ALTER TABLE {name.sql} CREATE BRANCH {quote(odd)}")
     migration.copy_column(lake, name, "v", "w")
     assert [row.w for row in lake.table(name).df.collect()] == ["x"]
     assert foreign in lake.catalog.tables_in(SCRATCH_SCHEMA)

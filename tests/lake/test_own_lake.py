@@ -31,7 +31,7 @@ from chronolake.landing.file_sequence import publish, staging
 from chronolake.landing.writer import land
 from chronolake.limits import StreamCapabilities
 from chronolake.pipeline.apply import apply
-from chronolake.pipeline.lease import Lease, leased
+from chronolake.pipeline.lease import Lease, hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
@@ -510,7 +510,7 @@ def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
     before = _said(own.folder)
     store = Store.open(lake.config)
     pipeline = f"shop{next(_numbers)}"
-    with leased(store, pipeline, seconds=0.0) as lost:
+    with hold_lease(store, pipeline, seconds=0.0) as lost:
         with store.transaction() as connection:
             connection.execute(
                 LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=lost.token + 1)

@@ -14,7 +14,7 @@ import sqlalchemy as sql
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
@@ -90,7 +90,7 @@ class Shop:
 
     def agrees(self) -> bool:
         (stream,) = streams_of(self.project, "shop", self.log)
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = differences(self.lake, stream, lease)
         return found.missing == found.extra == 0
 

@@ -14,7 +14,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
 from chronolake.landing import Control, ControlKind, land_control
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import streams_of
@@ -95,13 +95,13 @@ class Shop:
 
     def agrees(self) -> bool:
         (stream,) = streams_of(self.project, "shop", self.register)
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = differences(self.lake, stream, lease)
         return found.missing == found.extra == 0
 
     def rebuilt(self) -> None:
         (stream,) = streams_of(self.project, "shop", self.register)
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             rebuild(self.lake, stream, lease)
 
     def controls(self) -> list[dict[str, Any]]:
@@ -347,7 +347,7 @@ def test_a_table_with_names_of_before_is_not_compared(tmp_path: Path) -> None:
     register.put(("a", 1), {"title": "first", "pages": 1})
     there.synced()
     (stream,) = streams_of(there.project, "shop", register)
-    with leased(Store.open(there.project.lake), "shop", above=10**6) as lease:
+    with hold_lease(Store.open(there.project.lake), "shop", above=10**6) as lease:
         fields = {"shelf": 1, "no": 2, "name": 3, "pages": 4}
         control = Control(ControlKind.NAMED, {"fields": fields})
         land_control(there.raw, control, guard=lease.expect_held)

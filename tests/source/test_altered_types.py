@@ -210,6 +210,6 @@ def test_known_types_round_trip_through_json(shop: Shop) -> None:
     names = {type_.name for type_ in now.types}
     of_system = {"regclass", "regtype", "regproc", "regrole", "money", "aclitem"}
     assert names == {"public.mood", "public.pair", "public.other", *of_system}
-    known = now.known
+    known = now.known_types
     assert KnownTypes.from_json(known.as_json()) == known
     assert known.altered_types(now) == []

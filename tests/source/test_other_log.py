@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from postgresql import Cluster, cluster, standby_cluster
 
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from chronolake.source.postgres.connection import connect
@@ -187,7 +187,7 @@ def test_offset_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) 
     store = Store.open(shop.project.lake)
     ((name, position),) = store.checkpoints("shop").items()
     del position["evidence"]
-    with leased(store, "shop", above=10**6) as lease:
+    with hold_lease(store, "shop", above=10**6) as lease:
         store.put_checkpoint("shop", name, position, token=lease.token)
     saved = _save(place)
     shop.sync_or_fail()

@@ -16,7 +16,7 @@ import pytest
 from chronolake.errors import PipelineBusyError, SourceError
 from chronolake.lake import Lake
 from chronolake.pipeline import token_store
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.sync import sync
 from chronolake.pipeline.token_store import StoredTokens
@@ -162,7 +162,7 @@ def test_every_command_goes_on_with_the_token_of_the_last(
     ran("status")
     ran("state", "show", "desk")
     # Nobody waits for a run: it holds another lease.
-    with leased(Store.open(desk.project.lake), "desk"):
+    with hold_lease(Store.open(desk.project.lake), "desk"):
         ran("check")
         ran("read", "desk", "orders")
     desk.rows = [{"id": 1, "state": "paid"}]
@@ -269,7 +269,7 @@ def test_waiting_too_long_for_a_token_is_an_error(
 ) -> None:
     monkeypatch.setattr(token_store, "_PATIENCE", 0.3)
     with (
-        leased(Store.open(stored.config), "desk#remembered"),
+        hold_lease(Store.open(stored.config), "desk#remembered"),
         pytest.raises(PipelineBusyError, match="held the lock on the tokens of desk"),
     ):
         stored.renew("a", lambda _: {})

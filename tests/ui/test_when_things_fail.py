@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from chronolake import database
 from chronolake.config import load
-from chronolake.pipeline.lease import holder, leased
+from chronolake.pipeline.lease import hold_lease, holder
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import Store, migrate
 from chronolake.ui.pages.tables import HEADINGS, TablesQuery
@@ -40,7 +40,7 @@ def browsed(chromium: str) -> Iterator[Page]:
 
 def test_a_run_stays_in_sight_while_the_store_cannot_be_read(tmp_path: Path, browsed: Page) -> None:
     store = Store.open(load(tmp_path))
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         store.begin_run(Run("r1", "shop", now(), None, Status.RUNNING, holder()))
         store.note(StreamRun("r1", "orders", "s.t", Status.RUNNING, stage=Stage.LANDING))
         served = start(tmp_path)

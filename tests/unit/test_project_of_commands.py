@@ -13,7 +13,7 @@ from chronolake.cli import main
 from chronolake.cli.app import PANELS
 from chronolake.config import load_project
 from chronolake.errors import ChronolakeError
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.run_history import runs
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
@@ -190,7 +190,7 @@ def test_a_pipeline_that_runs_is_refused_before_spark_starts(
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "lake").mkdir()
     store = Store.open(load_project(project / "chronolake.yml").lake)
-    with leased(store, "crm"):
+    with hold_lease(store, "crm"):
         code, error = ran(capsys, *command.split(), *words)
 
     assert code == 1
@@ -244,7 +244,7 @@ def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "chronolake.yml").write_text(_PROJECT + second)
     (project / "lake").mkdir()
-    with leased(Store.open(load_project(project / "chronolake.yml").lake), "crm"):
+    with hold_lease(Store.open(load_project(project / "chronolake.yml").lake), "crm"):
         done = subprocess.run(
             [str(Path(sys.executable).with_name("chronolake")), "sync"],
             capture_output=True,

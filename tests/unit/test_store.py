@@ -20,7 +20,7 @@ import pytest
 from chronolake import exact_json
 from chronolake.config import LakeConfig, load
 from chronolake.pipeline import run_history
-from chronolake.pipeline.lease import holder, leased
+from chronolake.pipeline.lease import hold_lease, holder
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, encode_states
 from chronolake.pipeline.store import Store
 
@@ -89,7 +89,7 @@ def _expect_upgraded(config: LakeConfig) -> None:
     items, orders = store.streams_of("r1")
     assert (items.error, items.hint) == ("It is away. Wake it.", None)
     assert (orders.files, orders.written, orders.landed_rows) == (2, 15, None)
-    with leased(store, "shop") as lease:
+    with hold_lease(store, "shop") as lease:
         assert lease.token == 5
         store.begin_run(_run(1))
         reported = StreamRun("run1", "orders", "shop.orders", Status.RUNNING, stage=Stage.LANDING)
@@ -208,7 +208,7 @@ def _open_at_once(config: LakeConfig, uri: str) -> None:
 def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         store.begin_run(_run(1))
         store.note(StreamRun("run1", "orders", "shop.orders", Status.RUNNING))
         assert [run.run.status for run in run_history.runs(config).runs] == [Status.RUNNING]
@@ -216,7 +216,7 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     (left,) = run_history.runs(config, status=Status.DEAD).runs
     assert left.streams[0].record.status is Status.DEAD
     assert run_history.runs(config, status=Status.RUNNING).runs == ()
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         # A run of another holder, on an unreachable machine, under our lease.
         store.begin_run(_run(2, holder="elsewhere:17:"))
         newest, older = run_history.runs(config).runs
@@ -245,7 +245,7 @@ def test_checkpoints_keep_the_digits_of_their_numbers(tmp_path: Path) -> None:
     position = exact_json.loads(b'{"states": [{"partition": {"team": 18446744073709551617}}]}')
     config = load(tmp_path)
     store = Store.open(config)
-    with leased(store, "shop") as lease:
+    with hold_lease(store, "shop") as lease:
         store.put_checkpoint("shop", "notes", position, token=lease.token)
         store.begin_run(_run(1))
         done = StreamRun("run1", "notes", "shop.notes", Status.SUCCEEDED)
@@ -297,7 +297,7 @@ def test_how_fresh_a_stream_is_is_known_however_long_it_fails(tmp_path: Path) ->
 def test_a_summary_says_what_the_streams_say(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         store.begin_run(_run(1))
         common = {"run": "run1", "status": Status.RUNNING}
         store.note(

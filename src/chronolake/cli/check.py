@@ -30,7 +30,7 @@ from chronolake.cli.app import (
 from chronolake.cli.pipelines import PipelineArgument, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError, StorageError
 from chronolake.extras import require
-from chronolake.formatting import counted
+from chronolake.formatting import format_count
 from chronolake.storage import raise_unless_writable
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _check_tables(
         f"{stream.name} ({stream.mode}, auto)" if stream.is_auto else stream.name
         for stream in streams
     )
-    words = f"{counted(len(streams), 'stream')}: {names}" if names else "no streams"
+    words = f"{format_count(len(streams), 'stream')}: {names}" if names else "no streams"
     empty = [
         stream.name
         for stream in streams

@@ -30,7 +30,7 @@ from chronolake.cli.app import (
 from chronolake.cli.pipelines import (
     PipelineArgument,
     StreamsOption,
-    leased_for,
+    hold_lease_of,
     project_of,
     raise_if_it_cannot_begin,
     store_of,
@@ -507,7 +507,7 @@ def _move_watermarks(
 
     raise_if_it_cannot_begin(project, pipeline)
     streams = select_streams(streams_of(project, pipeline), pipeline, names)
-    with open_lake(project.lake, json=False) as opened, leased_for(opened, streams) as lease:
+    with open_lake(project.lake, json=False) as opened, hold_lease_of(opened, streams) as lease:
         for stream in streams:
             move_watermark(opened, stream, lease, watermark)
             console().print(f"The offset of {stream.table} is now {watermark or 'the beginning'}")

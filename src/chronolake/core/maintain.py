@@ -30,7 +30,7 @@ from chronolake.identity import version_of
 from chronolake.location import is_inside, plain
 from chronolake.presence import are_executors_elsewhere
 from chronolake.session import CATALOG
-from chronolake.types import START, literal, now_micros, quoted
+from chronolake.types import START, literal, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -294,7 +294,7 @@ def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
     order = [*description.record_key]
     if START in description.primary_key:
         order.append(START)
-    by = ", ".join(f"{quoted(name)} ASC NULLS FIRST" for name in order)
+    by = ", ".join(f"{quote(name)} ASC NULLS FIRST" for name in order)
     strategy = f"strategy => 'sort', sort_order => {literal(by)}, " if order else ""
     return _call(
         lake,

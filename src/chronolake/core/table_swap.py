@@ -174,7 +174,7 @@ def replace_with(
         CommitUnknownError: the catalog's response was lost.
     """
 
-    def replaced(current: IcebergTable) -> Any:
+    def build_replacement(current: IcebergTable) -> Any:
         if expect is None:
             expect_unmoved(table, current)
         else:
@@ -189,7 +189,7 @@ def replace_with(
     reach("rewrite.before-commit")
     # The property protects readers: files of the old snapshots are orphans immediately, and
     # maintenance must not remove them yet.
-    publish(table.reload(), replaced, {})
+    publish(table.reload(), build_replacement, {})
     reach("rewrite.after-commit")
 
 

@@ -71,10 +71,10 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
     if description is None:
         raise lake.missing(name)
     with active(lake.spark):
-        return _verified(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
+        return _check(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
 
 
-def _verified(table: DataFrame, description: TableDescription) -> VerifyReport:
+def _check(table: DataFrame, description: TableDescription) -> VerifyReport:
     if not description.record_key:
         return VerifyReport(description.name, description.mode, table.count(), ())
     if description.mode is Mode.HISTORY:

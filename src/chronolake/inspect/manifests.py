@@ -70,10 +70,10 @@ class DeletedRows:
                     for file in rows["file_path"].unique().to_pylist()
                 }
         message = "Another engine deleted rows in a format that only Spark can read."
-        raise unsupported(self._found.name, message)
+        raise unsupported_error(self._found.name, message)
 
 
-def unsupported(table: TableName, message: str) -> LakeError:
+def unsupported_error(table: TableName, message: str) -> LakeError:
     """Return the error for rows that cannot be read without Spark."""
     return LakeError(message, hint="Use `chronolake query`.", table=str(table))
 

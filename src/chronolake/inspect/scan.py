@@ -23,7 +23,7 @@ from chronolake.inspect.manifests import (
     damaged_error,
     read_entries,
     table_errors,
-    unsupported,
+    unsupported_error,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class StoredRows:
     @contextmanager
     def _open(self, task: FileScanTask) -> Iterator[ds.ParquetFileFragment]:
         if not str(task.file.file_format).endswith("PARQUET"):
-            raise unsupported(
+            raise unsupported_error(
                 self._found.name, "The table has files that are not in Parquet format."
             )
         with self._found.table.io.new_input(task.file.file_path).open() as stream:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
-from chronolake.types import MAX_PRECISION, ColumnType, Kind, literal, quoted
+from chronolake.types import MAX_PRECISION, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -270,7 +270,7 @@ def physical(kind: pa.DataType) -> Physical:
     if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType):
         return physical(kind.storage_type)
     if pa.types.is_nested(kind):
-        return _nested(kind)
+        return _nested_column(kind)
     return _of_time(kind) or _of_one_value(kind)
 
 
@@ -299,7 +299,7 @@ def _of_one_value(kind: pa.DataType) -> Physical:
 # Nested values.
 
 
-def _nested(kind: pa.DataType) -> Physical:
+def _nested_column(kind: pa.DataType) -> Physical:
     """Return how Spark reads a column of structs, lists or maps: as JSON, nulls included."""
     ddl = _ddl(kind)
     if ddl is None:
@@ -311,7 +311,7 @@ def _ddl(kind: pa.DataType) -> str | None:
     """Return the Spark type of a nested Arrow type; None if a part of it cannot be read."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _ddl(field.type)) for field in kind]
-        reported = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
+        reported = [f"{quote(name)}: {ddl}" for name, ddl in parts if ddl is not None]
         return (
             f"struct<{', '.join(reported)}>" if reported and len(reported) == len(parts) else None
         )
@@ -332,7 +332,7 @@ def _convert_parts(kind: pa.DataType, cell: str, depth: int) -> str:
     if pa.types.is_struct(kind):
         parts = []
         for field in kind:
-            part = _convert_parts(field.type, f"{cell}.{quoted(field.name)}", depth)
+            part = _convert_parts(field.type, f"{cell}.{quote(field.name)}", depth)
             parts.append(f"{literal(field.name)}, {part}")
         found = f"IF({cell} IS NULL, NULL, named_struct({', '.join(parts)}))"
         changes = any(_changes(field.type) for field in kind)

@@ -41,7 +41,7 @@ from chronolake.landing.field_types import (
 )
 from chronolake.landing.file_schema import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.landing.footers import ColumnStatistics, Footers, read_footers
-from chronolake.types import Column, ColumnType, Kind, literal, quoted
+from chronolake.types import Column, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -137,11 +137,11 @@ class Landing:
         by_name = by_field(group.fields)
         system = {
             MODIFIED: _time(by_name, lake_fields.MODIFIED),
-            SEQUENCE: f"nullif(CAST({quoted(lake_fields.SEQUENCE)} AS STRING), '')",
+            SEQUENCE: f"nullif(CAST({quote(lake_fields.SEQUENCE)} AS STRING), '')",
             DELETED_AT: _time(by_name, lake_fields.DELETED),
             PURGED_AT: _time(by_name, lake_fields.PURGED),
             PROVIDES_DATA: _has_data(by_name),
-            OMITTED: _omitted(by_name),
+            OMITTED: _omitted_fields(by_name),
             **{name: name for name in _PLACE},
         }
         data = {
@@ -159,7 +159,7 @@ class Landing:
             data[KEY.name] = f"nullif(CAST({_cell(identifier)} AS STRING), '')"
         if SOURCE_TIME.name in data:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
-        chosen = (f"{value} AS {quoted(name)}" for name, value in {**data, **system}.items())
+        chosen = (f"{value} AS {quote(name)}" for name, value in {**data, **system}.items())
         rows = _read(self.spark, self.files, group)
         # A field with this name hides Spark's own column; `metadataColumn` still finds it.
         place = rows.metadataColumn("_metadata")
@@ -202,7 +202,9 @@ def inspect_files(
     for group in groups:
         if any(field.name in undecided for field in group.fields.values()):
             with naming_bad_files(files):
-                seen = merge_seen(seen, _seen_in(_read(spark, files, group), group, undecided))
+                seen = merge_seen(
+                    seen, _observe_types(_read(spark, files, group), group, undecided)
+                )
     rows = sum(footer.rows for footer in found)
     landings = {footer.each_once for footer in found if footer.rows}
     has_each_once = len(landings) == 1 and None not in landings
@@ -237,7 +239,7 @@ def forms_in_footer(footer: Footers) -> tuple[SeenByField, set[str]]:
         known = {form: _statistics_of(footer, field) for form, field in forms.items()}
         typed = [known[form] for form in forms if form is not Form.TEXT]
         marks = {
-            _seen_of(form, reported.values > 0, reported.bounds)
+            _observed_type(form, reported.values > 0, reported.bounds)
             for form, reported in known.items()
             if form is not Form.TEXT
         }
@@ -289,7 +291,7 @@ def columns_of(seen: Mapping[str, Iterable[Mark]], key: Sequence[str]) -> tuple[
 
 def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataFrame:
     columns = ", ".join(
-        f"{quoted(name)} {field.physical.ddl}" for name, field in group.fields.items()
+        f"{quote(name)} {field.physical.ddl}" for name, field in group.fields.items()
     )
     return read_files(spark, [files[number] for number in group.files], columns)
 
@@ -311,7 +313,7 @@ def literal_path(path: Path) -> str:
 
 def _cell(field: Field) -> str:
     """Return SQL for a column's value, times as Spark's own; an empty text is null."""
-    value = field.physical.value(quoted(field.column))
+    value = field.physical.value(quote(field.column))
     return f"nullif(CAST({value} AS STRING), '')" if field.form is Form.TEXT else value
 
 
@@ -337,7 +339,7 @@ def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
 
 def _declared_value(forms: Mapping[Form, Field], declared: ColumnType, kind: ColumnType) -> str:
     """Return SQL for a value that `writer.land` wrote: here, empty texts are values."""
-    columns = {form: quoted(field.column) for form, field in forms.items()}
+    columns = {form: quote(field.column) for form, field in forms.items()}
     text = columns[Form.TEXT]
     typed = next((column for form, column in columns.items() if form is not Form.TEXT), text)
     if kind.kind is Kind.BINARY:
@@ -357,15 +359,15 @@ def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
 def _has_data(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """Return SQL: whether a row has data of its record."""
     is_purge = f"{_time(by_name, lake_fields.PURGED)} IS NOT NULL"
-    is_mark = quoted(IS_MARK) if IS_MARK in by_name else "false"
+    is_mark = quote(IS_MARK) if IS_MARK in by_name else "false"
     return f"NOT ({is_purge} OR coalesce({is_mark}, false))"
 
 
-def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
+def _omitted_fields(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """Return SQL for the fields that a row omits; null if it omits none."""
     if UNMODIFIED not in by_name:
         return "CAST(NULL AS ARRAY<STRING>)"
-    named = f"from_json({quoted(UNMODIFIED)}, 'array<string>')"
+    named = f"from_json({quote(UNMODIFIED)}, 'array<string>')"
     (field,) = by_name[UNMODIFIED].values()
     if not field.renamed:
         return named
@@ -376,7 +378,7 @@ def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
 # Forms of fields.
 
 
-def _seen_in(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> SeenByField:
+def _observe_types(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> SeenByField:
     """Return the forms of some fields in a group's files, from reading their columns."""
     measured: list[str] = []
     meaning: list[tuple[str, Form]] = []
@@ -398,13 +400,13 @@ def _seen_in(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> Seen
     seen: SeenByField = {}
     for number, (name, form) in enumerate(meaning):
         is_there, least, greatest = row[3 * number : 3 * number + 3]
-        kind = _seen_of(form, is_there, None if least is None else (least, greatest))
+        kind = _observed_type(form, is_there, None if least is None else (least, greatest))
         if kind is not None:
             seen[name] = seen.get(name, frozenset()) | {kind}
     return seen
 
 
-def _seen_of(
+def _observed_type(
     form: Form,
     is_there: bool | None,  # noqa: FBT001
     bounds: tuple[int, int] | None,

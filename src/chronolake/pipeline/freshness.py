@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from chronolake.errors import SourceError
 from chronolake.landing import ObjectFolder
-from chronolake.pipeline.properties import LAKE_PROPERTY, SIGHT_PROPERTY, WATERMARK_PROPERTY
+from chronolake.pipeline.properties import (
+    CAPTURE_METHOD_PROPERTY,
+    LAKE_PROPERTY,
+    WATERMARK_PROPERTY,
+)
 from chronolake.pipeline.run_history import behind_seconds, last_runs, last_verifications
 from chronolake.types import STREAM_PROPERTY
 
@@ -56,7 +60,7 @@ class Filled:
     def of(cls, table: CatalogTable) -> Self:
         """Return the stream properties of a table."""
         properties = table.table.properties
-        names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
+        names = (STREAM_PROPERTY, CAPTURE_METHOD_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
         return cls(table.name, *(properties.get(name) for name in names))
 
 
@@ -135,13 +139,13 @@ def _freshness(
         stream,
         fresh,
         behind_seconds(fresh),
-        _waiting(table) if with_waiting else None,
+        _waiting_files(table) if with_waiting else None,
         None if found is None else found.last,
         checked,
     )
 
 
-def _waiting(table: Filled) -> Waiting | None:
+def _waiting_files(table: Filled) -> Waiting | None:
     folder = None if table.folder is None else ObjectFolder.at(Path(table.folder))
     if folder is None or not folder.path.is_dir():
         return None

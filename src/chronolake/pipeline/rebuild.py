@@ -40,7 +40,7 @@ from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import StoredTable, TableWriter, columns_for, write
 from chronolake.session import CATALOG
-from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quoted
+from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -227,7 +227,7 @@ def _wrong_hashes(spark: SparkSession, table: IcebergTable) -> int:
     if hashed is None:
         return 0
     rows = spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
-    wrong: int = rows.where(f"NOT ({quoted(HASH)} <=> {hash_of(hashed, quoted)})").count()
+    wrong: int = rows.where(f"NOT ({quote(HASH)} <=> {hash_of(hashed, quote)})").count()
     return wrong
 
 

@@ -13,9 +13,9 @@ from chronolake.inspect.catalog import look_up
 from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
+    CAPTURE_METHOD_PROPERTY,
     LEASE_PROPERTY,
     NAMES_PROPERTY,
-    SIGHT_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, key_error
@@ -84,7 +84,7 @@ def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
         stream,
         properties.get(WATERMARK_PROPERTY),
         found.mode,
-        properties.get(SIGHT_PROPERTY),
+        properties.get(CAPTURE_METHOD_PROPERTY),
         properties.get(STREAM_PROPERTY),
         Quarantine.from_json(properties.get(QUARANTINED_PROPERTY)),
         found.key,

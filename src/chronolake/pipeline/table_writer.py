@@ -25,12 +25,12 @@ from chronolake.landing import Landing, columns_of, mark, naming_bad_files
 from chronolake.landing.reader import SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
+    CAPTURE_METHOD_PROPERTY,
     FIELDS_PROPERTY,
     LAKE_PROPERTY,
     NAMES_PROPERTY,
     ON_PURGE_PROPERTY,
     RENAMES_PROPERTY,
-    SIGHT_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.source.protocol import CaptureMethod
@@ -83,7 +83,7 @@ class TableWriter:
         """Return the table properties about the stream that writes it."""
         return {
             STREAM_PROPERTY: self.stream.identity,
-            SIGHT_PROPERTY: self.stream.descriptor.capture_method,
+            CAPTURE_METHOD_PROPERTY: self.stream.descriptor.capture_method,
             ON_PURGE_PROPERTY: self.stream.on_purge,
             LAKE_PROPERTY: str(self.stream.folder.path),
             **_renames_of(self.stream),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from chronolake.formatting import counted
+from chronolake.formatting import format_count
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import client
 from chronolake.tester.client import UNIMPLEMENTED
@@ -279,7 +279,7 @@ class TextReport:
             (f"{answer.member or 'answered'}  ", "green" if good else "red"),
             (f"{answer.seconds * 1000:.0f} ms", "dim"),
             (f"  checked: {'; '.join(outcome.checked)}" if outcome.checked else "", "dim"),
-            (f"  {counted(call.known, 'finding')} as before" if call.known else "", "dim"),
+            (f"  {format_count(call.known, 'finding')} as before" if call.known else "", "dim"),
         )
         if answer.text:
             self._line((f"      {answer.text}", "yellow"))

@@ -20,7 +20,7 @@ from chronolake.inspect import time_travel
 from chronolake.inspect.catalog import check, look_up, look_up_at, metadata_locations
 from chronolake.inspect.tables import health, summary, usage_of
 from chronolake.pipeline.freshness import Filled, freshness
-from chronolake.pipeline.properties import SIGHT_PROPERTY
+from chronolake.pipeline.properties import CAPTURE_METHOD_PROPERTY
 from chronolake.types import STREAM_PROPERTY, Mode
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def table_overview(
         location,
         summary(found),
         health(found, config),
-        capture_method=properties.get(SIGHT_PROPERTY),
+        capture_method=properties.get(CAPTURE_METHOD_PROPERTY),
         stream=properties.get(STREAM_PROPERTY),
         filled=Filled.of(found),
         usage=_monthly_usage(found),

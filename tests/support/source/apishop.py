@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chronolake.lake import Lake
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.streams import streams_of
@@ -201,7 +201,7 @@ class ApiShop:
 
     def agrees(self) -> bool:
         """Return whether every table matches its raw lake."""
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
             ]

@@ -24,7 +24,7 @@ from chronolake.types import (
     Column,
     ColumnType,
     TableName,
-    quoted,
+    quote,
 )
 
 ORDERS: Final = TableName("shop", "orders")
@@ -81,12 +81,12 @@ def send(
                                  for one in columns))
         for place, (op, row) in enumerate(rows)
     ]  # fmt: skip
-    fields = ", ".join(f"{quoted(one.name)} string" for one in columns)
+    fields = ", ".join(f"{quote(one.name)} string" for one in columns)
     frame = lake.spark.createDataFrame(
         texts, f"{OP} int, {SEQ} bigint, {UNMODIFIED} array<bigint>, {fields}"
     )
     frame = frame.select(
-        OP, SEQ, UNMODIFIED, *(F.col(quoted(one.name)).cast(one.type.sql) for one in columns)
+        OP, SEQ, UNMODIFIED, *(F.col(quote(one.name)).cast(one.type.sql) for one in columns)
     )
     is_history = any(one.name == START for one in columns)
     write = core.write_history_batch if is_history else core.write_batch

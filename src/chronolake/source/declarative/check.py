@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.formatting import counted, did_you_mean
+from chronolake.formatting import did_you_mean, format_count
 from chronolake.limits import check_mode
 from chronolake.source.declarative.components.instances import import_classes
 from chronolake.source.declarative.connect import open_api
@@ -81,12 +81,12 @@ def read(
                         result.records = result.records[:limit]
                         return result
             except ChronolakeError as failure:
-                reader.failed()
+                reader.mark_failed()
                 result.failure = result.failure or failure
                 continue
-            reader.done(work, slice_read.latest)
+            reader.mark_read(work, slice_read.latest)
     except ChronolakeError as failure:
-        reader.failed()
+        reader.mark_failed()
         result.failure = result.failure or failure
     reader.complete()
     result.state = reader.state.export()
@@ -277,7 +277,7 @@ def _check_connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckRe
     except ChronolakeError as failure:
         return CheckResult(what, Level.FAILED, failure.message, failure.hint)
     got = "records found" if has_records else "no records found"
-    return CheckResult(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
+    return CheckResult(what, Level.OK, f"{format_count(len(exchanges), 'request')}, {got}")
 
 
 def _describe_stream(stream: AnyStream) -> str:

@@ -299,7 +299,7 @@ class Run:
     @property
     def place(self) -> Offset:
         """Return the stream's offset."""
-        types = self.files.shape.known()
+        types = self.files.shape.current_types()
         return StreamOffset(self.reader.state.as_json(), types, self.compared).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset]:
@@ -413,7 +413,7 @@ class Run:
         self._slices += 1
         self._bytes += sum(part.bytes for part in found.parts)
         self.rows += sum(part.rows for part in found.parts)
-        self.reader.done(work, found.latest)
+        self.reader.mark_read(work, found.latest)
         reach("read.slice-done")
         if is_noted:
             self._note()
@@ -429,7 +429,7 @@ class Run:
         reach("read.slice-noted")
 
     def _fail(self, failure: ChronolakeError) -> None:
-        self.reader.failed()
+        self.reader.mark_failed()
         if self.failure is None:
             self.failure = failure
         log.warning("slice_failed", stream=self.reader.stream.name, reason=str(failure))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.source.postgres.value_forms import type_of, values_of
-from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
+from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -149,8 +149,8 @@ class TypeConversion:
     @property
     def schema(self) -> str:
         """Return the output's Spark schema."""
-        columns = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
-        texts = [f"{quoted(name)} string" for name in self.out_of_range.values()]
+        columns = [f"{quote(column.name)} {column.type.sql}" for column in self.wanted]
+        texts = [f"{quote(name)} string" for name in self.out_of_range.values()]
         return ", ".join(filter(None, [*columns, *texts, self.others]))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -87,7 +87,7 @@ class LogOffset:
             0 if published is None else published.since,
             server,
             greatest=table.greatest,
-            types=table.dependencies.known,
+            types=table.dependencies.known_types,
             publication=None if published is None else published.version,
         )
 
@@ -203,7 +203,7 @@ class LogOffset:
             has_unlogged=False,
             greatest=table.greatest,
             fingerprints=fingerprints,
-            types=table.dependencies.known,
+            types=table.dependencies.known_types,
             evidence=snapshot.evidence,
         )
 

@@ -82,7 +82,7 @@ class Messages:
         """Return the first byte of each message; messages are not empty."""
         return self.buffer[self.offsets[:-1]]
 
-    def unsigned(self, places: Places, width: int) -> Places:
+    def read_unsigned(self, places: Places, width: int) -> Places:
         """Return the big-endian numbers at some positions, of up to seven bytes."""
         numbers = self.buffer[places].astype(np.int64)
         for byte in range(1, width):
@@ -141,7 +141,7 @@ def decode_rows(
         ReplicationProtocolError: a row has another number of columns, or exceeds its message.
     """
     places = _expect_within(places + 2, ends)
-    numbers = messages.unsigned(places - 2, 2)
+    numbers = messages.read_unsigned(places - 2, 2)
     if (numbers != columns).any():
         actual = int(numbers[numbers != columns][0])
         raise protocol_error(f"a row has {actual} columns, but its table has {columns}")
@@ -155,7 +155,7 @@ def decode_rows(
         starts = places + 1 + 4 * is_text
         _expect_within(starts, ends)
         # Only texts have a length; other bytes here have another meaning.
-        lengths = np.where(is_text, messages.unsigned(places + 1, 4), 0)
+        lengths = np.where(is_text, messages.read_unsigned(places + 1, 4), 0)
         places = _expect_within(starts + lengths, ends)
         texts, is_invalid = _decode_texts(messages, starts, lengths, is_text)
         rows.append(Cells(texts, kinds == _UNCHANGED, is_invalid))
@@ -444,7 +444,7 @@ class _Frame:
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():
             raise protocol_error("a row does not contain the number of its relation")
-        oids = packed.unsigned(places, 4)
+        oids = packed.read_unsigned(places, 4)
         groups: list[tuple[Relation, Places]] = []
         for oid in np.unique(oids).tolist():
             descriptions = self._descriptions.get(oid, [])

@@ -41,7 +41,7 @@ from chronolake.change_set import (
 )
 from chronolake.source.postgres.columns import TypeConversion, can_hold
 from chronolake.source.postgres.messages import Kind
-from chronolake.types import ROW_ID, Column, ColumnType, literal, quoted
+from chronolake.types import ROW_ID, Column, ColumnType, literal, quote
 from chronolake.types import Kind as TypeKind
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class RowKey:
         if not self.is_hashed:
             typing = TypeConversion(tuple(columns), data_columns, others, out_of_range or {})
             return rows.then(typing, typing.schema)
-        row_id = f"{quoted(ROW_ID)} {ROW_KEY.type.sql}"
+        row_id = f"{quote(ROW_ID)} {ROW_KEY.type.sql}"
         kept_columns = ", ".join(filter(None, [row_id, others]))
         typing = TypeConversion(tuple(columns), data_columns, kept_columns, out_of_range or {})
         texts = to_spark(rows)
@@ -319,7 +319,7 @@ class RowKey:
 
 def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
     """Return rows keyed by the hash of all their values and a number among identical rows."""
-    names = [quoted(column.name) for column in columns]
+    names = [quote(column.name) for column in columns]
     counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
     each = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
     return each.selectExpr(_hash(columns, _SAME), *names)
@@ -329,9 +329,9 @@ def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:
     """Return a SQL expression for the `_fivetran_id` of columns and a number."""
     # Columns are identified by number and nulls are ignored, so that renamed or new columns do not
     # change the hash.
-    cells = (f"{literal(str(column.number))}, {quoted(column.name)}" for column in columns)
+    cells = (f"{literal(str(column.number))}, {quote(column.name)}" for column in columns)
     values = f"to_json(named_struct({', '.join(cells)}), map('ignoreNullFields', 'true'))"
-    return f"sha2(concat_ws(':', {number}, {values}), 256) AS {quoted(ROW_ID)}"
+    return f"sha2(concat_ws(':', {number}, {values}), 256) AS {quote(ROW_ID)}"
 
 
 _BUFFER_BYTES: Final = 16 * 2**20
@@ -401,7 +401,7 @@ class Spool:
             self._writer.close()
 
     @property
-    def declared(self) -> list[Column]:
+    def landed_columns(self) -> list[Column]:
         """Return the columns as they land, with types that hold all spooled values."""
         return self.key.declare(self.columns, out_of_range=self._out_of_range)
 
@@ -413,7 +413,7 @@ class Spool:
         """
         groups = pq.read_metadata(self.file).num_row_groups
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
-        texts = [f"{quoted(column.name)} string" for column in self.columns]
+        texts = [f"{quote(column.name)} string" for column in self.columns]
         rows = rows_at(
             places,
             _read_spool,
@@ -422,7 +422,7 @@ class Spool:
             is_local=lake.is_local,
             spark=lambda: lake.spark,
         )
-        return self.key.convert(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
+        return self.key.convert(rows, self.columns, self.landed_columns, others=_SYSTEM_COLUMNS)
 
 
 def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from chronolake.source.postgres.offset import Clock, LogOffset
 from chronolake.source.postgres.row_versions import RowKey, Spool, convert_changes, sequence_of
 from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
 from chronolake.source.protocol import ChangeBatch, Snapshot
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -310,7 +310,7 @@ class TableReplication:
             yield ChangeBatch(
                 self.table.stream,
                 step.versions(lake),
-                tuple(step.declared),
+                tuple(step.landed_columns),
                 position,
                 self.position.numbers(step.columns),
                 has_followers=step.has_followers,
@@ -345,7 +345,7 @@ class TableReplication:
         if self.table_before is None or not is_catalog_current:
             return position_after
         # Later alterations are found in the next run.
-        position_after = replace(position_after, types=self.table_before.dependencies.known)
+        position_after = replace(position_after, types=self.table_before.dependencies.known_types)
         if self.table_before.columns != self.table.columns:
             return position_after
         return replace(position_after, columns=self.table.columns, greatest=self.table.greatest)
@@ -362,7 +362,7 @@ class TableReplication:
 
     def _empty_snapshot(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
         columns = self._row_key(step.columns).declare(step.columns, out_of_range=set())
-        schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
+        schema = ", ".join(f"{quote(column.name)} {column.type.sql}" for column in columns)
         return Snapshot(
             self.table.stream,
             spark.createDataFrame([], schema),

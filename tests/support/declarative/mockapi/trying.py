@@ -178,12 +178,12 @@ class Trial:
         for work in reader.work():
             if len(slices) == MOST_SLICES:
                 is_whole = False
-                reader.failed()
+                reader.mark_failed()
                 break
             before = len(self.api.served)
             one = reader.slices.read(work)
             records = [record for page in one.pages() for record in page]
-            reader.done(work, one.latest)
+            reader.mark_read(work, one.latest)
             served = [page for page in self.api.served[before:] if page.offer is offer]
             slices.append((work, records, served))
         reader.complete()

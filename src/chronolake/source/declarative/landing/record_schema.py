@@ -158,7 +158,7 @@ class Shape:
                 known = self.types.get(name)
                 self.types[name] = kind if known is None else wider(known, kind)
 
-    def known(self) -> dict[str, ColumnType]:
+    def current_types(self) -> dict[str, ColumnType]:
         """Return the columns' types so far."""
         with self._lock:
             return dict(self.types)

@@ -278,11 +278,11 @@ def _batches(decoder: Decoder, find: Find) -> Callable[[Response], Iterator[Extr
     def batches(answer: Response) -> Iterator[Extracted]:
         memory = Memory(answer.memory_limit)
         iterator = iter(decode(decoder, answer, memory))
-        known = memory.taken
+        known = memory.used
         while batch := list(_take_batch(iterator, memory, known)):
             yield find(batch)
             # Values of earlier batches are no longer in memory.
-            memory.taken = known
+            memory.used = known
 
     return batches
 
@@ -291,7 +291,7 @@ def _take_batch(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator
     """Yield values until their number or size is enough for a batch."""
     for body in itertools.islice(iterator, _BATCH):
         yield body
-        if memory.taken - known > memory.limit // _BATCHES:
+        if memory.used - known > memory.limit // _BATCHES:
             return
 
 
@@ -340,7 +340,7 @@ def _create_finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT
     # XML has no empty list: without items, the element is missing.
     needed = path[:-1] if is_xml and len(path) > 1 else path
 
-    def found_in(body: Any) -> list[Any]:
+    def find_in(body: Any) -> list[Any]:
         # A pattern returns all of its values; a plain path returns one value: a list of records, or
         # a record.
         if "*" in path:
@@ -350,13 +350,13 @@ def _create_finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT
 
     def find(bodies: Iterable[Any]) -> Extracted:
         if isinstance(bodies, list) and len(bodies) == 1:
-            records = found_in(bodies[0])
+            records = find_in(bodies[0])
             return Extracted(
                 records, len(records), None if records else find_missing_part(bodies[0], needed)
             )
         records, missing, is_there = [], None, False
         for body in bodies:
-            found = found_in(body)
+            found = find_in(body)
             lacks = (
                 None if found or (missing and not has_pattern) else find_missing_part(body, needed)
             )
@@ -391,7 +391,7 @@ def _create_custom_extraction(component: CustomRecordExtractor) -> Extraction:
     calls = component.calls
 
     def extract(answer: Response) -> Extracted:
-        found = calls.listed("extract_records", to_requests_response(answer))
+        found = calls.call_for_list("extract_records", to_requests_response(answer))
         records = [dict(record) if isinstance(record, Mapping) else record for record in found]
         return Extracted(records, len(records))
 

@@ -323,7 +323,7 @@ class Selection:
         if keep is not None:
             records = [record for record in _expect_objects(records) if keep(record)]
         if self._own_filter is not None:
-            kept: list[Any] = self._own_filter.listed(
+            kept: list[Any] = self._own_filter.call_for_list(
                 "filter_records",
                 records,
                 stream_state={},

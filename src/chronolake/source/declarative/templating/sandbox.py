@@ -471,7 +471,7 @@ def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that counts its arguments and its result."""
 
     @wraps(run)  # also marks, for Jinja, which internal arguments the filter needs
-    def counting(*args: Any, **options: Any) -> Any:
+    def measure_and_run(*args: Any, **options: Any) -> Any:
         allowance = _allowance.get()
         for value in (*args, *options.values()):
             if isinstance(value, str | bytes | int) or (
@@ -491,7 +491,7 @@ def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         allowance.step(_shallow_size(made))
         return made
 
-    return counting
+    return measure_and_run
 
 
 def _format(value: Any, *args: Any, **options: Any) -> Any:
