@@ -55,7 +55,7 @@ class Contest:
         lake: Lake,
         made: Made,
         rivals: Sequence[Rival],
-        in_duck: Callable[[duck.Decoded, Batch], None],
+        in_duck: Callable[[duck.DecodedBatch, Batch], None],
         *,
         history: bool,
     ) -> None:

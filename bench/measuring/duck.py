@@ -23,10 +23,10 @@ from measuring.customers import HISTORY, LIVE
 _SYSTEM: Final = ("_fivetran_synced", "_fivetran_start", "_fivetran_end", "_fivetran_active")
 _SQL: Final = {"timestamp": "TIMESTAMPTZ"}
 
-Decoded = dict[Op, pa.Table]
+DecodedBatch = dict[Op, pa.Table]
 
 
-def decoded(batch: Batch) -> Decoded:
+def decoded(batch: Batch) -> DecodedBatch:
     """Decode a batch's rows; all cells are texts."""
     tables = {}
     for file in batch.files:
@@ -53,7 +53,7 @@ class Duck:
         )
         self._connection.execute("CHECKPOINT")
 
-    def upsert(self, name: str, rows: Decoded) -> None:
+    def upsert(self, name: str, rows: DecodedBatch) -> None:
         """Upsert rows into a live table."""
         self._run(
             rows,
@@ -62,7 +62,7 @@ class Duck:
             WHEN NOT MATCHED THEN INSERT VALUES ({_list(LIVE, "s.")})""",
         )
 
-    def update(self, name: str, rows: Decoded) -> None:
+    def update(self, name: str, rows: DecodedBatch) -> None:
         """Update rows of a live table."""
         self._run(
             rows,
@@ -71,7 +71,7 @@ class Duck:
                 JOIN {name} b ON b.id = CAST(u.id AS BIGINT)) s WHERE {name}.id = s.id""",
         )
 
-    def history(self, name: str, rows: Decoded, since: str) -> None:
+    def history(self, name: str, rows: DecodedBatch, since: str) -> None:
         """Apply a history batch, by the documents' statements in one transaction."""
         earliest = f"""SELECT CAST(id AS BIGINT) AS id,
             CAST(_fivetran_start AS TIMESTAMPTZ) AS start FROM {_view(Op.EARLIEST)}"""
@@ -98,7 +98,7 @@ class Duck:
         """Return the only row of a query's result."""
         return self._connection.execute(sql).fetchone()
 
-    def _run(self, rows: Decoded, *statements: str) -> None:
+    def _run(self, rows: DecodedBatch, *statements: str) -> None:
         for op, table in rows.items():
             self._connection.register(_view(op), table)
         self._connection.execute("BEGIN")

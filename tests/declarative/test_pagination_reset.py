@@ -9,7 +9,7 @@ import pytest
 from chronolake.errors import ConfigurationError
 from support.declarative.apis import Api, Asked, Reply
 from support.declarative.readings import (
-    Reading,
+    StreamRead,
     does,
     option,
     reading,
@@ -63,13 +63,13 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
     return answer
 
 
-def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[Reading, list[Any]]:
+def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[StreamRead, list[Any]]:
     with Api({"/items": answer}) as api:
         found = reading(described, api, **options)
         return found, [one.params for one in api.asked]
 
 
-def _reducing(answer: Any, **reduction: Any) -> tuple[Reading, list[Any]]:
+def _reducing(answer: Any, **reduction: Any) -> tuple[StreamRead, list[Any]]:
     strategy = reduction.pop("strategy", _PAGES["pagination_strategy"])
     described = stream(
         retriever=retriever(
@@ -220,7 +220,7 @@ def test_stop_conditions_that_end_at_a_smaller_page_are_refused(
 # ---------------------------------------------------------------------- pages from the begin
 
 
-def _resetting(answer: Any, **more: Any) -> tuple[Reading, list[Any]]:
+def _resetting(answer: Any, **more: Any) -> tuple[StreamRead, list[Any]]:
     reset = more.pop("reset", None)
     parts = {"asks": does("RESET_PAGINATION", 410), "paginator": _PAGES, "pagination_reset": reset}
     return _read(stream(retriever=retriever(**parts), **more), answer)
@@ -350,7 +350,7 @@ def test_record_limit_conflicts_with_a_filter() -> None:
 
 def _splitting(
     answer: Any, cursor: dict[str, Any] | None = None, **splitting: Any
-) -> tuple[Reading, list[str]]:
+) -> tuple[StreamRead, list[str]]:
     described = stream(
         incremental_sync={**_DAYS, **(cursor or {})},
         retriever=retriever(

@@ -1120,7 +1120,7 @@ def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, see
         pipeline.source.write("Account", rows, statistics=number % 3 > 0)
 
     files = streams_of(pipeline.project, "crm")[0].folder.files()
-    found = inspect_files(pipeline.lake.spark, files).seen
+    found = inspect_files(pipeline.lake.spark, files).observed
 
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 

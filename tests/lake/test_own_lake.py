@@ -26,7 +26,7 @@ from chronolake.config import OnPurge
 from chronolake.errors import BatchError, LeaseLostError, SchemaError, SourceError
 from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
-from chronolake.landing import ObjectFolder, inspect_files, mark, type_of
+from chronolake.landing import ObjectFolder, inspect_files, parse_field_type, type_of
 from chronolake.landing.file_sequence import publish, staging
 from chronolake.landing.writer import land
 from chronolake.limits import StreamCapabilities
@@ -274,7 +274,7 @@ def test_others_read_it_by_the_rules_of_data_lakes(own: Own, lake: Lake) -> None
     found = inspect_files(lake.spark, own.folder.files())
 
     assert found.key == ("Id",)
-    assert {name: sorted(map(str, seen)) for name, seen in found.seen.items()} == {
+    assert {name: sorted(map(str, seen)) for name, seen in found.observed.items()} == {
         "Age": ["int"],
         "At": ["timestamp"],
         "Price": ["text"],
@@ -786,7 +786,7 @@ def test_types_are_put_together_in_any_order() -> None:
         for precision, scale in ((5, 5), (20, 0), (38, 20), (38, 38))
     ]
     for kind in kinds:
-        assert mark(str(kind)) == kind
+        assert parse_field_type(str(kind)) == kind
         assert type_of([kind]) == kind
     for three in permutations(kinds, 3):
         assert type_of(three) == type_of(sorted(three, key=str)), three

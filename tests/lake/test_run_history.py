@@ -17,7 +17,7 @@ from chronolake.config import sources_of_project
 from chronolake.inspect.catalog import look_up_all
 from chronolake.pipeline import run_history
 from chronolake.pipeline.events import Event, EventKind
-from chronolake.pipeline.freshness import Filled, Freshness, Waiting, freshness
+from chronolake.pipeline.freshness import Freshness, StreamProperties, WaitingFiles, freshness
 from chronolake.pipeline.runs import Stage, Status
 from support.commands import ran_words
 from support.datalakes import project
@@ -60,7 +60,7 @@ def _looked(folder: Path) -> dict[str, Any]:
 
 def _tables(pipeline: Pipeline) -> dict[str, Freshness]:
     config = pipeline.project.lake
-    found = freshness(config, map(Filled.of, look_up_all(config)))
+    found = freshness(config, map(StreamProperties.of, look_up_all(config)))
     return {str(name): one for name, one in found.items()}
 
 
@@ -109,7 +109,7 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row(key, 7) for key in range(100, 150)])
     (waiting,) = (one.waiting for one in _tables(pipeline).values() if one.stream == "Account")
     assert waiting is not None
-    assert waiting == Waiting(1, waiting.bytes)
+    assert waiting == WaitingFiles(1, waiting.bytes)
     assert waiting.bytes > 0
 
     pipeline.done()
@@ -131,12 +131,12 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     assert 0 < found.seconds < 300
     assert (found.sum("written"), found.sum("landed_rows")) == (50, None)
     table = _tables(pipeline)["crm.Account"]
-    assert (table.pipeline, table.stream, table.filled.capture_method) == (
+    assert (table.pipeline, table.stream, table.stream_properties.capture_method) == (
         "crm",
         "Account",
         "observed-changes",
     )
-    assert (table.fresh_as_of, table.waiting) == (found.run.began, Waiting(0, 0))
+    assert (table.fresh_as_of, table.waiting) == (found.run.began, WaitingFiles(0, 0))
     assert table.behind_seconds is not None
     assert 0 <= table.behind_seconds < 300
     (known,) = run_history.pipelines(config, sources_of_project(pipeline.project.file))
@@ -165,7 +165,7 @@ def test_a_stream_that_fails_says_what_to_do(
     assert contact.record.hint
     assert contact.record.hint not in (contact.record.error or "")
     table = _tables(pipeline)["crm.Contact"]
-    assert (table.fresh_as_of, table.waiting) == (fresh, Waiting(1, broken.stat().st_size))
+    assert (table.fresh_as_of, table.waiting) == (fresh, WaitingFiles(1, broken.stat().st_size))
     assert table.last is not None
     assert table.last.hint == contact.record.hint
     code, reported, _ = ran_words(

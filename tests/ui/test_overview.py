@@ -18,8 +18,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from chronolake.config import MaintenanceConfig, load
 from chronolake.errors import LakeError
 from chronolake.inspect.tables import Health, TableSummary
-from chronolake.pipeline.freshness import Filled, Freshness
-from chronolake.pipeline.runs import Verified, now
+from chronolake.pipeline.freshness import Freshness, StreamProperties
+from chronolake.pipeline.runs import VerificationResult, now
 from chronolake.types import Mode, TableName
 from chronolake.ui.rendering import ASSETS, environment
 from chronolake.ui.site import Overview, TableOverview
@@ -168,18 +168,20 @@ def health_of(health: Health, fresh: Freshness | None) -> str:
 
 
 def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> None:
-    filled = Filled(TableName("s", "t"))
-    verified = Verified("s.t", now(), holds=True, rows=1, against_lake=False)
+    stream_properties = StreamProperties(TableName("s", "t"))
+    verified = VerificationResult("s.t", now(), holds=True, rows=1, against_lake=False)
     kept = Health(3, 9, 0.05, now(), 2)
 
-    reported = health_of(kept, Freshness(filled, verified=verified))
+    reported = health_of(kept, Freshness(stream_properties, verified=verified))
     assert reported.startswith("good 3 small files 5 % of rows deleted compacted")
-    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == ("files OK never verified")
+    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(stream_properties)) == (
+        "files OK never verified"
+    )
     # A store that cannot be read does not mean that nothing was verified.
     assert health_of(Health(1, 1, 0.0, None, 1), None) == (
         "files OK 1 small file verification unknown"
     )
-    assert health_of(Health(70, 90, 0.0, None, 1), Freshness(filled)) == (
+    assert health_of(Health(70, 90, 0.0, None, 1), Freshness(stream_properties)) == (
         "needs maintenance 70 small files never verified"
     )
 

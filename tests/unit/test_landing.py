@@ -11,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import SourceError
-from chronolake.landing import ObjectFolder, Seen, columns_of, merge_seen, objects_of, type_of
-from chronolake.landing.field_types import Fields, fields_of, group_files, of_integers, physical
+from chronolake.landing import (
+    ObjectFolder,
+    ObservedType,
+    columns_of,
+    merge_types,
+    objects_of,
+    type_of,
+)
+from chronolake.landing.field_types import (
+    Fields,
+    fields_of,
+    group_files,
+    observed_integer_type,
+    physical,
+)
 from chronolake.types import Kind
 
 
@@ -189,26 +202,26 @@ def test_in_a_group_every_column_means_what_it_means_in_each_file(files: list[li
     ("seen", "kind"),
     [
         ([], None),
-        ([Seen.TEXT], Kind.STRING),
-        ([Seen.INT], Kind.INT),
-        ([Seen.INT, Seen.LONG], Kind.LONG),
-        ([Seen.WIDE], Kind.LONG),
-        ([Seen.INT, Seen.FLOAT], Kind.DOUBLE),
-        ([Seen.LONG, Seen.FLOAT], Kind.DOUBLE),
+        ([ObservedType.TEXT], Kind.STRING),
+        ([ObservedType.INT], Kind.INT),
+        ([ObservedType.INT, ObservedType.LONG], Kind.LONG),
+        ([ObservedType.WIDE], Kind.LONG),
+        ([ObservedType.INT, ObservedType.FLOAT], Kind.DOUBLE),
+        ([ObservedType.LONG, ObservedType.FLOAT], Kind.DOUBLE),
         # Not every such integer has an exact double.
-        ([Seen.WIDE, Seen.FLOAT], Kind.STRING),
-        ([Seen.FLOAT], Kind.DOUBLE),
-        ([Seen.BOOLEAN], Kind.BOOLEAN),
-        ([Seen.BOOLEAN, Seen.TEXT], Kind.STRING),
-        ([Seen.BOOLEAN, Seen.INT], Kind.STRING),
-        ([Seen.DATE], Kind.NAIVE_DATE),
-        ([Seen.DATE, Seen.TIMESTAMP], Kind.STRING),
-        ([Seen.TIMESTAMP], Kind.UTC_DATETIME),
-        ([Seen.TIME], Kind.NAIVE_TIME),
+        ([ObservedType.WIDE, ObservedType.FLOAT], Kind.STRING),
+        ([ObservedType.FLOAT], Kind.DOUBLE),
+        ([ObservedType.BOOLEAN], Kind.BOOLEAN),
+        ([ObservedType.BOOLEAN, ObservedType.TEXT], Kind.STRING),
+        ([ObservedType.BOOLEAN, ObservedType.INT], Kind.STRING),
+        ([ObservedType.DATE], Kind.NAIVE_DATE),
+        ([ObservedType.DATE, ObservedType.TIMESTAMP], Kind.STRING),
+        ([ObservedType.TIMESTAMP], Kind.UTC_DATETIME),
+        ([ObservedType.TIME], Kind.NAIVE_TIME),
     ],
 )
 def test_a_field_gets_the_narrowest_type_that_holds_its_values(
-    seen: list[Seen], kind: Kind | None
+    seen: list[ObservedType], kind: Kind | None
 ) -> None:
     found = type_of(seen)
 
@@ -218,33 +231,33 @@ def test_a_field_gets_the_narrowest_type_that_holds_its_values(
 @pytest.mark.parametrize(
     ("least", "greatest", "seen"),
     [
-        (0, 5, Seen.INT),
-        (-(2**31), 2**31 - 1, Seen.INT),
-        (0, 2**31, Seen.LONG),
-        (-(2**31) - 1, 0, Seen.LONG),
-        (-(2**53), 2**53, Seen.LONG),
-        (0, 2**53 + 1, Seen.WIDE),
-        (-(2**53) - 1, 0, Seen.WIDE),
+        (0, 5, ObservedType.INT),
+        (-(2**31), 2**31 - 1, ObservedType.INT),
+        (0, 2**31, ObservedType.LONG),
+        (-(2**31) - 1, 0, ObservedType.LONG),
+        (-(2**53), 2**53, ObservedType.LONG),
+        (0, 2**53 + 1, ObservedType.WIDE),
+        (-(2**53) - 1, 0, ObservedType.WIDE),
     ],
 )
-def test_integers_count_by_their_size(least: int, greatest: int, seen: Seen) -> None:
-    assert of_integers(least, greatest) is seen
+def test_integers_count_by_their_size(least: int, greatest: int, seen: ObservedType) -> None:
+    assert observed_integer_type(least, greatest) is seen
 
 
-_everything = st.frozensets(st.sampled_from(Seen), max_size=4)
+_everything = st.frozensets(st.sampled_from(ObservedType), max_size=4)
 
 
 @given(st.lists(_everything, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_the_type_does_not_depend_on_the_order_in_which_values_are_seen(
-    steps: list[frozenset[Seen]], chance: object
+    steps: list[frozenset[ObservedType]], chance: object
 ) -> None:
     shuffled = list(steps)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
 
-    def after(order: list[frozenset[Seen]]) -> object:
-        seen: dict[str, frozenset[Seen]] = {}
+    def after(order: list[frozenset[ObservedType]]) -> object:
+        seen: dict[str, frozenset[ObservedType]] = {}
         for step in order:
-            seen = merge_seen(seen, {"A": step})
+            seen = merge_types(seen, {"A": step})
         return columns_of(seen, ("Id",))
 
     assert after(steps) == after(shuffled)

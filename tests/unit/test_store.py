@@ -21,7 +21,14 @@ from chronolake import exact_json
 from chronolake.config import LakeConfig, load
 from chronolake.pipeline import run_history
 from chronolake.pipeline.lease import hold_lease, holder
-from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, encode_states
+from chronolake.pipeline.runs import (
+    Run,
+    Stage,
+    Status,
+    StreamRun,
+    VerificationResult,
+    encode_states,
+)
 from chronolake.pipeline.store import Store
 
 #: The tables as the version before the columns for the web UI created them.
@@ -95,7 +102,9 @@ def _expect_upgraded(config: LakeConfig) -> None:
         reported = StreamRun("run1", "orders", "shop.orders", Status.RUNNING, stage=Stage.LANDING)
         store.note(reported)
         assert store.streams_of("run1") == [reported]
-    store.note_verified(Verified("shop.orders", "2026-01-03T00:00:00.000Z", True, 20, False))
+    store.note_verified(
+        VerificationResult("shop.orders", "2026-01-03T00:00:00.000Z", True, 20, False)
+    )
 
 
 def test_a_store_of_an_earlier_version_loses_nothing(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def mode(
 
 def _raise_if_a_pipeline_fills(table: CatalogTable, wanted: Mode, project: Path | None) -> None:
     """Raise if a pipeline writes a table, because chronolake.yml determines its mode."""
-    filled_by = table.table.properties.get(STREAM_PROPERTY)
+    filled_by = table.iceberg.properties.get(STREAM_PROPERTY)
     if filled_by is None:
         return
     pipeline, _, stream = filled_by.partition("/")

@@ -55,8 +55,8 @@ FORM_OF: Final = {
 }
 
 
-class Seen(StrEnum):
-    """The kinds of values that were seen in a field and that decide its type."""
+class ObservedType(StrEnum):
+    """The types of the values that were observed in a field; together they decide its type."""
 
     TEXT = "text"
     BOOLEAN = "boolean"
@@ -70,69 +70,69 @@ class Seen(StrEnum):
     DATE = "date"
 
 
-#: An input of type inference: a kind of value that was seen, or a declared type.
-Mark = Seen | ColumnType
+#: An input of type inference: an observed type, or a declared one.
+FieldType = ObservedType | ColumnType
 
-_EVERY_SEEN: Final = frozenset(Seen)
+_OBSERVED_TYPES: Final = frozenset(ObservedType)
 
 _ALONE: Final = {
-    Seen.BOOLEAN: Kind.BOOLEAN,
-    Seen.FLOAT: Kind.DOUBLE,
-    Seen.TIMESTAMP: Kind.UTC_DATETIME,
-    Seen.TIME: Kind.NAIVE_TIME,
-    Seen.DATE: Kind.NAIVE_DATE,
+    ObservedType.BOOLEAN: Kind.BOOLEAN,
+    ObservedType.FLOAT: Kind.DOUBLE,
+    ObservedType.TIMESTAMP: Kind.UTC_DATETIME,
+    ObservedType.TIME: Kind.NAIVE_TIME,
+    ObservedType.DATE: Kind.NAIVE_DATE,
 }
-_INTEGERS: Final = {Seen.INT, Seen.LONG, Seen.WIDE}
+_INTEGERS: Final = {ObservedType.INT, ObservedType.LONG, ObservedType.WIDE}
 #: Integers, with their maximum number of digits.
 _DIGITS: Final = {Kind.SHORT: 5, Kind.INT: 10, Kind.LONG: 19}
 _EXACT_AS_DOUBLE: Final = {Kind.SHORT, Kind.INT, Kind.FLOAT, Kind.DOUBLE}
 
 
-def of_integers(least: int, greatest: int) -> Seen:
-    """Return the kind of integers with the given least and greatest value."""
+def observed_integer_type(least: int, greatest: int) -> ObservedType:
+    """Return the observed type of integers with the given least and greatest value."""
     if _INTS[0] <= least and greatest <= _INTS[1]:
-        return Seen.INT
-    return Seen.LONG if least >= -_EXACT and greatest <= _EXACT else Seen.WIDE
+        return ObservedType.INT
+    return ObservedType.LONG if least >= -_EXACT and greatest <= _EXACT else ObservedType.WIDE
 
 
-def mark(text: str) -> Mark:
-    """Return a mark from its text, the inverse of `str`."""
-    return Seen(text) if text in _EVERY_SEEN else ColumnType.parse(text)
+def parse_field_type(text: str) -> FieldType:
+    """Parse an observed or declared type, the inverse of `str`."""
+    return ObservedType(text) if text in _OBSERVED_TYPES else ColumnType.parse(text)
 
 
-def type_of(marks: Iterable[Mark]) -> ColumnType | None:
+def type_of(types: Iterable[FieldType]) -> ColumnType | None:
     """Return the narrowest type that contains all values of a field; None if it has no values."""
-    every = set(marks)
-    declared = [mark for mark in every if isinstance(mark, ColumnType)]
+    every = set(types)
+    declared = [known for known in every if isinstance(known, ColumnType)]
     if declared:
         return reduce(wider, declared) if len(declared) == len(every) else ColumnType(Kind.STRING)
     if not every:
         return None
     if every <= _INTEGERS:
-        return ColumnType(Kind.INT if every == {Seen.INT} else Kind.LONG)
-    if every <= {Seen.INT, Seen.LONG, Seen.FLOAT}:
+        return ColumnType(Kind.INT if every == {ObservedType.INT} else Kind.LONG)
+    if every <= {ObservedType.INT, ObservedType.LONG, ObservedType.FLOAT}:
         return ColumnType(Kind.DOUBLE)
-    seen = every.pop()
-    if every or not isinstance(seen, Seen):
+    observed = every.pop()
+    if every or not isinstance(observed, ObservedType):
         return ColumnType(Kind.STRING)
-    return ColumnType(_ALONE.get(seen, Kind.STRING))
+    return ColumnType(_ALONE.get(observed, Kind.STRING))
 
 
-def wider(one: ColumnType, other: ColumnType) -> ColumnType:
+def wider(first: ColumnType, other: ColumnType) -> ColumnType:
     """Return the narrowest type that contains all values of two types without loss.
 
     The result for several types does not depend on their order.
     """
-    if one == other:
-        return one
-    kinds = {one.kind, other.kind}
+    if first == other:
+        return first
+    kinds = {first.kind, other.kind}
     if kinds <= _DIGITS.keys():
-        return max(one, other, key=lambda kind: _DIGITS[kind.kind])
+        return max(first, other, key=lambda kind: _DIGITS[kind.kind])
     if kinds <= _EXACT_AS_DOUBLE:
         return ColumnType(Kind.DOUBLE)
     if kinds <= {*_DIGITS, Kind.DECIMAL}:
-        whole = max(_whole_digits(one), _whole_digits(other))
-        scale = max(one.scale or 0, other.scale or 0)
+        whole = max(_whole_digits(first), _whole_digits(other))
+        scale = max(first.scale or 0, other.scale or 0)
         if whole + scale <= MAX_PRECISION:
             return ColumnType(Kind.DECIMAL, whole + scale, scale)
     return ColumnType(Kind.STRING)

@@ -79,7 +79,7 @@ def _lake_exists(config: LakeConfig) -> bool:
 
 def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
     found = look_up(config, stream.table)
-    properties = found.table.properties
+    properties = found.iceberg.properties
     return StreamOffset(
         stream,
         properties.get(WATERMARK_PROPERTY),

@@ -381,7 +381,7 @@ def _raise_if_history_is_lost(project: Project, pipeline: str, name: str, table:
     except (LakeError, TableNotFoundError):
         # The table does not exist; or the lake cannot be read, which the next step reports.
         return
-    if stored.mode is Mode.HISTORY and stored.table.properties.get(STREAM_PROPERTY):
+    if stored.mode is Mode.HISTORY and stored.iceberg.properties.get(STREAM_PROPERTY):
         raise ConfigurationError(
             f"The table {table} keeps history, and the stream {name} of the source no longer "
             "supports it.",

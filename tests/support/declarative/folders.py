@@ -17,7 +17,7 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.config_validation import create_mask
 from chronolake.source.declarative.manifests.manifest import Manifest, load
 from support.declarative.apis import Api
-from support.declarative.readings import Reading
+from support.declarative.readings import StreamRead
 
 HIDDEN = "a-secret-nobody-may-see"
 _SPEC = {
@@ -49,7 +49,7 @@ class Connector:
         *,
         state: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
-    ) -> Reading:
+    ) -> StreamRead:
         manifest = self.manifest
         whole = {"api": api.url, "token": HIDDEN, **(config or {})}
         waits: list[float] = []
@@ -57,7 +57,7 @@ class Connector:
             mask = create_mask(whole, manifest)
             network = Network(client, sleep=waits.append, now=time.time, mask=mask)
             shared = create_api(manifest, whole, network, wanted=[name])
-            return Reading(read(shared.manifest.stream(name), shared, state), waits)
+            return StreamRead(read(shared.manifest.stream(name), shared, state), waits)
 
 
 def connector(

@@ -17,7 +17,7 @@ from support.declarative.apis import Api
 
 
 @dataclass(frozen=True)
-class Reading:
+class StreamRead:
     """The records of a read, and the waits for the API."""
 
     result: Result
@@ -72,7 +72,7 @@ def reading(
     config: Mapping[str, Any] | None = None,
     may_lack_records: Collection[str] = (),
     may_repeat_tokens: Collection[str] = (),
-) -> Reading:
+) -> StreamRead:
     manifest = parse(to_mapped({"streams": [deepcopy(dict(described))]}), Path("manifest.yaml"))
     found = manifest.stream(str(described["name"]))
     waits: list[float] = []
@@ -85,4 +85,4 @@ def reading(
             may_lack_records=may_lack_records,
             may_repeat_tokens=may_repeat_tokens,
         )
-        return Reading(read(found, shared, state), waits)
+        return StreamRead(read(found, shared, state), waits)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
 from chronolake.errors import BatchFileError
@@ -79,11 +79,11 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 def attempt(path: Path, form: FileForm, key: bytes | None, block_size: int) -> None:
-    reading = Reading(form, COLUMNS, {}, "sample.table", "batch-1", block_size)
+    options = ReadOptions(form, COLUMNS, {}, "sample.table", "batch-1", block_size)
     rows = 0
     failure: BatchFileError | None = None
     try:
-        for batch in decode_file(BatchFile(str(path), Op.UPDATE, key), 0, reading):
+        for batch in decode_file(BatchFile(str(path), Op.UPDATE, key), 0, options):
             batch.validate(full=True)
             rows += batch.num_rows
     except BatchFileError as error:

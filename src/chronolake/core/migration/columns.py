@@ -209,8 +209,8 @@ def _fill(
             publish_columns(table, columns)
         return
     cells = ", ".join(
-        f"{value if each.name == column.name else quote(each.name)} AS {quote(each.name)}"
-        for each in columns
+        f"{value if stored.name == column.name else quote(stored.name)} AS {quote(stored.name)}"
+        for stored in columns
     )
     rewrite(
         lake,

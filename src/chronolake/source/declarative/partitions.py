@@ -386,7 +386,9 @@ class _UnionRouter:
             if value in seen:
                 continue
             seen.add(value)
-            others = {name: each for name, each in partition.partition.items() if name != self.name}
+            others = {
+                name: value for name, value in partition.partition.items() if name != self.name
+            }
             yield StreamSlice({self.name: value}, {}, {**partition.extra_fields, **others})
 
     def parent_state(self) -> dict[str, Any] | None:

@@ -104,8 +104,8 @@ class DeclarativeApi:
             raise self._learned
         return self._learned
 
-    def _learn(self, found: Manifest | ChronolakeError) -> None:
-        self._learned = found
+    def _learn(self, manifest: Manifest | ChronolakeError) -> None:
+        self._learned = manifest
 
     @property
     def streams(self) -> dict[str, AnyStream]:

@@ -403,17 +403,17 @@ class Run:
         each = max(1, self._bytes // max(1, self._slices))
         return min(max(_LANDING_BYTES // each, workers), _MOST_IN_WAVE)
 
-    def _take(self, work: Work, found: SliceResult | ChronolakeError, *, is_noted: bool) -> None:
-        if isinstance(found, ChronolakeError):
-            self._fail(found)
+    def _take(self, work: Work, result: SliceResult | ChronolakeError, *, is_noted: bool) -> None:
+        if isinstance(result, ChronolakeError):
+            self._fail(result)
             return
-        if found.is_undated:
+        if result.is_undated:
             self.reader.warn_of_undated()
-        self.waiting.add(found.parts)
+        self.waiting.add(result.parts)
         self._slices += 1
-        self._bytes += sum(part.bytes for part in found.parts)
-        self.rows += sum(part.rows for part in found.parts)
-        self.reader.mark_read(work, found.latest)
+        self._bytes += sum(part.bytes for part in result.parts)
+        self.rows += sum(part.rows for part in result.parts)
+        self.reader.mark_read(work, result.latest)
         reach("read.slice-done")
         if is_noted:
             self._note()

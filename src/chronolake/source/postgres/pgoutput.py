@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable, find_invalid_utf8
 from chronolake.source.postgres.messages import (
-    Emitted,
     Kind,
+    LogicalMessage,
     Relation,
     Transaction,
     Truncate,
@@ -270,7 +270,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedTransaction:
     """A transaction that has ended, and the LSN after it."""
 
     transaction: Transaction
@@ -278,7 +278,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedBatch:
     """The decoded contents of a batch of messages.
 
     Attributes:
@@ -294,8 +294,8 @@ class Decoded:
     transactions: tuple[Transaction, ...]
     changes: tuple[Changes, ...]
     truncates: tuple[Truncate, ...]
-    ended: Ended | None
-    emitted: tuple[Emitted, ...] = ()
+    ended: EndedTransaction | None
+    emitted: tuple[LogicalMessage, ...] = ()
     described: tuple[Relation, ...] = ()
 
     @cached_property
@@ -324,7 +324,7 @@ class Decoder:
         """Return whether the last transaction has ended."""
         return self._open is None
 
-    def decode(self, batch: Sequence[bytes]) -> Decoded:
+    def decode(self, batch: Sequence[bytes]) -> DecodedBatch:
         """Decode the next messages.
 
         Raises:
@@ -339,7 +339,7 @@ class Decoder:
             _decode_changes(packed, numbers, relation, frame)
             for relation, numbers in frame.by_relation(packed, np.flatnonzero(is_row))
         ]
-        return Decoded(
+        return DecodedBatch(
             tuple(frame.transactions),
             tuple(changes),
             tuple(frame.truncates),
@@ -404,8 +404,8 @@ class _Frame:
     def __init__(self, messages: int, known: dict[int, Relation]) -> None:
         self.transactions: list[Transaction] = []
         self.truncates: list[Truncate] = []
-        self.ended: Ended | None = None
-        self.emitted: list[Emitted] = []
+        self.ended: EndedTransaction | None = None
+        self.emitted: list[LogicalMessage] = []
         self.described: list[Relation] = []
         #: For each message: the index of its transaction, or -1; its position in the transaction.
         self.transaction_of: Places = np.full(messages, -1, np.int64)
@@ -419,7 +419,7 @@ class _Frame:
         self.begun = number - ordinal
 
     def end(self, number: int, end_lsn: int, transaction: Transaction) -> None:
-        self.ended = Ended(transaction, end_lsn)
+        self.ended = EndedTransaction(transaction, end_lsn)
         self.assign(number)
 
     def assign(self, upto: int) -> None:

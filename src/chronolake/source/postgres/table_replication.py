@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.messages import Relation, Transaction
-    from chronolake.source.postgres.pgoutput import Changes, Decoded, Flags, Places
+    from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Flags, Places
     from chronolake.source.postgres.slot import ReadEnd
     from chronolake.source.protocol import Offset
 
@@ -112,7 +112,7 @@ class TableReplication:
         waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
         return self.is_recognized and waiting >= PIECE_BYTES
 
-    def add(self, decoded: Decoded) -> None:
+    def add(self, decoded: DecodedBatch) -> None:
         """Add the table's changes in the next batch of the log, unless it is another log."""
         self._recognize(decoded)
         self._note_partitions(decoded)
@@ -120,11 +120,13 @@ class TableReplication:
         if is_read and self.table.oid in decoded.changed_oids:
             self._add(decoded)
 
-    def _note_partitions(self, decoded: Decoded) -> None:
+    def _note_partitions(self, decoded: DecodedBatch) -> None:
         """Note the descriptions of the table's partitions that apply to changes in a batch."""
-        described = [one for one in decoded.described if one.oid in self.table.partitions]
+        described = [
+            relation for relation in decoded.described if relation.oid in self.table.partitions
+        ]
         self._described = (*self._partitions.values(), *described)
-        self._partitions.update((one.oid, one) for one in described)
+        self._partitions.update((relation.oid, relation) for relation in described)
 
     def _hides_keys(self, key: RowKey) -> bool:
         """Return whether a partition may have got rows with another key without their old rows.
@@ -132,18 +134,18 @@ class TableReplication:
         The rows themselves are described by the published table's replica identity.
         """
         return any(
-            not {*key.names} <= {column.name for column in one.columns if column.is_identity}
-            for one in self._described
+            not {*key.names} <= {column.name for column in relation.columns if column.is_identity}
+            for relation in self._described
         )
 
-    def _recognize(self, decoded: Decoded) -> None:
+    def _recognize(self, decoded: DecodedBatch) -> None:
         evidence = self.position.evidence
         if self.is_recognized or self.is_lost or evidence is None:
             return
         self.is_recognized = evidence.is_in(decoded)
         self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
 
-    def _add(self, decoded: Decoded) -> None:
+    def _add(self, decoded: DecodedBatch) -> None:
         changes = [change for change in decoded.changes if change.relation.oid == self.table.oid]
         truncates = [
             truncate for truncate in decoded.truncates if self.table.oid in truncate.relations

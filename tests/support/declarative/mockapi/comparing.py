@@ -14,7 +14,7 @@ from support.declarative.mockapi.offering import Offer
 
 
 @dataclass
-class Reading:
+class StreamRead:
     """One read: its slices, each with the records that were read and those that were sent."""
 
     reader: StreamReader
@@ -113,7 +113,7 @@ def _latest_in_slice(
     return latest if latest is None or end is None else min(latest, end)
 
 
-def unlike(state: Mapping[str, Any], reading: Reading, offer: Offer) -> list[str]:
+def unlike(state: Mapping[str, Any], reading: StreamRead, offer: Offer) -> list[str]:
     """Return faults if a state is not the greatest cursor value that has been read.
 
     A record that is later than its slice moves the state to the slice's end at most.
@@ -153,7 +153,7 @@ def unlike(state: Mapping[str, Any], reading: Reading, offer: Offer) -> list[str
     return faults
 
 
-def not_from_there(state: Mapping[str, Any], second: Reading, offer: Offer) -> list[str]:
+def not_from_there(state: Mapping[str, Any], second: StreamRead, offer: Offer) -> list[str]:
     """Return faults if a second read does not begin where the state is."""
     cursor = dict(offer.cursor or {})
     forms, name = [cursor["datetime_format"]], cursor["cursor_field"]

@@ -22,7 +22,7 @@ from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader, Work
 from support.declarative.mockapi import settings, written
 from support.declarative.mockapi.answering import MockApi, Served
-from support.declarative.mockapi.comparing import Reading, differences, not_from_there, unlike
+from support.declarative.mockapi.comparing import StreamRead, differences, not_from_there, unlike
 from support.declarative.mockapi.offering import Offer
 
 MANIFESTS = Path(__file__).parents[5] / "shared" / "data" / "manifests"
@@ -170,7 +170,7 @@ class Trial:
         named = key in line if not key.endswith("]") else "- " in line
         return [] if named else [f"line {problem.line} has no {key} of {problem.path}: {line!r}"]
 
-    def _read(self, api: Api, name: str, state: Mapping[str, Any] | None) -> Reading:
+    def _read(self, api: Api, name: str, state: Mapping[str, Any] | None) -> StreamRead:
         reader = StreamReader(select_stream(api.manifest.stream(name), state), api, state)
         slices: list[tuple[Work, list[Any], list[Served]]] = []
         offer = self.api.target
@@ -187,11 +187,11 @@ class Trial:
             served = [page for page in self.api.served[before:] if page.offer is offer]
             slices.append((work, records, served))
         reader.complete()
-        return Reading(reader, slices, is_whole)
+        return StreamRead(reader, slices, is_whole)
 
     # ------------------------------------------------------------------ what came
 
-    def faults_of(self, reading: Reading, offer: Offer) -> list[str]:
+    def faults_of(self, reading: StreamRead, offer: Offer) -> list[str]:
         """Return the faults of a read: records that differ from the sent ones, and missed pages."""
         faults = list(dict.fromkeys(self.api.complaints))
         faults += [f"something went wrong: there was a wait of {wait}" for wait in self.waits]
@@ -207,7 +207,7 @@ class Trial:
                 break
         return faults
 
-    def _faults_of_state(self, name: str, offer: Offer, first: Reading) -> list[str]:
+    def _faults_of_state(self, name: str, offer: Offer, first: StreamRead) -> list[str]:
         state = first.reader.state.export()
         faults = unlike(state, first, offer)
         self.api.again()

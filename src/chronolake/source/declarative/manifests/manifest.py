@@ -28,9 +28,9 @@ from chronolake.source.declarative.manifests.reference_validation import (
 )
 from chronolake.source.declarative.manifests.text_validation import problems_of_texts
 from chronolake.source.declarative.manifests.yaml_source import (
-    Listed,
-    Mapped,
-    Unresolved,
+    UnresolvedReference,
+    YamlList,
+    YamlMapping,
     apply_inheritance,
     find_unresolved,
     is_unresolved,
@@ -77,7 +77,7 @@ class StreamCollector:
         self.allow_components = allow_components
         self.streams: dict[str, AnyStream] = {}
         self.problems: list[Problem] = []
-        self.unread: dict[Unresolved, list[str]] = {}
+        self.unread: dict[UnresolvedReference, list[str]] = {}
 
     def new_empty(self) -> StreamCollector:
         """Return an empty collector for the same manifest."""
@@ -92,7 +92,7 @@ class StreamCollector:
             self.unread.setdefault(reference, []).append(name)
         return not unknown
 
-    def reference_problems(self, unknown: list[Unresolved]) -> list[Problem]:
+    def reference_problems(self, unknown: list[UnresolvedReference]) -> list[Problem]:
         """Return a problem for each unresolved reference, with the streams that cannot be read."""
         problems = []
         for reference in unknown:
@@ -121,7 +121,7 @@ class StreamCollector:
 
     def add(self, described: Any, spot: Spot) -> None:
         """Add a stream, which has its inherited values filled in, or its problems."""
-        if not isinstance(described, Mapped):
+        if not isinstance(described, YamlMapping):
             if not is_unresolved(described):
                 self.problems.append(spot.problem("a stream must be a mapping"))
             return
@@ -147,7 +147,7 @@ class StreamCollector:
             self.streams[stream.name] = stream
 
 
-def name_of(described: Mapped, spot: Spot) -> str:
+def name_of(described: YamlMapping, spot: Spot) -> str:
     """Return a stream's name, or its path if it has no name, for use in problems."""
     name = described.get("name")
     return spot.path if not name or is_unresolved(name) else str(name)
@@ -159,7 +159,7 @@ _CHECK: Final[TypeAdapter[CheckStream | CheckDynamicStream]] = TypeAdapter(Check
 
 
 def parse_check(
-    content: Mapped, templates: Collection[str]
+    content: YamlMapping, templates: Collection[str]
 ) -> tuple[CheckStream | CheckDynamicStream | None, list[Problem]]:
     """Return the manifest's connection check, or None, and its problems.
 
@@ -236,7 +236,7 @@ class Conditional:
     """Streams, with their locations, that exist only if a condition on the configuration holds."""
 
     condition: str | bool
-    streams: tuple[tuple[Mapped, Spot], ...]
+    streams: tuple[tuple[YamlMapping, Spot], ...]
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Dynamic:
 
     name: str
     definition: DynamicDeclarativeStream
-    template: Mapped
+    template: YamlMapping
     spot: Spot
 
 
@@ -275,7 +275,7 @@ class Manifest:
     file: Path
     streams: Mapping[str, AnyStream]
     problems: tuple[Problem, ...]
-    content: Mapped = field(repr=False)
+    content: YamlMapping = field(repr=False)
     conditional: tuple[Conditional, ...] = ()
     dynamic: tuple[Dynamic, ...] = ()
     allow_components: bool = False
@@ -391,7 +391,7 @@ def load(file: Path, *, allow_components: bool = False) -> Manifest:
     return parse(read(file), file, allow_components=allow_components)
 
 
-def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Manifest:
+def parse(content: YamlMapping, file: Path, *, allow_components: bool = False) -> Manifest:
     """Return a manifest from the content of its file; see `load` for the arguments.
 
     Raises:
@@ -408,7 +408,7 @@ def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Man
         )
     conditional: list[Conditional] = []
     for described, spot in _get_list(whole, "streams"):
-        if isinstance(described, Mapped) and described.get("type") == "ConditionalStreams":
+        if isinstance(described, YamlMapping) and described.get("type") == "ConditionalStreams":
             conditional += _parse_conditional(described, spot, found)
         else:
             found.add(described, spot)
@@ -430,7 +430,7 @@ def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Man
     )
 
 
-def _api_problems(whole: Mapped) -> list[Problem]:
+def _api_problems(whole: YamlMapping) -> list[Problem]:
     """Return the problems of the API budget, the concurrency level and the configuration rules."""
     found: list[Problem] = []
     if described := whole.get(_BUDGET):
@@ -462,7 +462,7 @@ def parse_rules(
         return None, convert_errors(failure, described, Spot.of(content, ("spec", _RULES)))
 
 
-def _get_list(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
+def _get_list(whole: YamlMapping, key: str) -> list[tuple[Any, Spot]]:
     listed = whole.get(key)
     return [
         (described, Spot.of(whole, (key, number)))
@@ -470,67 +470,69 @@ def _get_list(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
     ]
 
 
-def _parse_conditional(described: Mapped, spot: Spot, found: StreamCollector) -> list[Conditional]:
+def _parse_conditional(
+    described: YamlMapping, spot: Spot, collector: StreamCollector
+) -> list[Conditional]:
     """Return conditional streams; their problems are reported even if the condition is false."""
-    alone = Mapped(
+    alone = YamlMapping(
         ((key, described[key]) for key in ("type", "condition") if key in described),
         described.lines,
     )
-    found.problems += problems_of_texts(alone, spot)
+    collector.problems += problems_of_texts(alone, spot)
     try:
         condition = ConditionalStreams.model_validate(described).condition
     except ValidationError as failure:
-        found.problems += convert_errors(failure, described, spot, spot.path)
+        collector.problems += convert_errors(failure, described, spot, spot.path)
         return []
-    tried = found.new_empty()
+    tried = collector.new_empty()
     streams = [
         (stream, spot.within(described, ("streams", number)))
         for number, stream in enumerate(described["streams"])
     ]
     for stream, place in streams:
         tried.add(stream, place)
-    found.problems += tried.problems
+    collector.problems += tried.problems
     for unknown, names in tried.unread.items():
-        found.unread.setdefault(unknown, []).extend(names)
+        collector.unread.setdefault(unknown, []).extend(names)
     return [Conditional(condition, tuple(streams))]
 
 
 def _group_name(described: Any, number: int) -> str:
     """Return the name of the group of streams of a template."""
-    name = described.get("name") if isinstance(described, Mapped) else None
+    name = described.get("name") if isinstance(described, YamlMapping) else None
     return f"dynamic_stream_{number}" if name is None or is_unresolved(name) else str(name)
 
 
 def _parse_dynamic(
-    described: Any, spot: Spot, found: StreamCollector, called: str
+    described: Any, spot: Spot, collector: StreamCollector, called: str
 ) -> list[Dynamic]:
     """Return a dynamic stream unless problems are found before streams are generated from it."""
-    if not isinstance(described, Mapped):
+    if not isinstance(described, YamlMapping):
         if not is_unresolved(described):
-            found.problems.append(spot.problem("a dynamic stream must be a mapping", spot.path))
+            collector.problems.append(spot.problem("a dynamic stream must be a mapping", spot.path))
         return []
     name = name_of(described, spot)
-    is_known = found.note_unresolved_references(described, name)
-    if not found.may_run(described, spot, name):
+    is_known = collector.note_unresolved_references(described, name)
+    if not collector.may_run(described, spot, name):
         return []
-    origin = Origin(found.file, name)
+    origin = Origin(collector.file, name)
     resolver = spot.within(described, ("components_resolver",))
-    found.problems += problems_of_texts(described.get("components_resolver"), resolver, name)
+    collector.problems += problems_of_texts(described.get("components_resolver"), resolver, name)
     try:
         definition = DynamicDeclarativeStream.model_validate(described, context=origin)
     except ValidationError as failure:
-        found.problems += convert_errors(failure, described, spot, name)
+        collector.problems += convert_errors(failure, described, spot, name)
         return []
-    template: Mapped = described["stream_template"]
+    template: YamlMapping = described["stream_template"]
     place = spot.within(described, ("stream_template",))
     paths = [mapping.field_path for mapping in definition.components_resolver.components_mapping]
-    found.problems += problems_of_texts(template, place, name, open_to=paths)
+    collector.problems += problems_of_texts(template, place, name, open_to=paths)
     try:
         STREAM.validate_python(template, context=origin)
     except ValidationError as failure:
         wrong = convert_errors(failure, template, place, name, open_to=paths)
         if wrong:
-            found.problems += wrong
+            collector.problems += wrong
             return []
     if not is_known:
         return []
@@ -540,7 +542,7 @@ def _parse_dynamic(
 def to_mapped(value: Any) -> Any:
     """Convert plain dictionaries and lists to the types of values that are read from a file."""
     if isinstance(value, dict):
-        return Mapped(((str(key), to_mapped(item)) for key, item in value.items()))
+        return YamlMapping(((str(key), to_mapped(item)) for key, item in value.items()))
     if isinstance(value, list):
-        return Listed((to_mapped(item) for item in value), [1] * len(value))
+        return YamlList((to_mapped(item) for item in value), [1] * len(value))
     return value

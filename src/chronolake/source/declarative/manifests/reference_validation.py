@@ -408,13 +408,13 @@ class _Lookup(NamedTuple):
 
 def _unknown_names(
     keys: _Keys,
-    found: _Lookup,
+    lookup: _Lookup,
     slices: frozenset[str] | None,
     settings: Collection[str] | None,
     *,
     is_warning: bool,
 ) -> Iterator[_Found]:
-    variable, key, is_needed = found
+    variable, key, is_needed = lookup
     if variable == "config":
         known: Collection[str] | None = settings
         there = "the `spec` has no such setting"

@@ -26,7 +26,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.sandbox import (
     ENVIRONMENT,
-    Compiled,
+    CompiledTemplate,
     compile_template,
     parse_template,
 )
@@ -445,7 +445,7 @@ def _render(text: str, context: Context) -> _Rendered:
 
 
 @lru_cache(maxsize=8192)
-def compile_cached(text: str) -> Compiled:
+def compile_cached(text: str) -> CompiledTemplate:
     """Return the compiled template.
 
     Raises:
