@@ -264,9 +264,9 @@ def partitions(counts: dict[str, tuple[int, int]]) -> None:
         first: float | None = None
         for count in sizes:
             seconds, memory = _planned(count, is_global=kind == "global cursor")
-            each = seconds / count * 1e6
-            first = first or each
-            rows.append((f"{kind}, {count:,}", seconds, f"{each:.1f}", each / first, memory))
+            micros = seconds / count * 1e6
+            first = first or micros
+            rows.append((f"{kind}, {count:,}", seconds, f"{micros:.1f}", micros / first, memory))
     header = ("partitions", "seconds", "µs each", "grows by", "MiB")
     show("planning and state, without requests", header, rows)
 

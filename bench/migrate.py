@@ -104,8 +104,8 @@ def main() -> int:
             for made in (little, large):
                 small(lake, both[made.keys], made, number)
             if number == 4:
-                for each in both.values():
-                    each.forget()
+                for times in both.values():
+                    times.forget()
         show(
             "Migrations that touch no row, milliseconds",
             ("operation", f"{little.keys:,} rows", f"{large.keys:,} rows", "growth", "claim"),

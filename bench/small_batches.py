@@ -134,8 +134,8 @@ def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
         [(stage, seconds / number) for stage, seconds in stages.items()],
     )
     return all(
-        customers.fingerprint(lake, one) == customers.fingerprint(lake, other)
-        for one, other in list(zip(ours, theirs, strict=True))[:: max(1, size.tables // 5)]
+        customers.fingerprint(lake, ours_table) == customers.fingerprint(lake, other)
+        for ours_table, other in list(zip(ours, theirs, strict=True))[:: max(1, size.tables // 5)]
     )
 
 

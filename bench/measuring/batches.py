@@ -178,8 +178,8 @@ def _partly(cells: Cells) -> Cells:
     return partly
 
 
-def _joined(one: Cells, other: Cells) -> Cells:
-    return {name: np.concatenate([one[name], other[name]]) for name in one}
+def _joined(first: Cells, other: Cells) -> Cells:
+    return {name: np.concatenate([first[name], other[name]]) for name in first}
 
 
 def _text(numbers: np.ndarray) -> np.ndarray:

@@ -135,9 +135,9 @@ def data_files(lake: Lake, made: Made) -> list[str]:
 
 def fingerprint(lake: Lake, made: Made) -> str:
     """Return a text that differs if a row differs."""
-    every = ", ".join(column.name for column in lake.catalog.load(made.name).fields)
+    columns = ", ".join(column.name for column in lake.catalog.load(made.name).fields)
     row = lake.spark.sql(
-        f"SELECT count(*), sum(cast(xxhash64({every}) AS decimal(38,0))) FROM {made.sql}"
+        f"SELECT count(*), sum(cast(xxhash64({columns}) AS decimal(38,0))) FROM {made.sql}"
     ).first()
     return f"{row[0]} rows, {row[1]}"
 

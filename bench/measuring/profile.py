@@ -112,8 +112,8 @@ def _executions(spark: SparkSession, begin: int, end: int) -> list[Span]:
 
 
 def _outside(begin: int, end: int, *spans: list[Span]) -> float:
-    every = [span for group in spans for span in group]
-    inside = [(max(first, begin), min(last, end)) for first, last in every]
+    all_spans = [span for group in spans for span in group]
+    inside = [(max(first, begin), min(last, end)) for first, last in all_spans]
     return max(0, end - begin - _covered(inside)) / 1000
 
 

@@ -91,7 +91,7 @@ def test_the_oldest_partitions_are_dropped_where_the_reference_goes_global(
 
     assert theirs.state["use_global_cursor"] is True
     assert "states" not in theirs.state
-    kept = [one["partition"]["team"] for one in found.state["states"]]
+    kept = [partition_state["partition"]["team"] for partition_state in found.state["states"]]
     assert found.state["use_global_cursor"] is False
     assert len(kept) == 10_000
     assert {"a", "b", "c"} <= set(kept)

@@ -253,7 +253,9 @@ def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
 def test_streams_that_may_lack_records_must_be_there(api: Api) -> None:
     checked = _manifest({"type": "CheckStream", "stream_names": ["items"]})
     found = _findings(checked, api, may_lack_records=["items", "itms"])
-    assert [one.fix for one in found if one.level is Level.FAILED] == ["Did you mean 'items'?"]
+    assert [finding.fix for finding in found if finding.level is Level.FAILED] == [
+        "Did you mean 'items'?"
+    ]
 
 
 def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:
@@ -313,8 +315,8 @@ def test_what_is_configured_for_no_stream_hides_none(
     code, reported, _ = ran_words(capsys, "check", "--json", *where)
     assert code == 1
     found = [load for load in json.loads(reported) if load["what"] == "pipelines.shop"]
-    assert [one["ok"] for one in found] == [False, False, False, True]
-    assert [one["hint"] for one in found[:2]] == hints
+    assert [result["ok"] for result in found] == [False, False, False, True]
+    assert [result["hint"] for result in found[:2]] == hints
     assert "history" in found[2]["message"]
     assert found[3]["message"] == "1 stream: items"
     (tried,) = [

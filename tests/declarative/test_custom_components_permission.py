@@ -410,7 +410,7 @@ def test_classes_of_an_installed_package_come_from_its_own_modules(
         )
     )
     files = "".join(
-        f"{one.relative_to(tmp_path)},,\n" for one in package.rglob("*") if one.is_file()
+        f"{path.relative_to(tmp_path)},,\n" for path in package.rglob("*") if path.is_file()
     )
     info = tmp_path / "airbyte_source_components_shop-1.dist-info"
     info.mkdir()

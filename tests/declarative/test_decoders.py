@@ -88,7 +88,7 @@ _LONG = b'{"a": 123456789012345678901234567890, "b": [12345678901234567.89]}'
 def test_numbers_keep_every_digit_whatever_the_decoder(
     decoder: dict[str, Any], body: bytes
 ) -> None:
-    assert [dumps(one) for one in _bodies(decoder, body)] == [_LONG.replace(b" ", b"")]
+    assert [dumps(document) for document in _bodies(decoder, body)] == [_LONG.replace(b" ", b"")]
 
 
 def test_nan_is_a_number() -> None:

@@ -410,7 +410,7 @@ def test_what_is_wrong_on_a_condition_is_told_once() -> None:
     assert found.problems == manifest.problems
     assert [*found.streams] == ["fine"]
     nothing = _manifest(streams=[{"type": "ConditionalStreams", "streams": []}])
-    assert [one.message for one in nothing.problems] == ["it is missing"]
+    assert [problem.message for problem in nothing.problems] == ["it is missing"]
 
 
 # ------------------------------------------------------------------ who asks for them

@@ -54,12 +54,14 @@ def _measured(*cases: str) -> dict[str, dict[str, Any]]:
         timeout=900,
     )
     found = map(json.loads, done.stdout.splitlines())
-    return {one["case"]: one for one in found}
+    return {result["case"]: result for result in found}
 
 
 def _expect_small(measured: dict[str, dict[str, Any]]) -> None:
     too_much = {
-        name: one for name, one in measured.items() if one["mib"] > _MOST[name.partition(":")[0]]
+        name: result
+        for name, result in measured.items()
+        if result["mib"] > _MOST[name.partition(":")[0]]
     }
     assert not too_much
 
@@ -148,7 +150,7 @@ _PARTS = ["1", "'a'", '"b"', ",", ":", "[", "]", "(", ")", "{", "}", " ", "\n", 
 def _both(text: str) -> tuple[Any, Any]:
     """Parse a text with Python and with our parser; "nothing" means that it is not a literal."""
     found = []
-    for read in (templates.ast.literal_eval, lambda one: templates.LongLiteral(one).value()):
+    for read in (templates.ast.literal_eval, lambda text: templates.LongLiteral(text).value()):
         try:
             value = read(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -110,7 +110,7 @@ def test_failed_request_is_retried(desk: Desk) -> None:
     assert answer is not None
     assert answer.json() == {"ok": 1}
     assert desk.waits == [1, 1, 2]
-    assert [(each.status, each.attempt) for each in desk.log] == [
+    assert [(exchange.status, exchange.attempt) for exchange in desk.log] == [
         (500, 1),
         (429, 2),
         (418, 3),
@@ -154,7 +154,7 @@ def test_interrupted_connection_is_retried(desk: Desk) -> None:
 
     assert answer is not None
     assert answer.json() == whole
-    assert [each.status for each in desk.log] == [None, None, 200]
+    assert [exchange.status for exchange in desk.log] == [None, None, 200]
     assert desk.log[0].failure is not None
 
 
@@ -265,7 +265,10 @@ def test_redirected_post_becomes_a_get(desk: Desk) -> None:
     with Api({"/a": Reply(status=303, headers={"Location": "/b"}), "/b": Reply()}) as api:
         desk.sender().send(Request("POST", f"{api.url}/a", json={"x": 1}))
 
-    assert [(each.method, each.body) for each in api.asked] == [("POST", b'{"x": 1}'), ("GET", b"")]
+    assert [(request.method, request.body) for request in api.asked] == [
+        ("POST", b'{"x": 1}'),
+        ("GET", b""),
+    ]
 
 
 def test_redirects_in_a_circle_end(desk: Desk) -> None:

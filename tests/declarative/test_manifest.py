@@ -24,9 +24,9 @@ def manifest(folder: Path, text: str) -> Manifest:
 
 
 def stream(found: Manifest, name: str) -> DeclarativeStream:
-    one = found.stream(name)
-    assert isinstance(one, DeclarativeStream)
-    return one
+    model = found.stream(name)
+    assert isinstance(model, DeclarativeStream)
+    return model
 
 
 def test_references_and_parameters_are_put_in_their_places(tmp_path: Path) -> None:
@@ -371,14 +371,19 @@ def test_a_manifest_says_how_many_requests_are_in_flight(
 def test_of_real_manifests_python_code_and_contradictions_cannot_be_read() -> None:
     found = [load(file) for file in sorted(_REAL.glob("*.yaml"))]
     others = {
-        (one.file.stem, problem.message)
-        for one in found
-        for problem in one.problems
+        (manifest.file.stem, problem.message)
+        for manifest in found
+        for problem in manifest.problems
         if "Python code" not in problem.message and not problem.is_warning
     }
     reported = "the page token and the page size have the same target (request_parameter offset)"
     assert others == {("postmarkapp", reported)}
     # References that are not found, and keys without effect, do not prevent reading.
-    warned = {one.file.stem for one in found for problem in one.problems if problem.is_warning}
+    warned = {
+        manifest.file.stem
+        for manifest in found
+        for problem in manifest.problems
+        if problem.is_warning
+    }
     assert warned == {"opsgenie", "ding-connect", "finnworlds", "simplecast"}
-    assert sum(len(one.streams) for one in found) >= 845
+    assert sum(len(manifest.streams) for manifest in found) >= 845

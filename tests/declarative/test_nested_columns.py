@@ -39,7 +39,7 @@ def columns(records: list[dict[str, Any]], schema: Any = _SCHEMA, **types: Kind)
     shape = Shape(known, frozenset(nesting.declared), nesting)
     found, arrays = shape.cells(records, ("id",))
     both = zip(found, arrays, strict=True)
-    return {one.name: (one.type.kind, array.to_pylist()) for one, array in both}
+    return {column.name: (column.type.kind, array.to_pylist()) for column, array in both}
 
 
 def test_declared_fields_of_objects_are_columns() -> None:
@@ -145,8 +145,8 @@ def _pruned(value: Any) -> Any:
     """Remove what has no information: nulls in objects, and objects that contain nothing else."""
     if not isinstance(value, dict):
         return value
-    found = {name: _pruned(one) for name, one in value.items()}
-    return {name: one for name, one in found.items() if one is not None} or None
+    found = {name: _pruned(inner) for name, inner in value.items()}
+    return {name: inner for name, inner in found.items() if inner is not None} or None
 
 
 def _joined(column: str, schema: Any, cells: dict[str, Any]) -> Any:

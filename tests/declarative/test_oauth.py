@@ -127,7 +127,7 @@ def test_rotating_refresh_tokens_are_stored(api: Api, client: httpx.Client) -> N
     visit.time.now += 200
     visit.session = visit.again()
     assert visit.asks(wanted).headers["authorization"] == "Bearer t2"
-    refreshed = [each.form["next"] for each in api.asked if each.path == "/token"]
+    refreshed = [request.form["next"] for request in api.asked if request.path == "/token"]
     assert refreshed == ["first", "r1"]
 
     # After a new sign-in, the stored tokens belong to the old refresh token.

@@ -93,9 +93,9 @@ def _told(asked: Asked) -> Any:
 )
 def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str, Any]) -> None:
     _pages(api, _told)
-    one = stream(retriever=retriever(paginator=_paged(place), asks=asks))
+    described = stream(retriever=retriever(paginator=_paged(place), asks=asks))
 
-    read = reading(one, api)
+    read = reading(described, api)
 
     assert read.result.failure is None
     assert read.ids == ["first", *TOKENS]
@@ -122,10 +122,12 @@ def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str,
 )
 def test_page_tokens_in_templates_are_sent_as_they_came(api: Api, asks: dict[str, Any]) -> None:
     _pages(api, _told)
-    paginator = {name: one for name, one in _paged("header").items() if name != "page_token_option"}
-    one = stream(retriever=retriever(paginator=paginator, asks=asks))
+    paginator = {
+        name: option for name, option in _paged("header").items() if name != "page_token_option"
+    }
+    described = stream(retriever=retriever(paginator=paginator, asks=asks))
 
-    read = reading(one, api)
+    read = reading(described, api)
 
     assert read.result.failure is None
     assert read.ids == ["first", *TOKENS]
@@ -139,7 +141,7 @@ def test_blanks_and_braces_of_a_token_are_sent(api: Api, token: str) -> None:
     read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
 
     assert read.result.failure is None
-    assert [one.params.get("page") for one in api.asked] == [None, token]
+    assert [request.params.get("page") for request in api.asked] == [None, token]
 
 
 @pytest.mark.parametrize("nothing", [None, False, 0, "", [], {}, "None", "False", "0", "[]", "{}"])
@@ -200,16 +202,16 @@ def test_partitions_are_asked_for_by_their_keys_as_they_are(
     fields = [
         {"type": "AddedFieldDefinition", "path": ["of"], "value": "{{ stream_partition.parent }}"}
     ]
-    one = stream(
+    described = stream(
         retriever={**retriever(partition_router=router), "requester": requester("/items") | asks},
         transformations=[{"type": "AddFields", "fields": fields}],
     )
     api.asked.clear()
 
-    read = reading(one, api)
+    read = reading(described, api)
 
     if by_path:
-        asked = [one.path for one in api.asked if one.path != "/parents"]
+        asked = [request.path for request in api.asked if request.path != "/parents"]
         assert [unquote(path.removeprefix("/")) for path in asked] == _TEXTS
         return
     assert read.result.failure is None

@@ -124,7 +124,7 @@ WAYS = ("link", "template", "redirect")
 
 
 _PLACES_AND_WAYS = [
-    one for one in itertools.product(PLACES, WAYS) if one != ("key beside the link", "redirect")
+    pair for pair in itertools.product(PLACES, WAYS) if pair != ("key beside the link", "redirect")
 ]
 
 
@@ -192,7 +192,7 @@ def test_credentials_are_not_sent_to_another_origin(place: str, way: str) -> Non
         result = _read(_stream(api.url, place, way))
 
     assert place in {"cookie", "key beside the link"} or any(map(_holds_secret, api.asked))
-    assert not any(_holds_secret(one) for one in other.asked)
+    assert not any(_holds_secret(request) for request in other.asked)
     if (place, way) in _REFUSED:
         assert isinstance(result.failure, SourceError)
         assert "another" in result.failure.message

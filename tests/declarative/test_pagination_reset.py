@@ -66,7 +66,7 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
 def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[StreamRead, list[Any]]:
     with Api({"/items": answer}) as api:
         found = reading(described, api, **options)
-        return found, [one.params for one in api.asked]
+        return found, [request.params for request in api.asked]
 
 
 def _reducing(answer: Any, **reduction: Any) -> tuple[StreamRead, list[Any]]:
@@ -88,7 +88,7 @@ def test_page_size_stays_reduced() -> None:
     found, asked = _reducing(_refusing(413, {"size": "4"}))
 
     assert found.ids == list(range(1, 9))
-    assert [one["size"] for one in asked] == ["4", "2", "2", "2", "2", "2"]
+    assert [params["size"] for params in asked] == ["4", "2", "2", "2", "2", "2"]
     assert found.waits == [0.5]
 
 
@@ -100,7 +100,7 @@ def test_page_size_is_reset_after_a_successful_page() -> None:
     )
 
     assert found.ids == list(range(1, 9))
-    assert [one["size"] for one in asked] == ["4", "2", "4", "2", "4", "4"]
+    assert [params["size"] for params in asked] == ["4", "2", "4", "2", "4", "4"]
     assert found.waits == [3, 3]
 
 
@@ -114,7 +114,7 @@ def test_smallest_page_is_retried_and_then_fails() -> None:
 
     assert found.result.failure is not None
     assert found.result.failure.hint == "Select fewer fields."
-    assert [one["size"] for one in asked] == ["4", "2", "2", "2"]
+    assert [params["size"] for params in asked] == ["4", "2", "2", "2"]
     assert found.waits == [0.5, 0.5, 1.0]
 
 
@@ -126,7 +126,7 @@ def test_number_of_reductions_is_limited() -> None:
     )
 
     assert found.result.failure is not None
-    assert [one["size"] for one in asked] == ["100", "50"]
+    assert [params["size"] for params in asked] == ["100", "50"]
 
 
 def test_conditions_see_the_requested_page_size() -> None:
@@ -250,7 +250,7 @@ def test_pagination_restarts_at_the_latest_record() -> None:
 
     assert found.ids == [*range(1, 5), *range(4, 9)]
     assert found.result.state == {"updated": "2024-01-08"}
-    assert [one["start"][-2:] for one in asked] == ["01", "01", "04", "04"]
+    assert [params["start"][-2:] for params in asked] == ["01", "01", "04", "04"]
 
 
 def test_pagination_does_not_restart_at_a_record_beyond_its_slice() -> None:
@@ -272,7 +272,7 @@ def test_pagination_does_not_restart_at_a_record_beyond_its_slice() -> None:
 
     assert found.result.failure is None
     assert set(found.ids) == set(range(1, 10))
-    assert [one["start"][-2:] for one in asked] == ["01", "01", "03", "03"]
+    assert [params["start"][-2:] for params in asked] == ["01", "01", "03", "03"]
     assert found.result.state == {"updated": "2024-01-08"}
 
 
@@ -289,7 +289,7 @@ def test_pagination_restarts_after_the_record_limit() -> None:
 
     # The last sequence is as long as the others, and contains no new records.
     assert set(found.ids) == set(range(1, 9))
-    assert [(one["start"][-2:], one.get("offset")) for one in asked] == [
+    assert [(params["start"][-2:], params.get("offset")) for params in asked] == [
         ("01", None),
         ("01", "4"),
         ("08", None),
@@ -323,7 +323,7 @@ def test_pagination_restarts_at_the_latest_number_of_a_count_cursor() -> None:
     )
 
     assert found.result.failure is None
-    assert [one["since"] for one in asked] == ["0", "0", "4", "4", "4"]
+    assert [params["since"] for params in asked] == ["0", "0", "4", "4", "4"]
     assert found.result.state == {"id": 8}
 
 
@@ -359,7 +359,7 @@ def _splitting(
         ),
     )
     found, asked = _read(described, answer)
-    return found, [f"{one['start'][-2:]}-{one['end'][-2:]}" for one in asked]
+    return found, [f"{params['start'][-2:]}-{params['end'][-2:]}" for params in asked]
 
 
 def _at_most(days: int) -> Any:

@@ -75,7 +75,7 @@ def test_each_partition_of_several_routers_comes_once() -> None:
     # 1 and "1" are different partitions.
     assert paths == ["/teams/1/items", "/teams/9/items", "/teams", *_paths(1, 2, 3)]
     assert found.result.state is not None
-    partitions = [one["partition"] for one in found.result.state["states"]]
+    partitions = [partition_state["partition"] for partition_state in found.result.state["states"]]
     assert partitions == [{"team": team} for team in ("1", "9", 1, 2, 3)]
     assert found.result.state["parent_state"] == {}
 
@@ -90,7 +90,9 @@ def test_partitions_keep_the_digits_of_their_numbers() -> None:
         found = reading(described, api)
         assert found.result.failure is None
         assert found.result.state is not None
-        partitions = [one["partition"]["team"] for one in found.result.state["states"]]
+        partitions = [
+            partition_state["partition"]["team"] for partition_state in found.result.state["states"]
+        ]
         state = exact_json.loads(exact_json.dumps(found.result.state))
         assert partitions == list(ids)
         assert state == found.result.state
@@ -125,7 +127,7 @@ def test_states_by_value_are_migrated_for_several_routers() -> None:
     rows = Reply({"data": []})
     with Api(dict.fromkeys(_paths(1, 2), rows)) as api:
         reading(described, api, {"2": {"updated": "2024-01-20"}})
-        asked = [one.params["s"] for one in api.asked]
+        asked = [request.params["s"] for request in api.asked]
 
     assert asked == ["2024-01-01", "2024-01-20"]
 
@@ -139,7 +141,7 @@ def test_groups_are_made_of_several_routers() -> None:
     asks = {"request_parameters": {"teams": "{{ stream_partition.team | join('+') }}"}}
     with Api({"/items": Reply({"data": []})}) as api:
         reading(stream(retriever=retriever(asks=asks, partition_router=groups)), api)
-        asked = [one.params["teams"] for one in api.asked]
+        asked = [request.params["teams"] for request in api.asked]
 
     assert asked == ["1+2", "3"]
 
@@ -191,7 +193,7 @@ def test_first_pages_come_from_the_parents() -> None:
         {"/teams": Reply({"data": _TEAMS}), "/teams/1/items": Reply({"data": [{"id": 13}]})}
     ) as api:
         found = reading(_within(), api)
-        asked = [(one.path, one.params) for one in api.asked]
+        asked = [(request.path, request.params) for request in api.asked]
 
     assert found.ids == [11, 12, 13, 21]
     assert asked == [("/teams", {}), ("/teams/1/items", {"after": "x"})]

@@ -40,10 +40,10 @@ def _stream(query: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def _chunks(schema: dict[str, Any] | None = None, **more: Any) -> list[list[str]]:
     model = QueryProperties.model_validate(_query(**more))
-    one = StreamSlice({"team": 1}, {"start": 2}, {"other": 3})
-    made = list(Properties(model, {}, schema, lambda _: tuple).slices(one))
-    assert all(dict(each) == {"team": 1, "start": 2} for each in made)
-    return [each.extra_fields["query_properties"] for each in made]
+    slice_ = StreamSlice({"team": 1}, {"start": 2}, {"other": 3})
+    made = list(Properties(model, {}, schema, lambda _: tuple).slices(slice_))
+    assert all(dict(chunk) == {"team": 1, "start": 2} for chunk in made)
+    return [chunk.extra_fields["query_properties"] for chunk in made]
 
 
 def test_partial_records_are_merged() -> None:
@@ -54,7 +54,7 @@ def test_partial_records_are_merged() -> None:
     )
     with Api({"/items": _asked_for}) as api:
         found = reading(_stream(query), api)
-        asked = [one.params["fields"] for one in api.asked]
+        asked = [request.params["fields"] for request in api.asked]
 
     assert found.result.failure is None
     assert found.result.records == _ROWS
@@ -86,9 +86,11 @@ def test_pages_follow_the_last_part() -> None:
         },
         "pagination_strategy": {"type": "OffsetIncrement", "page_size": 2},
     }
-    with Api({"/items": lambda one: Reply({"data": rows[one.params.get("offset", "0")]})}) as api:
+    with Api(
+        {"/items": lambda request: Reply({"data": rows[request.params.get("offset", "0")]})}
+    ) as api:
         found = reading(described, api)
-        asked = [(one.params["fields"], one.params.get("offset")) for one in api.asked]
+        asked = [(request.params["fields"], request.params.get("offset")) for request in api.asked]
 
     assert found.ids == ["x", "y", "z"]
     assert asked == [("a,b", None), ("c", None), ("a,b", "2"), ("c", "2")]
@@ -134,7 +136,7 @@ def test_templates_see_the_properties_of_a_requester() -> None:
     }
     with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
         found = reading(stream(retriever=retriever(asks=asks)), api)
-        asked = [one.params["fields"] for one in api.asked]
+        asked = [request.params["fields"] for request in api.asked]
 
     assert found.ids == [1]
     assert asked == ["ab"]

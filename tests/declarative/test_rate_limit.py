@@ -53,7 +53,7 @@ def fixed(limit: int, period: str = "PT1M", *matchers: dict[str, Any]) -> dict[s
 def moving(*rates: tuple[int | str, str], matchers: Any = ()) -> dict[str, Any]:
     return {
         "type": "MovingWindowCallRatePolicy",
-        "rates": [{"type": "Rate", "limit": limit, "interval": each} for limit, each in rates],
+        "rates": [{"type": "Rate", "limit": limit, "interval": rate} for limit, rate in rates],
         "matchers": list(matchers),
     }
 

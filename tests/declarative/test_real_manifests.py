@@ -38,16 +38,16 @@ def _all() -> list[Any]:
 def test_every_stream_reads_or_says_what_is_not_supported(name: str) -> None:
     found = outcomes([name])
     assert found
-    assert {one.stream: one.faults for one in found if one.faults} == {}
+    assert {result.stream: result.faults for result in found if result.faults} == {}
 
 
 @are_here
 @pytest.mark.parametrize("name", _all())
 def test_each_form_of_a_configuration_gives_access(name: str) -> None:
-    one = real(name)
-    named = next(iter(written.streams(one.written)))
-    for branch in range(1, settings.branches(one.written)):
-        with mocked(one, branch) as trial:
+    manifest = real(name)
+    named = next(iter(written.streams(manifest.written)))
+    for branch in range(1, settings.branches(manifest.written)):
+        with mocked(manifest, branch) as trial:
             assert trial.tried(*named).faults == []
 
 
@@ -132,8 +132,8 @@ def _file(described: dict[str, Any], folder: Path, name: str) -> Path:
 def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcome:
     """Read a stream; its API knows one description of it, its reader the other."""
     known = written.manifest(_file(api, folder, "api.yaml"))
-    one = Real("things", known, load(_file(reader, folder, "reader.yaml")))
-    with mocked(one) as trial:
+    manifest = Real("things", known, load(_file(reader, folder, "reader.yaml")))
+    with mocked(manifest) as trial:
         return trial.tried("things", next(written.streams(known))[1])
 
 

@@ -123,7 +123,7 @@ def test_a_list_that_is_cut_is_told_once() -> None:
     expansion = Expansion(model, {})
     with capture_logs() as reported:
         assert len([*expansion.of(_ORDER), *expansion.of(_ORDER)]) == 4
-    assert [one["event"] for one in reported] == ["nested_list_is_cut"]
+    assert [event["event"] for event in reported] == ["nested_list_is_cut"]
 
 
 @pytest.mark.parametrize(

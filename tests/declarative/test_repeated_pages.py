@@ -101,17 +101,17 @@ def test_api_that_counts_from_page_1_may_return_it_twice(api: Api, kind: str) ->
 
 def test_first_page_returned_three_times_is_an_error(api: Api) -> None:
     api.on("/items", Reply({"data": [{"id": 1}]}))
-    one = paged({"type": "PageIncrement", "page_size": 1})
+    described = paged({"type": "PageIncrement", "page_size": 1})
 
-    assert "page 3 (token 2) has the same records as page 2" in message(reading(one, api))
+    assert "page 3 (token 2) has the same records as page 2" in message(reading(described, api))
 
 
 def test_transformations_do_not_hide_a_repeated_page(api: Api) -> None:
     api.on("/items", Reply({"data": [{"id": 1, "seen": 5}]}))
-    one = paged({"type": "PageIncrement", "page_size": 1, "start_from_page": 1})
-    one["transformations"] = [{"type": "RemoveFields", "field_pointers": [["seen"]]}]
+    described = paged({"type": "PageIncrement", "page_size": 1, "start_from_page": 1})
+    described["transformations"] = [{"type": "RemoveFields", "field_pointers": [["seen"]]}]
 
-    assert "same records" in message(reading(one, api))
+    assert "same records" in message(reading(described, api))
 
 
 def test_similar_pages_are_read(api: Api) -> None:

@@ -36,7 +36,7 @@ def _most_memory(folder: Path, pages: int) -> int:
     """Return the peak memory, in bytes, of reading a stream of `pages` pages into files."""
     records = [{"id": number, "text": f"{number} " * 40} for number in range(_ROWS)]
     # Two pages take turns: the same page twice in a row would be an error.
-    bodies = [orjson.dumps({"data": each}) for each in (records, records[::-1])]
+    bodies = [orjson.dumps({"data": page}) for page in (records, records[::-1])]
     nothing = orjson.dumps({"data": []})
 
     def answer(asked: Asked) -> Reply:

@@ -64,7 +64,7 @@ def offered(folder: Path, settings: str, more: str = "") -> dict[str, Stream]:
         f"config: {{api: http://localhost, by: changed}}}}\n    mode: live\n    {more}\n"
         f"    streams: {settings}\n"
     )
-    return {one.name: one for one in streams_of(load_project(file), "shop")}
+    return {stream.name: stream for stream in streams_of(load_project(file), "shop")}
 
 
 @pytest.mark.parametrize(

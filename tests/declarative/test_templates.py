@@ -58,7 +58,7 @@ def test_what_is_no_text_comes_back_as_it_is(value):
 def test_is_template_tells_templates_from_plain_texts():
     texts = ["{{ a }}", "{% if a %}{% endif %}", "a {# b #}", "a", "{a}", "", "}}", "{ {"]
 
-    assert [is_template(each) for each in texts] == [True] * 3 + [False] * 5
+    assert [is_template(text) for text in texts] == [True] * 3 + [False] * 5
     assert not is_template(5)
 
 

@@ -481,7 +481,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
     assert "items" in found.streams
 
     source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
-    (reported,) = [one for one in check_source(found, source) if one.what == "manifest"]
+    (reported,) = [result for result in check_source(found, source) if result.what == "manifest"]
     assert reported.level is level
 
 

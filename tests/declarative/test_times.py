@@ -277,7 +277,7 @@ def test_the_first_format_that_fits_is_taken():
 
 @pytest.mark.parametrize("value", [None, [], {}, b"170", object()])
 def test_what_is_no_text_and_no_number_fits_no_format(value):
-    assert [Reader([each]).micros(value) for each in FORMATS] == [None] * len(FORMATS)
+    assert [Reader([format_]).micros(value) for format_ in FORMATS] == [None] * len(FORMATS)
 
 
 def test_durations_are_those_of_iso_8601():

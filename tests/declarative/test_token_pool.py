@@ -124,7 +124,7 @@ def test_quota_without_matchers_applies_to_unmatched_requests(
     for path in ("items/1", "items"):
         sender.send(Request("GET", f"{api.url}/{path}"))
 
-    assert [token_of(each) for each in api.asked[2:]] == ["one", "two"]
+    assert [token_of(request) for request in api.asked[2:]] == ["one", "two"]
 
 
 def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
@@ -237,7 +237,7 @@ def test_responses_report_the_remaining_calls(
     for _ in range(2):
         sender.send(Request("GET", f"{api.url}/items"))
 
-    assert [token_of(each) for each in api.asked[2:]] == ["one", next_token]
+    assert [token_of(request) for request in api.asked[2:]] == ["one", next_token]
 
 
 def ignoring(*codes: int) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def test_tasks_share_the_calls_that_the_driver_counts(api: Api, client: httpx.Cl
             )
             visit.asks(rotating(api, heard))
 
-    seen = [token_of(each) for each in api.asked if each.path == "/items"]
+    seen = [token_of(request) for request in api.asked if request.path == "/items"]
     assert seen == ["one", "one", "two"]
     assert api.paths().count("/quotas") == 2
 

@@ -185,7 +185,7 @@ def test_odd_names_are_only_names(config: LakeConfig, make: Make, name: TableNam
 def test_a_number_is_found_as_it_is_spelled(
     config: LakeConfig, make: Make, kind: str, text: str
 ) -> None:
-    numbers = [float(one) for one in ("inf", "-inf", "nan", "0.1", "1")]
+    numbers = [float(number) for number in ("inf", "-inf", "nan", "0.1", "1")]
     make(
         ORDERS, [f"id*:{kind}", "v:INT"], [(number, place) for place, number in enumerate(numbers)]
     )

@@ -38,13 +38,13 @@ _KINDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def keyed(kind: str, values: list[Any]) -> tuple[Order, pa.Table]:
-    one = column(f"k*:{kind}")
+    key_column = column(f"k*:{kind}")
     numbers = list(range(len(values)))
     rows = pa.table(
-        {"k": pa.array(values, one.type.arrow), FILE: [7] * len(values), ROW: numbers},
-        schema=pa.schema([("k", one.type.arrow), (FILE, pa.int64()), (ROW, pa.int64())]),
+        {"k": pa.array(values, key_column.type.arrow), FILE: [7] * len(values), ROW: numbers},
+        schema=pa.schema([("k", key_column.type.arrow), (FILE, pa.int64()), (ROW, pa.int64())]),
     )
-    order = Order(ORDERS, (one,))
+    order = Order(ORDERS, (key_column,))
     return order, order.of(rows)
 
 
@@ -229,4 +229,4 @@ def test_widths_are_readable() -> None:
     assert choose_buckets(hour, 5 * 24 * hour, 119) == (0, 2 * hour)
     assert choose_buckets(0, 100 * hour - 1, 100) == (0, hour)
     widths = [choose_buckets(0, 10**power, 120)[1] for power in range(18)]
-    assert all(one <= other for one, other in pairwise(widths))
+    assert all(width <= other for width, other in pairwise(widths))

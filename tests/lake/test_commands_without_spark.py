@@ -319,7 +319,7 @@ def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> N
     assert json.loads(looked.stdout)["versions"][1]["changes"]
     assert _PYSPARK not in looked.stderr
     listed = _ran(lake, "tables", PYTHONPROFILEIMPORTTIME="1")
-    assert {each["table"] for each in json.loads(listed.stdout)} >= {str(NAME)}
+    assert {table["table"] for table in json.loads(listed.stdout)} >= {str(NAME)}
     assert _PYSPARK not in listed.stderr
 
 

@@ -547,7 +547,7 @@ def test_one_failing_stream_does_not_stop_the_others(pipeline: Pipeline) -> None
     store = Store.open(pipeline.project.lake)
     (run,) = store.runs(pipeline="crm")
     assert run.status is Status.PARTIAL
-    assert [one.rows for one in store.streams_of(run.id)] == [1, 0, 1]
+    assert [stream_run.rows for stream_run in store.streams_of(run.id)] == [1, 0, 1]
     # The next run continues.
     broken.unlink()
     pipeline.source.write("Broken", [_row("1", 1, "1", Name="z")])
@@ -600,7 +600,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         pipeline.source.write(name, [_row("good", 1, "1", Name="x")])
         bad[flaw] = pipeline.source.path(name, 900)
         _write_bad(bad[flaw], flaw)
-    errors = {one.stream: one.error or "" for one in pipeline.sync().streams}
+    errors = {stream_run.stream: stream_run.error or "" for stream_run in pipeline.sync().streams}
     for flaw, reason in _FLAWS.items():
         assert reason in errors[objects[flaw]], flaw
         assert bad[flaw].name in errors[objects[flaw]], flaw
@@ -610,17 +610,17 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
     for name in objects.values():
         assert [row["Id"] for row in pipeline.rows(name)] == ["good"]
     # Known bad files are not read again, and later files are read.
-    assert [one.files for one in pipeline.sync().streams] == [0] * len(objects)
+    assert [stream_run.files for stream_run in pipeline.sync().streams] == [0] * len(objects)
     for name in objects.values():
         pipeline.source.files = 1_000
         pipeline.source.write(name, [_row("later", 1, "1", Name="y")])
     pipeline.done()
     project = str(pipeline.project.file)
     reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
-    assert {one["stream"]: [file["mark"] for file in one["quarantined"]] for one in reported} == {
-        objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()
-    }
-    assert all(one["quarantined"][0]["reason"] for one in reported)
+    assert {
+        table["stream"]: [file["mark"] for file in table["quarantined"]] for table in reported
+    } == {objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()}
+    assert all(table["quarantined"][0]["reason"] for table in reported)
     streams = {stream.name: stream for stream in streams_of(pipeline.project, "crm")}
     stream = streams[objects["cut short"]]
     with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
@@ -631,7 +631,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         assert differences(pipeline.lake, stream, lease).count == 0
     assert len(pipeline.rows(stream.name)) == 2_002
     reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
-    assert [one["quarantined"] for one in reported if one["stream"] == stream.name] == [[]]
+    assert [table["quarantined"] for table in reported if table["stream"] == stream.name] == [[]]
     code, out, _ = ran_words(
         capsys, "verify", f"crm.{objects['brotli']}", "--project", project, "--json"
     )
@@ -1124,10 +1124,10 @@ def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, see
 
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 
-    def told(every: set[str]) -> set[str]:
+    def told(types: set[str]) -> set[str]:
         # Of the integers, only the greatest type counts, whether there are others or not.
-        return every - {"int"} if "long" in every else every
+        return types - {"int"} if "long" in types else types
 
-    assert {name: told({one.value for one in every}) for name, every in found.items() if every} == {
-        name: told({words[form] for form in every}) for name, every in forms.items()
-    }
+    assert {
+        name: told({kind.value for kind in types}) for name, types in found.items() if types
+    } == {name: told({words[form] for form in types}) for name, types in forms.items()}

@@ -118,12 +118,12 @@ def test_the_page_tells_what_the_tables_hold(
             found = compare(lake.table(NAME), *more).records()
             reported = [
                 [
-                    str(each.key["id"]),
-                    each.change,
-                    "" if each.old is None else str(each.old["counter"]),
-                    "" if each.new is None else str(each.new["counter"]),
+                    str(difference.key["id"]),
+                    difference.change,
+                    "" if difference.old is None else str(difference.old["counter"]),
+                    "" if difference.new is None else str(difference.new["counter"]),
                 ]
-                for each in found
+                for difference in found
             ]
             assert reported == lines(text)
         elif what == "python":

@@ -87,7 +87,7 @@ class Own:
         self.mark: str | None = None
 
     def frame(self, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> DataFrame:
-        fields = [pa.field(one.name, one.type.arrow) for one in columns]
+        fields = [pa.field(column.name, column.type.arrow) for column in columns]
         extra = {name for row in rows for name in row} & _OPTIONAL.keys()
         fields += [*_FIXED, *(pa.field(name, _OPTIONAL[name]) for name in sorted(extra))]
         cells = {field.name: [row.get(field.name) for row in rows] for field in fields}
@@ -206,15 +206,15 @@ def test_every_type_comes_back_as_it_was_declared(own: Own) -> None:
     own.apply()
 
     table = own.table()
-    for one in EVERY:
-        kept = table.schema.field(one.name).type
-        wanted = one.type.arrow
+    for column in EVERY:
+        kept = table.schema.field(column.name).type
+        wanted = column.type.arrow
         large = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-        assert large.get(kept, kept) == wanted, one.name
+        assert large.get(kept, kept) == wanted, column.name
     found = {row["id"]: row for row in table.to_pylist()}
     for row in rows:
-        for one in EVERY:
-            assert found[row["id"]][one.name] == row.get(one.name), one.name
+        for column in EVERY:
+            assert found[row["id"]][column.name] == row.get(column.name), column.name
     assert own.agrees()
 
 
@@ -249,7 +249,7 @@ def test_what_is_landed_is_a_data_lake(own: Own) -> None:
     }
     assert len({name.lower() for name in row}) == len(row)
     own.apply()
-    names = [one.name for one in columns]
+    names = [column.name for column in columns]
     assert own.rows(*names) == [(7, "Ann", 41, None, "ann", "x", "o")]
     types = {field.name: str(field.type) for field in own.table().schema}
     assert types["Empty"] == "int32", "a field without a value is a column all the same"
@@ -748,7 +748,7 @@ def test_names_increase_across_processes(tmp_path: Path) -> None:
         mine = [
             (number, content) for number, content in enumerate(contents) if content[0] == process
         ]
-        assert [one[1:] for _, one in mine] == sorted(one[1:] for _, one in mine)
+        assert [version[1:] for _, version in mine] == sorted(version[1:] for _, version in mine)
         for begin in range(0, len(mine), 3):
             places = [place for place, _ in mine[begin : begin + 3]]
             assert places == list(range(places[0], places[0] + 3))

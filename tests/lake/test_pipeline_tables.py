@@ -219,9 +219,9 @@ def _check(
             for row in found
         )
         wanted = sorted(
-            (one.key, one.deleted, one.fields.get("Name"), one.fields.get("Size"))
-            for one in landed.current(rows, erases=erases)
-            if is_soft or not one.deleted
+            (record.key, record.deleted, record.fields.get("Name"), record.fields.get("Size"))
+            for record in landed.current(rows, erases=erases)
+            if is_soft or not record.deleted
         )
     assert got == wanted
 
@@ -328,7 +328,9 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
     stored = _read(lake, name)
     expected = landed.versions(rows, eps)
     chance = random.Random(7)
-    edges = [edge for one in expected for edge in (one.start, one.end) if edge != landed.TMAX]
+    edges = [
+        edge for version in expected for edge in (version.start, version.end) if edge != landed.TMAX
+    ]
     instants = {edge + near for edge in edges for near in (-1, 0, 1, eps // 2, eps - 1)}
     instants |= {chance.randint(min(edges), max(edges)) for _ in range(500)}
 
@@ -337,8 +339,10 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
 
     in_between = 0
     for at in sorted(instants):
-        begun = {one.key: one for one in expected if one.start <= at}
-        latest = {one.key: one.start for one in begun.values() if at < one.end + eps}
+        begun = {version.key: version for version in expected if version.start <= at}
+        latest = {
+            version.key: version.start for version in begun.values() if at < version.end + eps
+        }
         found = dict(true_in_sql(at))
         assert len(found) == len(true_in_sql(at)), "a record has one version at an instant"
         assert found.items() <= latest.items()

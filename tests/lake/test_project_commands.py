@@ -61,8 +61,8 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     ]
     _, reported, _ = _ran(folder, capsys, "status", "--json")
     before = json.loads(reported)
-    assert [(one["mode"], one["files_waiting"]) for one in before] == [(None, 1)] * 2
-    assert [one["behind_seconds"] for one in before] == [None] * 2
+    assert [(table["mode"], table["files_waiting"]) for table in before] == [(None, 1)] * 2
+    assert [table["behind_seconds"] for table in before] == [None] * 2
 
     code, reported, _ = _ran(folder, capsys, "sync", "--json")
 
@@ -78,8 +78,8 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert (events[3]["table"], events[3]["rows"], events[3]["files_left"]) == ("crm.Account", 2, 0)
     _, reported, _ = _ran(folder, capsys, "status", "--json")
     after = json.loads(reported)
-    assert [(one["mode"], one["files_waiting"]) for one in after] == [("history", 0)] * 2
-    assert all(0 <= one["behind_seconds"] < 600 for one in after)
+    assert [(table["mode"], table["files_waiting"]) for table in after] == [("history", 0)] * 2
+    assert all(0 <= table["behind_seconds"] < 600 for table in after)
     _, reported, _ = _ran(folder, capsys, "runs", "--json")
     (run,) = json.loads(reported)
     assert run["status"] == "succeeded"
@@ -97,7 +97,9 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert (code, json.loads(reported)) == (0, {"table": "crm.Account", "rows": 2})
     code, reported, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")
     assert code == 0
-    (published,) = [one for one in map(json.loads, reported.splitlines()) if one.get("files")][:1]
+    (published,) = [
+        event for event in map(json.loads, reported.splitlines()) if event.get("files")
+    ][:1]
     assert (published["table"], published["files"], published["rows"]) == ("crm.Contact", 1, 1)
     _, reported, _ = _ran(folder, capsys, "runs", "--json")
     assert len(json.loads(reported)) == 2, "a re-sync is a run"

@@ -179,11 +179,11 @@ def test_the_same_start_with_other_values_replaces_the_version(lake: Lake, name:
 
 
 def test_without_a_timestamp_values_tell_what_changed(lake: Lake, name: TableName) -> None:
-    one = version("b", None, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z")
+    present = version("b", None, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z")
     deleted = version(
         "c", 1, "2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z", "2020-01-01T00:00:00Z"
     )
-    fill(lake, name, CLOSED, ACTIVE, one, deleted)
+    fill(lake, name, CLOSED, ACTIVE, present, deleted)
     run(lake, name, timeless(lake, [("a", 40), ("b", None), ("c", 1), ("d", 7)]))
     assert held(lake, name) == [
         CLOSED,

@@ -61,7 +61,7 @@ def _looked(folder: Path) -> dict[str, Any]:
 def _tables(pipeline: Pipeline) -> dict[str, Freshness]:
     config = pipeline.project.lake
     found = freshness(config, map(StreamProperties.of, look_up_all(config)))
-    return {str(name): one for name, one in found.items()}
+    return {str(name): fresh for name, fresh in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -92,22 +92,24 @@ def test_another_process_sees_how_far_a_sync_is(tmp_path: Path) -> None:
 
     assert result.status is Status.SUCCEEDED
     assert len(seen) == 4
-    assert {one["status"] for one in seen} == {"running"}
-    accounts = [one["streams"]["Account"] for one in seen]
+    assert {run["status"] for run in seen} == {"running"}
+    accounts = [run["streams"]["Account"] for run in seen]
     assert [account["files_left"] for account in accounts] == [3, 2, 1, 0]
     assert [account["rows"] for account in accounts] == [100, 200, 300, 400]
     assert [account["stage"] for account in accounts] == ["applying"] * 4
     parts = [account["fraction"] for account in accounts]
     assert 0 < parts[0] < parts[1] < parts[2] < parts[3] == 1
-    assert {one["streams"]["Contact"]["stage"] for one in seen} == {"waiting"}
-    assert [one["fraction"] for one in seen] == [part / 2 for part in parts]
+    assert {run["streams"]["Contact"]["stage"] for run in seen} == {"waiting"}
+    assert [run["fraction"] for run in seen] == [part / 2 for part in parts]
 
 
 def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     config = pipeline.project.lake
     before = run_history.runs(config).runs[0]
     pipeline.source.write("Account", [_row(key, 7) for key in range(100, 150)])
-    (waiting,) = (one.waiting for one in _tables(pipeline).values() if one.stream == "Account")
+    (waiting,) = (
+        table.waiting for table in _tables(pipeline).values() if table.stream == "Account"
+    )
     assert waiting is not None
     assert waiting == WaitingFiles(1, waiting.bytes)
     assert waiting.bytes > 0
@@ -172,7 +174,7 @@ def test_a_stream_that_fails_says_what_to_do(
         capsys, "runs", "--json", "--limit", "1", "--project", str(pipeline.folder)
     )
     (run,) = json.loads(reported)
-    streams = {one["stream"]: one for one in run["streams"]}
+    streams = {stream_run["stream"]: stream_run for stream_run in run["streams"]}
     assert (code, streams["Contact"]["hint"]) == (0, contact.record.hint)
     assert streams["Account"]["before"] == streams["Account"]["after"]
     broken.unlink()
@@ -267,7 +269,7 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         def slowly(asked: Asked) -> bool:
             time.sleep(0.8)
             (run,) = run_history.runs(shop.project.lake).runs
-            streams = {one.record.stream: one.record for one in run.streams}
+            streams = {stream.record.stream: stream.record for stream in run.streams}
             if asked.path != "/orders":
                 seen.append((streams["notes"].stage or "", streams["notes"].rows_read))
                 others.add(streams["live"].stage or "")
@@ -277,7 +279,7 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         shop.sync_or_fail()
 
     (run,) = run_history.runs(shop.project.lake).runs
-    streams = {one.record.stream: one for one in run.streams}
+    streams = {stream.record.stream: stream for stream in run.streams}
     stream, live = streams["notes"], streams["live"]
     assert others == {Stage.WAITING}, "its turn comes after that of the other one"
     assert live.record.rows_read == live.record.written == 1

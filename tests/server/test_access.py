@@ -104,9 +104,9 @@ def test_a_file_that_is_not_there_is_an_access_error(root: Path, *, rooted: bool
 
 
 def test_a_path_with_a_nul_is_an_access_error(root: Path) -> None:
-    for each in (root, None):
+    for root_folder in (root, None):
         with pytest.raises(FileAccessError):
-            read(f"{root}/a\0b", each)
+            read(f"{root}/a\0b", root_folder)
 
 
 def test_a_server_with_a_root_loads_files_below_it_and_no_others(

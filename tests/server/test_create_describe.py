@@ -98,7 +98,9 @@ def test_tables_created_at_once_in_a_new_schema_are_all_there(caller: Caller) ->
 def test_tables_created_at_once_in_different_new_schemas_are_all_there(caller: Caller) -> None:
     callers = [replace(caller, schema=f"{caller.schema}_{number}") for number in range(5)]
     with ThreadPoolExecutor(5) as threads:
-        answers = list(threads.map(lambda each: each.create("t", ["id*:LONG", SYNCED]), callers))
+        answers = list(
+            threads.map(lambda caller: caller.create("t", ["id*:LONG", SYNCED]), callers)
+        )
     assert all(answer.success for answer in answers)
 
 

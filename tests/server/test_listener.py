@@ -164,9 +164,9 @@ def test_every_call_is_answered_when_the_server_stops_also_those_that_wait_for_a
         # The last job that could have been cancelled is done, so the batch is finished.
         held.unlink()
         assert running.result().success
-        for each in waiting:
-            assert each.code() is grpc.StatusCode.UNAVAILABLE
-            assert each.details().startswith("The server is stopping and cancelled the call;")
+        for call in waiting:
+            assert call.code() is grpc.StatusCode.UNAVAILABLE
+            assert call.details().startswith("The server is stopping and cancelled the call;")
         assert stopped.result()
     assert caller.rows("t", "id") == [(1,)]
 

@@ -43,8 +43,8 @@ class Serving:
         self.lake = folder / "lake"
         self.files = folder / "files"
         self.temporary = folder / "tmp"
-        for each in (self.files, self.temporary):
-            each.mkdir(parents=True)
+        for path in (self.files, self.temporary):
+            path.mkdir(parents=True)
         self._output = (folder / "stdout").open("wb")
         self._errors = (folder / "stderr").open("wb")
         command = [sys.executable, "-c", "from chronolake.cli import main; main()", "serve"]
@@ -126,8 +126,8 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.close()
+    for connection in started:
+        connection.close()
 
 
 def row(id_: int, v: str) -> dict[str, str]:
@@ -154,9 +154,9 @@ def listened_on(process: int) -> list[str]:
     """Return the addresses, in hexadecimal, that a process and its children listen on (Linux)."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     inodes = set()
-    for each in Path(f"/proc/{process}/fd").iterdir():
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(OSError):  # closed in the meantime
-            inodes.add(str(each.readlink()))
+            inodes.add(str(descriptor.readlink()))
     lines = [
         line.split()
         for kind in ("tcp", "tcp6")

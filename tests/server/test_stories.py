@@ -54,8 +54,8 @@ class Play:
             )
             self.requests.append((self.sent.request(batch), batch.rows))
             again = [] if step.repeat is None else [step.repeat % len(self.requests)]
-            for each in [number] * step.times + again:
-                self._send(*self.requests[each])
+            for place in [number] * step.times + again:
+                self._send(*self.requests[place])
             if step.truncate is not None:
                 self._truncate(step.truncate, soft=not self.sent.is_history and number % 2 == 0)
             wrong = self.sent.differences(self.model)

@@ -97,10 +97,10 @@ def test_times_before_1970_and_at_zero_are_times_like_any_other(caller: Caller) 
 def test_a_missing_table_or_schema_is_no_failure_and_is_not_made(caller: Caller) -> None:
     assert caller.create("other", ["id*:LONG", SYNCED]).success
     elsewhere = replace(caller, schema=f"{caller.schema}_missing")
-    for each in (caller, elsewhere):
+    for destination in (caller, elsewhere):
         for soft in (None, "_fivetran_deleted"):
-            assert each.truncate("t", CUTOFF, soft=soft).success
-        assert each.describe("t").not_found
+            assert destination.truncate("t", CUTOFF, soft=soft).success
+        assert destination.describe("t").not_found
     assert (elsewhere.schema,) not in catalog(caller.lake).list_namespaces()
 
 

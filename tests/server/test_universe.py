@@ -55,8 +55,8 @@ def universe(letters: str) -> list[Scenario]:
         for length in range(1, LENGTH + 1)
         for string in itertools.product(letters, repeat=length)
     )
-    every = ((string, parts) for string in strings for parts in compositions(len(string)))
-    return [Scenario(key, string, parts) for key, (string, parts) in enumerate(every)]
+    cases = ((string, parts) for string in strings for parts in compositions(len(string)))
+    return [Scenario(key, string, parts) for key, (string, parts) in enumerate(cases)]
 
 
 def time_of(place: int) -> int:

@@ -188,9 +188,13 @@ def test_the_last_of_two_rows_with_one_key_wins(table: Caller) -> None:
 
 def test_two_updates_of_one_key_add_up_in_order(table: Caller) -> None:
     assert table.write("t", COLUMNS, replace=[full(1, "x"), full(2, "x")]).success
-    one = table.file("u1", [partial(1, a="a1"), partial(1, b="b1"), partial(2, a="a1", c="7")])
-    two = table.file("u2", [partial(2, a="a2"), partial(2, b=None)])
-    assert table.stub.WriteBatch(table.request("t", COLUMNS, update=[one, two])).success
+    first_file = table.file(
+        "u1", [partial(1, a="a1"), partial(1, b="b1"), partial(2, a="a1", c="7")]
+    )
+    second_file = table.file("u2", [partial(2, a="a2"), partial(2, b=None)])
+    assert table.stub.WriteBatch(
+        table.request("t", COLUMNS, update=[first_file, second_file])
+    ).success
     assert table.rows("t", "id", "a", "b", "c") == [(1, "a1", "b1", 1), (2, "a2", None, 7)]
 
 

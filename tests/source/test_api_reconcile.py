@@ -361,7 +361,7 @@ class Model:
         """Model a run that compares all records."""
         self.deleted |= self.known.keys() - world.keys()
         self.deleted -= world.keys()
-        self.known = {number: dict(one) for number, one in world.items()}
+        self.known = {number: dict(record) for number, record in world.items()}
 
 
 _NUMBERS = st.integers(1, 5)

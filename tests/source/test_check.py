@@ -55,12 +55,12 @@ def test_check_create_creates_publication_and_slot(
     _project(tmp_path, address)
     code, found = _run_check(tmp_path, capsys)
     assert code == 1
-    (one,) = found["publication chronolake_shop"]
-    assert one["message"] == "does not exist"
-    assert one["hint"].startswith(
+    (finding,) = found["publication chronolake_shop"]
+    assert finding["message"] == "does not exist"
+    assert finding["hint"].startswith(
         'CREATE PUBLICATION "chronolake_shop" FOR TABLE "public"."orders"'
     )
-    assert '"log"' not in one["hint"], "once published, it could not be updated"
+    assert '"log"' not in finding["hint"], "once published, it could not be updated"
     assert found["slot chronolake_shop"][0]["hint"] == (
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput');"
     )
@@ -206,7 +206,7 @@ def test_refusing_server_is_not_reported_as_unreachable(
 
     code, found = _run_check(tmp_path, capsys)
 
-    reported = [result["message"] for every in found.values() for result in every]
+    reported = [result["message"] for results in found.values() for result in results]
     assert code == 1
     assert any(message.startswith("The server refuses the connection: ") for message in reported), (
         reported
@@ -222,7 +222,7 @@ def test_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
     code, found = _run_check(tmp_path, capsys)
 
-    reported = [result["message"] for every in found.values() for result in every]
+    reported = [result["message"] for results in found.values() for result in results]
     assert code == 1
     assert any(message.startswith("The server cannot be reached: ") for message in reported), (
         reported
@@ -279,8 +279,8 @@ def test_role_check_tries_to_read_the_log(
     try:
         _project(tmp_path, f"postgresql://reader:secret-of-reader@{address.partition('@')[2]}")
         _, found = _run_check(tmp_path, capsys)
-        (one,) = found["role"]
-        assert (one["ok"], one["hint"]) == (fix is None, fix)
+        (finding,) = found["role"]
+        assert (finding["ok"], finding["hint"]) == (fix is None, fix)
         if fix is not None:
             _run(address, fix)
             _, found = _run_check(tmp_path, capsys)

@@ -178,8 +178,8 @@ def test_check_and_run_name_the_same_way_out(ready: Shop, name: str) -> None:
         word in f"{finding.message} {finding.fix}" for finding in findings for word in words
     ), findings
     if state.words == _RECOVERY:
-        every = " ".join(f"{finding.message} {finding.fix}" for finding in findings)
-        for steps in (reported, every):
+        text = " ".join(f"{finding.message} {finding.fix}" for finding in findings)
+        for steps in (reported, text):
             assert steps.index(_RECOVERY) < steps.index("check --create") < steps.index("resync")
 
 

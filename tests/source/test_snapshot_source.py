@@ -168,8 +168,8 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
     assert shop.agrees()
 
 
-def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
-    left = iter(every)
+def _is_part(some: Sequence[Any], whole: Sequence[Any]) -> bool:
+    left = iter(whole)
     return all(item in left for item in some)
 
 

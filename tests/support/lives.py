@@ -130,21 +130,21 @@ class Life:
         A row without a start is a new version if its values differ.
         """
         for row in brought:
-            found = [each for each in self.rows if each["id"] == row["id"]]
-            active = next((each for each in found if each[ACTIVE]), None)
+            found = [version for version in self.rows if version["id"] == row["id"]]
+            active = next((version for version in found if version[ACTIVE]), None)
             if START in row:
                 start = row[START]
             elif active is not None and all(active[name] == row[name] for name in row):
                 start = active[START]
             else:
                 start = at if active is None else max(at, active[START])
-            same = next((each for each in found if each[START] == start), None)
+            same = next((version for version in found if version[START] == start), None)
             keeps = same if START in row or same is active else None
-            for each in found:
-                if each[START] >= start:
-                    self.rows.remove(each)
-                elif each[ACTIVE] or each[END] > start - MILLISECOND:
-                    each[END], each[ACTIVE] = start - MILLISECOND, False
+            for version in found:
+                if version[START] >= start:
+                    self.rows.remove(version)
+                elif version[ACTIVE] or version[END] > start - MILLISECOND:
+                    version[END], version[ACTIVE] = start - MILLISECOND, False
             base = dict(keeps or dict.fromkeys(self.columns))
             now = {START: start, END: TMAX, ACTIVE: True, SYNCED: at}
             self.rows.append({**base, **row, **now})

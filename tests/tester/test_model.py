@@ -66,8 +66,8 @@ def batch(*, earliest=(), upsert=(), update=(), delete=()):
 def history(*batches):
     model = Model()
     model.create("t", HISTORY)
-    for one in batches:
-        model.write_history(one)
+    for batch in batches:
+        model.write_history(batch)
     return model
 
 

@@ -443,7 +443,7 @@ def test_a_finding_is_reported_once_and_counted(tmp_path):
     assert [call["known"] for call in described] == [0, 2, 2, 2, 2]
     last = outcome.lines[-1]
     assert last["failures"] == 2
-    counts = {one["what"].partition(":")[0]: one["count"] for one in last["repeated"]}
+    counts = {finding["what"].partition(":")[0]: finding["count"] for finding in last["repeated"]}
     assert counts == {"type of 'j'": 5, "column 'id'": 5}
 
 

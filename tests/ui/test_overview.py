@@ -195,8 +195,8 @@ def test_badges_can_be_read_in_light_and_dark(badge: str) -> None:
     assert rule is not None
     soft, strong = (re.findall(rf"{name}: #([0-9a-f]{{6}});", css) for name in rule.groups())
     assert len(soft) == len(strong) == 3
-    for one, other in zip(soft, strong, strict=True):
-        dark, light = sorted([luminance(one), luminance(other)])
+    for color, other in zip(soft, strong, strict=True):
+        dark, light = sorted([luminance(color), luminance(other)])
         assert (light + 0.05) / (dark + 0.05) >= 4.5
     # Amber has one meaning: maintenance is needed.
     assert (rule[2] == "--warn") == (badge == "warn")

@@ -84,8 +84,8 @@ def visit(browser: Browser, usual: BrowserContext, served: Served) -> Iterator[O
         return page
 
     yield opened
-    for one in opened_here:
-        one.close()
+    for page_ in opened_here:
+        page_.close()
     assert wrong == []
 
 
@@ -119,9 +119,9 @@ def test_every_page_is_accessible_in_light_and_dark(visit: Open, name: str) -> N
         page.wait_for_timeout(150)
         found = Axe().run(page).response["violations"]
         grave = [
-            (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
-            for one in found
-            if one["impact"] in {"serious", "critical"}
+            (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+            for violation in found
+            if violation["impact"] in {"serious", "critical"}
         ]
         assert grave == [], theme
     page.set_viewport_size({"width": 390, "height": 800})
@@ -321,7 +321,9 @@ def test_keys_are_suggested_as_they_are_typed(visit: Open, shop: Shop) -> None:
         "() => [...document.querySelectorAll('option')].every(one => one.value.startsWith('10'))"
     )
     found = complete_key(load(shop.folder), ORDERS, {"id": "10"}, column="id", limit=20)
-    assert options.evaluate_all("all => all.map(one => one.value)") == [str(one) for one in found]
+    assert options.evaluate_all("all => all.map(one => one.value)") == [
+        str(value) for value in found
+    ]
     field.fill("104")
     field.press("Enter")
     page.wait_for_function(SETTLED)

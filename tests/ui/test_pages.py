@@ -114,8 +114,8 @@ def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
     def marked(query: str) -> list[bool]:
         page, piece = (get(f"{path}?table=shop.orders&{query}") for path in ("/past", "/part/past"))
         assert page.status_code == piece.status_code == 400
-        shown = [f'name="{name}"' in one for one in page.text.split("<input")
-                 if "aria-invalid" in one for name in ("at", "than")]  # fmt: skip
+        shown = [f'name="{name}"' in field for field in page.text.split("<input")
+                 if "aria-invalid" in field for name in ("at", "than")]  # fmt: skip
         assert f'data-wrong="{"at" if shown == [True, False] else "than"}"' in piece.text
         return shown
 

@@ -228,8 +228,8 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         assert asked.get("/record").status_code == 200
         place = (asked.base_url.host, asked.base_url.port)
         many = [socket.create_connection(place) for _ in range(60)]
-        for one in many:
-            one.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for connection in many:
+            connection.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deadline = time.monotonic() + 60
         # Requests beyond the waiting queue are refused at once.
         while len(reported := select.select(many, [], [], 1)[0]) < 20:
@@ -242,8 +242,8 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         for path in ("/", "/runs", "/record", "/past"):
             assert asked.get(path).status_code == 200
         assert time.monotonic() - begun < 10
-        for one in many:
-            one.close()
+        for connection in many:
+            connection.close()
         # Closed connections are not served: only the few whose turn had come have opened the pipe.
         time.sleep(1)
         writing = os.open(pipe, os.O_WRONLY)

@@ -162,11 +162,11 @@ def test_a_field_may_have_a_name_that_looks_typed() -> None:
 
 
 def test_files_that_agree_are_read_together() -> None:
-    one = _fields(Id=pa.string(), A=pa.string())
+    fields = _fields(Id=pa.string(), A=pa.string())
     more = _fields(Id=pa.string(), A=pa.string(), A_b=pa.bool_(), C=pa.string())
     other = _fields(Id=pa.string(), A_b=pa.string())
 
-    groups = group_files([(one, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
+    groups = group_files([(fields, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
 
     assert [group.files for group in groups] == [(0, 1, 3), (2,)]
     assert groups[0].fields["A_b"].name == "A"

@@ -55,10 +55,10 @@ def test_each_place_that_differs_is_named(before: Any, after: Any, found: list[A
 
 
 @given(_JSON, _JSON)
-def test_equal_states_and_only_these_have_no_difference(one: Any, other: Any) -> None:
-    assert diff_states(one, one) == []
-    is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    assert bool(diff_states(one, other)) is not is_same
+def test_equal_states_and_only_these_have_no_difference(first: Any, other: Any) -> None:
+    assert diff_states(first, first) == []
+    is_same = json.dumps(first, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert bool(diff_states(first, other)) is not is_same
 
 
 def test_a_small_state_is_kept_as_it_is() -> None:

@@ -167,7 +167,11 @@ def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
             now = says(model)
             brought = {(row["k"], row[START]) for row in batch["update"] + batch["replace"]}
             # Rows of the batch are written, unless their values were stored before.
-            written = {each for each in brought & now.keys() if said.get(each) != now[each]}
+            written = {
+                record_key
+                for record_key in brought & now.keys()
+                if said.get(record_key) != now[record_key]
+            }
             assert sorted(applied.counted, key=repr) == sorted(written, key=repr)
 
 
@@ -194,8 +198,15 @@ def test_a_version_that_says_what_is_no_number_again_says_the_same() -> None:
     assert not counts(nan, nan)
     assert not counts(None, None)
     assert not counts(1.5, 1.5)
-    for one, other in ((nan, None), (None, nan), (nan, 1.0), (1.0, nan), (None, 1.0), (1.0, None)):
-        assert counts(one, other)
+    for before, other in (
+        (nan, None),
+        (None, nan),
+        (nan, 1.0),
+        (1.0, nan),
+        (None, 1.0),
+        (1.0, None),
+    ):
+        assert counts(before, other)
 
 
 LIVE = ("k", "a", "b")

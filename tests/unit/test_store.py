@@ -210,8 +210,8 @@ def _open_at_once(config: LakeConfig, uri: str) -> None:
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(4)
     ]
-    reported = [one.communicate(timeout=120)[1] for one in running]
-    assert [one.returncode for one in running] == [0] * 4, reported
+    reported = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 4, reported
 
 
 def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
@@ -342,4 +342,4 @@ def test_states_of_old_runs_are_forgotten(tmp_path: Path) -> None:
             )
         )
     found = run_history.runs(config, limit=200).runs
-    assert [len(one.streams[0].changes) for one in found] == [1] * 100 + [0] * 3
+    assert [len(run.streams[0].changes) for run in found] == [1] * 100 + [0] * 3

@@ -63,9 +63,11 @@ def usage(month: str, months: Sequence[MonthlyUsage]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_footer=True)
     table.add_column("table", "all", overflow="fold")
     table.add_column("mode")
-    total = f"{'' if all(each.is_exact for each in months) else 'about '}"
+    total = f"{'' if all(month_usage.is_exact for month_usage in months) else 'about '}"
     table.add_column(
-        f"rows in {month}", f"{total}{sum(each.rows for each in months):,}", justify="right"
+        f"rows in {month}",
+        f"{total}{sum(month_usage.rows for month_usage in months):,}",
+        justify="right",
     )
     for month_usage in months:
         about = "" if month_usage.is_exact else "about "

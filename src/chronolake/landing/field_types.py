@@ -102,18 +102,20 @@ def parse_field_type(text: str) -> FieldType:
 
 def type_of(types: Iterable[FieldType]) -> ColumnType | None:
     """Return the narrowest type that contains all values of a field; None if it has no values."""
-    every = set(types)
-    declared = [known for known in every if isinstance(known, ColumnType)]
+    distinct = set(types)
+    declared = [known for known in distinct if isinstance(known, ColumnType)]
     if declared:
-        return reduce(wider, declared) if len(declared) == len(every) else ColumnType(Kind.STRING)
-    if not every:
+        return (
+            reduce(wider, declared) if len(declared) == len(distinct) else ColumnType(Kind.STRING)
+        )
+    if not distinct:
         return None
-    if every <= _INTEGERS:
-        return ColumnType(Kind.INT if every == {ObservedType.INT} else Kind.LONG)
-    if every <= {ObservedType.INT, ObservedType.LONG, ObservedType.FLOAT}:
+    if distinct <= _INTEGERS:
+        return ColumnType(Kind.INT if distinct == {ObservedType.INT} else Kind.LONG)
+    if distinct <= {ObservedType.INT, ObservedType.LONG, ObservedType.FLOAT}:
         return ColumnType(Kind.DOUBLE)
-    observed = every.pop()
-    if every or not isinstance(observed, ObservedType):
+    observed = distinct.pop()
+    if distinct or not isinstance(observed, ObservedType):
         return ColumnType(Kind.STRING)
     return ColumnType(_ALONE.get(observed, Kind.STRING))
 

@@ -117,8 +117,8 @@ class Landing:
     @property
     def declared_key(self) -> tuple[Column, ...]:
         """Return the key's columns as declared in files of our own; empty for other files."""
-        every = (field for group in self.groups for field in group.fields.values())
-        types = {field.name: field.declared for field in every if field.declared is not None}
+        fields = (field for group in self.groups for field in group.fields.values())
+        types = {field.name: field.declared for field in fields if field.declared is not None}
         return tuple(
             Column(name, types[name], primary_key=True) for name in self.key if name in types
         )

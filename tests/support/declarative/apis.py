@@ -93,7 +93,7 @@ class Api:
         return f"http://127.0.0.1:{self.port}"
 
     def paths(self) -> list[str]:
-        return [each.path for each in self.asked]
+        return [request.path for request in self.asked]
 
     def answer(self, asked: Asked) -> Reply:
         with self._lock:

@@ -61,8 +61,8 @@ def option(name: str) -> dict[str, Any]:
 
 def does(action: str, *codes: int) -> dict[str, Any]:
     """Return an error handler that does something about some statuses."""
-    one = {"type": "HttpResponseFilter", "action": action, "http_codes": list(codes)}
-    return {"error_handler": {"type": "DefaultErrorHandler", "response_filters": [one]}}
+    response_filter = {"type": "HttpResponseFilter", "action": action, "http_codes": list(codes)}
+    return {"error_handler": {"type": "DefaultErrorHandler", "response_filters": [response_filter]}}
 
 
 def reading(

@@ -78,4 +78,4 @@ class Visit:
         requester = self.requester(authenticator, **fields)
         request = build_request(requester, self.config, stream_slice=None, next_page_token=None)
         self.session.sender(requester).send(request)
-        return [each for each in self.api.asked if each.path == "/items"][-1]
+        return [request for request in self.api.asked if request.path == "/items"][-1]

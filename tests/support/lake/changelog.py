@@ -122,7 +122,7 @@ def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
             PURGED_AT: pa.nulls(len(rows), pa.int64()),
             PROVIDES_DATA: [not gone for gone in is_deletion],
             OMITTED: pa.array(
-                [one.split(",") if one else None for one in omitted], pa.list_(pa.string())
+                [names.split(",") if names else None for names in omitted], pa.list_(pa.string())
             ),
         }
     )

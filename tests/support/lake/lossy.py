@@ -132,10 +132,10 @@ class _Link:
         return found
 
     def _close(self) -> None:
-        for one in (self._client, self._server):
+        for peer in (self._client, self._server):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                peer.shutdown(socket.SHUT_RDWR)
+            peer.close()
 
 
 @contextmanager

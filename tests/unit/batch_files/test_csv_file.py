@@ -61,10 +61,10 @@ def test_a_single_column_of_empty_cells_has_rows(decode: Decode) -> None:
 
 def test_the_header_decides_the_order(decode: Decode) -> None:
     kinds = {"a": Kind.INT, "größe, cm": Kind.INT, 'say "hi"': Kind.INT}
-    one = decode('a,"größe, cm","say ""hi"""\n1,2,3\n', kinds)
-    two = decode('"say ""hi""",a,unknown,"größe, cm"\r\n3,1,x,2\r\n', kinds)
-    assert one.to_pylist() == two.to_pylist()
-    assert one.column_names[3:] == list(kinds)
+    first = decode('a,"größe, cm","say ""hi"""\n1,2,3\n', kinds)
+    second = decode('"say ""hi""",a,unknown,"größe, cm"\r\n3,1,x,2\r\n', kinds)
+    assert first.to_pylist() == second.to_pylist()
+    assert first.column_names[3:] == list(kinds)
 
 
 def test_names_differ_by_case(decode: Decode) -> None:

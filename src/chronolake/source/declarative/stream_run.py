@@ -400,8 +400,8 @@ class Run:
 
     def _wave_size(self, workers: int) -> int:
         """Return how many slices the cluster reads at once; their records are landed together."""
-        each = max(1, self._bytes // max(1, self._slices))
-        return min(max(_LANDING_BYTES // each, workers), _MOST_IN_WAVE)
+        bytes_per_slice = max(1, self._bytes // max(1, self._slices))
+        return min(max(_LANDING_BYTES // bytes_per_slice, workers), _MOST_IN_WAVE)
 
     def _take(self, work: Work, result: SliceResult | ChronolakeError, *, is_noted: bool) -> None:
         if isinstance(result, ChronolakeError):

@@ -321,8 +321,8 @@ def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> Dat
     """Return rows keyed by the hash of all their values and a number among identical rows."""
     names = [quote(column.name) for column in columns]
     counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
-    each = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
-    return each.selectExpr(_hash(columns, _SAME), *names)
+    exploded = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
+    return exploded.selectExpr(_hash(columns, _SAME), *names)
 
 
 def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:

@@ -87,11 +87,11 @@ class MockApi(Api):
         found = list(offers(stream, self._config))
         steps = [
             step
-            for one in found
-            for requester in _requesters(one.stream["retriever"])
+            for offer in found
+            for requester in _requesters(offer.stream["retriever"])
             for step in _steps(requester.get("authenticator"), self._config)
         ]
-        steps += [step for one in found if one.is_report for step in self._report(one)]
+        steps += [step for offer in found if offer.is_report for step in self._report(offer)]
         self._known = _Known(found, steps)
         self.served.clear()
         self.complaints.clear()
@@ -105,8 +105,8 @@ class MockApi(Api):
     def again(self) -> None:
         """Serve the same stream again, from its beginning."""
         self._known = _Known(self._known.offers, self._known.steps)
-        for one in self._known.offers:
-            one.again()
+        for offer in self._known.offers:
+            offer.again()
         self.served.clear()
 
     def _report(self, offer: Offer) -> list[_Step]:
@@ -141,22 +141,22 @@ class MockApi(Api):
             if step.place is not None and step.place.told(url.rstrip("/")) is not None:
                 return Reply(step.answer)
         found: list[tuple[Recognized, Offer | _Step]] = [
-            (recognized, one)
-            for one in (*self._known.steps, *self._known.offers)
-            if one.request and (recognized := one.request.recognized(asked, sent))
+            (recognized, target)
+            for target in (*self._known.steps, *self._known.offers)
+            if target.request and (recognized := target.request.recognized(asked, sent))
         ]
         if not found:
             self.complaints.append(f"{asked.method} {url} is nothing that the manifest describes")
             return Reply({"error": "nothing here"}, status=404)
-        recognized, one = max(found, key=lambda pair: pair[0].score)
-        assert one.request is not None
+        recognized, target = max(found, key=lambda pair: pair[0].score)
+        assert target.request is not None
         self.complaints += recognized.missing
-        if wrong := one.request.proves(asked):
+        if wrong := target.request.proves(asked):
             self.complaints.append(f"{asked.path}: {wrong}")
             return Reply({"error": "who are you?"}, status=401)
-        if isinstance(one, _Step):
-            return Reply(one.answer)
-        return self._page(one, asked, recognized, sent)
+        if isinstance(target, _Step):
+            return Reply(target.answer)
+        return self._page(target, asked, recognized, sent)
 
     def _page(
         self,
@@ -168,7 +168,7 @@ class MockApi(Api):
         sent = {
             **asked.headers,
             **asked.params,
-            **{".".join(path): one for path, one in body.items()},
+            **{".".join(path): value for path, value in body.items()},
         }
         self._check_options(offer, sent)
         bounds = offer.window(recognized.told, sent)
@@ -226,8 +226,8 @@ class MockApi(Api):
             if any(path.startswith("next_page_token") for path, _ in param.holes)
         }
         reported = {
-            path: one
-            for path, one in recognized.told.items()
+            path: value
+            for path, value in recognized.told.items()
             if not path.startswith("next_page_token")
         }
         query = [(name, text) for name, text in sorted(asked.query) if name not in names]
@@ -246,7 +246,7 @@ class MockApi(Api):
         )
         if key not in self._known.paged:
             # A stream that only provides partitions is short, so that there are few of them.
-            number = sum(1 for one in self._known.paged if one[0] == id(offer))
+            number = sum(1 for paged in self._known.paged if paged[0] == id(offer))
             window = offer.between(bounds)
             (sample,) = offer.records(1, window)
             sizes = offer.turning.sizes(number, sample, is_brief=offer.is_parent)
@@ -261,7 +261,9 @@ class MockApi(Api):
         turning = offer.turning
         name = name_of(turning.token_option)
         reported = [
-            one for path, (one, _) in recognized.told.items() if path.startswith("next_page_token")
+            token
+            for path, (token, _) in recognized.told.items()
+            if path.startswith("next_page_token")
         ]
         token = sent.get(name) if name else next(iter(reported), None)
         if token in {None, "", "None"} and not name:
@@ -278,27 +280,29 @@ class MockApi(Api):
 
 
 def _requesters(retriever: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for key, one in retriever.items() if key.endswith("requester") and one]
+    return [
+        requester for key, requester in retriever.items() if key.endswith("requester") and requester
+    ]
 
 
 def _steps(authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[_Step]:
     """Return the requests that get credentials."""
-    one = chosen(authenticator, config)
-    if not one:
+    selected = chosen(authenticator, config)
+    if not selected:
         return []
-    variables = templating.known(config, one)
-    if one["type"] == "OAuthAuthenticator" and one.get("token_refresh_endpoint"):
-        place = templating.text_of(one["token_refresh_endpoint"], variables).rstrip("/")
+    variables = templating.known(config, selected)
+    if selected["type"] == "OAuthAuthenticator" and selected.get("token_refresh_endpoint"):
+        place = templating.text_of(selected["token_refresh_endpoint"], variables).rstrip("/")
         answer = {
-            one.get("access_token_name") or "access_token": ACCESS_TOKEN,
-            one.get("expires_in_name") or "expires_in": 3600,
-            one.get("refresh_token_name") or "refresh_token": "next-refresh-token",
+            selected.get("access_token_name") or "access_token": ACCESS_TOKEN,
+            selected.get("expires_in_name") or "expires_in": 3600,
+            selected.get("refresh_token_name") or "refresh_token": "next-refresh-token",
         }
         return [_Step(None, Expected.of(place), answer)]
-    if one["type"] == "SessionTokenAuthenticator":
-        login = one["login_requester"]
+    if selected["type"] == "SessionTokenAuthenticator":
+        login = selected["login_requester"]
         reported: dict[str, Any] = {}
-        inventing.put(reported, one["session_token_path"], SESSION_TOKEN)
+        inventing.put(reported, selected["session_token_path"], SESSION_TOKEN)
         return [
             *_steps(login.get("authenticator"), config),
             _Step(Request(login, config), None, reported),

@@ -30,19 +30,23 @@ def differences(offer: Offer, work: Work, came: list[Any], sent: list[Any]) -> l
         return [] if is_filtered and came else [f"{len(sent)} records were sent, {len(came)} came"]
     change = Change.of(stream)
     faults = []
-    for one, other in zip(came, sent, strict=True):
+    for record, other in zip(came, sent, strict=True):
         wanted = {key.lower() if change.lowers else key: value for key, value in other.items()}
         for key, value in wanted.items():
-            if key not in change.touched and one.get(key) != value:
-                faults.append(f"{key} is {one.get(key)!r} instead of {value!r}")
-        faults += [f"{key} came from nowhere" for key in one.keys() - wanted.keys() - change.added]
-        faults += [f"{key} was not added" for key in change.added - one.keys()]
-        faults += [f"{key} was not removed" for key in change.removed & one.keys()]
-        faults += _unlike_told(change, offer, work, one, other)
+            if key not in change.touched and record.get(key) != value:
+                faults.append(f"{key} is {record.get(key)!r} instead of {value!r}")
+        faults += [
+            f"{key} came from nowhere" for key in record.keys() - wanted.keys() - change.added
+        ]
+        faults += [f"{key} was not added" for key in change.added - record.keys()]
+        faults += [f"{key} was not removed" for key in change.removed & record.keys()]
+        faults += _unlike_told(change, offer, work, record, other)
     return faults
 
 
-def _unlike_told(change: Change, offer: Offer, work: Work, one: Any, other: Any) -> list[str]:
+def _unlike_told(
+    change: Change, offer: Offer, work: Work, found_value: Any, other: Any
+) -> list[str]:
     """Return how added values differ from their templates; templates with the time are skipped."""
     part = dict(work.slice)
     reported = dict.fromkeys(("stream_slice", "stream_partition", "stream_interval"), part)
@@ -51,8 +55,8 @@ def _unlike_told(change: Change, offer: Offer, work: Work, one: Any, other: Any)
     for name, template in change.templates.items():
         if "now_utc" not in template:
             value = templating.value_of(template, variables)
-            if one.get(name) != value:
-                faults.append(f"{name} is {one.get(name)!r} instead of {value!r}")
+            if found_value.get(name) != value:
+                faults.append(f"{name} is {found_value.get(name)!r} instead of {value!r}")
     return faults
 
 
@@ -80,12 +84,12 @@ class Change:
         for step in stream.get("transformations") or ():
             if step["type"] == "AddFields":
                 found.templates.update(
-                    (one["path"][0], str(one["value"]))
-                    for one in step["fields"]
-                    if len(one["path"]) == 1
-                    and not (one.get("value_type") or step.get("condition"))
+                    (field["path"][0], str(field["value"]))
+                    for field in step["fields"]
+                    if len(field["path"]) == 1
+                    and not (field.get("value_type") or step.get("condition"))
                 )
-                found.added.update(str(one["path"][0]) for one in step["fields"])
+                found.added.update(str(field["path"][0]) for field in step["fields"])
                 found.removed.difference_update(found.added)
             elif step["type"] == "RemoveFields":
                 alone = {str(path[0]) for path in step["field_pointers"] if len(path) == 1}
@@ -142,8 +146,8 @@ def unlike(state: Mapping[str, Any], reading: StreamRead, offer: Offer) -> list[
         if state.get("state") != wanted:
             faults.append(f"the state of all is {state.get('state')} instead of {wanted}")
     kept = {
-        str(sorted(one["partition"].items(), key=str)): one["cursor"]
-        for one in state.get("states", ())
+        str(sorted(partition_state["partition"].items(), key=str)): partition_state["cursor"]
+        for partition_state in state.get("states", ())
     }
     for key, times in by_partition.items() if not state["use_global_cursor"] else ():
         at = max(times, default=None)
@@ -159,8 +163,8 @@ def not_from_there(state: Mapping[str, Any], second: StreamRead, offer: Offer) -
     forms, name = [cursor["datetime_format"]], cursor["cursor_field"]
     begin = str(cursor.get("partition_field_start") or "start_time")
     kept = {
-        str(sorted(one["partition"].items(), key=str)): one["cursor"][name]
-        for one in state.get("states", ())
+        str(sorted(partition_state["partition"].items(), key=str)): partition_state["cursor"][name]
+        for partition_state in state.get("states", ())
     }
     begun: dict[bytes, str] = {}
     for work, _, served in second.slices:

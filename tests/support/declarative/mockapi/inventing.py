@@ -28,8 +28,8 @@ def record(schema: Mapping[str, Any], number: int, full: Sequence[tuple[str, ...
     heads = {path[0] for path in full if path}
     found = _value("record", {**schema, "type": "object"}, number, 0)
     if number % 3 == 2:
-        for key, one in (schema.get("properties") or {}).items():
-            if key not in heads and _may_be_null(one):
+        for key, property_schema in (schema.get("properties") or {}).items():
+            if key not in heads and _may_be_null(property_schema):
                 found[key] = None
     return found
 
@@ -43,16 +43,16 @@ def _value(name: str, schema: Any, number: int, depth: int) -> Any:
         return None
     if "const" in schema:
         return schema["const"]
-    choices = [one for one in schema.get("enum") or () if one is not None]
+    choices = [choice for choice in schema.get("enum") or () if choice is not None]
     if choices:
         return choices[number % len(choices)]
     for several in ("oneOf", "anyOf", "allOf"):
-        forms = [one for one in schema.get(several) or () if one.get("type") != "null"]
+        forms = [form for form in schema.get(several) or () if form.get("type") != "null"]
         if forms and "properties" not in schema:
             return _value(name, {**schema, several: None, **forms[0]}, number, depth)
     kinds = schema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    kind = next((one for one in kinds if one != "null"), "null")
+    kind = next((kind for kind in kinds if kind != "null"), "null")
     if kind == "object" or "properties" in schema:
         properties = schema.get("properties") or {}
         return {

@@ -99,23 +99,23 @@ class Offer:
         found = []
         for number in range(count):
             self._made += 1
-            one = orjson.loads(orjson.dumps(samples[number % _OF_THEIR_OWN]))
+            sample = orjson.loads(orjson.dumps(samples[number % _OF_THEIR_OWN]))
             at = begin + (end - begin) * (number + 1) / (count + 1)
-            self._complete(one, at)
-            found.append(_texts(one) if _is_text(self.decoder) else one)
+            self._complete(sample, at)
+            found.append(_texts(sample) if _is_text(self.decoder) else sample)
         return found
 
-    def _complete(self, one: Any, at: datetime) -> None:
+    def _complete(self, record: Any, at: datetime) -> None:
         for path in self._read:
-            if inventing.at(one, path) is None:
-                inventing.put(one, path, f"{path[-1]}-{self._made}")
+            if inventing.at(record, path) is None:
+                inventing.put(record, path, f"{path[-1]}-{self._made}")
         for path in self._keys:
             schema = inventing.schema_at(self.schema, path)
-            inventing.put(one, path, inventing.key_value(path[-1], schema, self._made))
+            inventing.put(record, path, inventing.key_value(path[-1], schema, self._made))
         for path, value in self._wanted.items():
-            inventing.put(one, path, value)
+            inventing.put(record, path, value)
         for path, form in self._dated.items():
-            inventing.put(one, path, self._timed(path, form, at))
+            inventing.put(record, path, self._timed(path, form, at))
 
     def _timed(self, path: tuple[str, ...], form: str, at: datetime) -> Any:
         text = clock.written(at, form)
@@ -127,8 +127,8 @@ class Offer:
     def _key_places(self, children: list[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         """Return the places of the values that identify records."""
         keys = [
-            [one] if isinstance(one, str) else one
-            for one in written.listed(self.stream.get("primary_key"))
+            [path] if isinstance(path, str) else path
+            for path in written.listed(self.stream.get("primary_key"))
         ]
         paths = [tuple(str(part) for part in key) for key in keys]
         paths += [tuple(str(child["parent_key"]).split("/")) for child in children]
@@ -155,9 +155,9 @@ class Offer:
         """Return the format that a time needs so that a template turns it into a given one."""
         at = clock.NOW - timedelta(days=2)
         for form in (*forms, "%Y-%m-%dT%H:%M:%SZ", "%ms", "%s", "%Y-%m-%d"):
-            one: dict[str, Any] = {}
-            inventing.put(one, path, clock.written(at, form))
-            found = templating.text_of(value, {**templating.known({}, {}), "record": one})
+            record: dict[str, Any] = {}
+            inventing.put(record, path, clock.written(at, form))
+            found = templating.text_of(value, {**templating.known({}, {}), "record": record})
             time = clock.read(found, forms)
             if time is not None and abs(time - at) < timedelta(days=2):
                 return form
@@ -210,10 +210,10 @@ def _schema(stream: Mapping[str, Any]) -> Mapping[str, Any]:
 def _added(stream: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
     """Return the values that are added to records, by their places."""
     return {
-        tuple(map(str, one["path"])): str(one["value"])
+        tuple(map(str, field["path"])): str(field["value"])
         for step in stream.get("transformations") or ()
         if step["type"] == "AddFields"
-        for one in step["fields"]
+        for field in step["fields"]
     }
 
 
@@ -230,8 +230,8 @@ def _is_text(decoder: Mapping[str, Any] | None) -> bool:
 def _texts(record: Any) -> Any:
     """Return a record with texts only, for formats that have no other values."""
     return {
-        key: one if isinstance(one, str) else orjson.dumps(one).decode()
-        for key, one in record.items()
+        key: value if isinstance(value, str) else orjson.dumps(value).decode()
+        for key, value in record.items()
     }
 
 
@@ -239,6 +239,6 @@ def offers(stream: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Off
     """Yield the offers for a stream: its own first, then those that it gets partitions from."""
     waiting: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [(stream, [])]
     while waiting:
-        one, children = waiting.pop(0)
-        yield Offer(one, config, children)
-        waiting += [(parent["stream"], [parent]) for parent in written.parents(one)]
+        child, children = waiting.pop(0)
+        yield Offer(child, config, children)
+        waiting += [(parent["stream"], [parent]) for parent in written.parents(child)]

@@ -151,9 +151,9 @@ def _named(told: Any, variables: Mapping[str, Any]) -> dict[str, Expected]:
 def _leaves(told: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the texts of a body that is configured key by key."""
     if isinstance(told, dict):
-        for name, one in told.items():
+        for name, value in told.items():
             if "{" not in name and name != "$parameters":
-                yield from _leaves(one, (*path, name))
+                yield from _leaves(value, (*path, name))
     elif path:
         yield path, templating.as_text(told)
 
@@ -172,32 +172,32 @@ def _proof(
     authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]
 ) -> tuple[str, str, set[str]] | None:
     """Return where requests have credentials, the name of the place, and the allowed values."""
-    one = chosen(authenticator, config)
-    if not one:
+    selected = chosen(authenticator, config)
+    if not selected:
         return None
-    variables = {**templating.known(config, one), "session_token": SESSION_TOKEN}
+    variables = {**templating.known(config, selected), "session_token": SESSION_TOKEN}
 
     def text(name: str) -> str:
-        return templating.text_of(one.get(name) or "", variables)
+        return templating.text_of(selected.get(name) or "", variables)
 
-    match one["type"]:
+    match selected["type"]:
         case "BearerAuthenticator":
             return "header", "Authorization", {f"Bearer {text('api_token')}"}
         case "OAuthAuthenticator":
-            kept = (one.get("refresh_token_updater") or {}).get("access_token_config_path")
+            kept = (selected.get("refresh_token_updater") or {}).get("access_token_config_path")
             given = {ACCESS_TOKEN, text("access_token_value"), inventing.at(config, kept or ["-"])}
             return "header", "Authorization", {f"Bearer {token}" for token in given}
         case "BasicHttpAuthenticator":
             pair = f"{text('username')}:{text('password')}".encode()
             return "header", "Authorization", {f"Basic {b64encode(pair).decode()}"}
         case "ApiKeyAuthenticator":
-            if "header" in one:
+            if "header" in selected:
                 return "header", text("header"), {text("api_token")}
-            option = one["inject_into"]
+            option = selected["inject_into"]
             name = templating.text_of(option["field_name"], variables)
             return option["inject_into"], name, {text("api_token")}
         case "SessionTokenAuthenticator":
-            way = one["request_authentication"]
+            way = selected["request_authentication"]
             if way["type"] == "Bearer":
                 return "header", "Authorization", {f"Bearer {SESSION_TOKEN}"}
             option = way["inject_into"]

@@ -48,14 +48,14 @@ def _read_by(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _forms_by(manifest: Any) -> Iterator[tuple[str, str]]:
     """Yield the formats of times that the manifest reads from the configuration."""
     if isinstance(manifest, list):
-        for one in manifest:
-            yield from _forms_by(one)
+        for node in manifest:
+            yield from _forms_by(node)
     elif isinstance(manifest, dict):
         path = templating.paths_in(manifest.get("datetime"), "config")
         if path and manifest.get("datetime_format"):
             yield path[0][-1], manifest["datetime_format"]
-        for one in manifest.values():
-            yield from _forms_by(one)
+        for node in manifest.values():
+            yield from _forms_by(node)
 
 
 def branches(manifest: Mapping[str, Any]) -> int:
@@ -65,14 +65,16 @@ def branches(manifest: Mapping[str, Any]) -> int:
 
 def _branches(schema: Any) -> Iterator[int]:
     yield len(schema.get("oneOf") or schema.get("anyOf") or [0])
-    for one in (schema.get("properties") or {}).values():
-        yield from _branches(one)
+    for property_schema in (schema.get("properties") or {}).values():
+        yield from _branches(property_schema)
 
 
 def _filled(name: str, schema: Mapping[str, Any], branch: int) -> Any:
     forms = schema.get("oneOf") or schema.get("anyOf")
     kinds = schema.get("type")
-    kind = next((one for one in kinds if one != "null"), None) if isinstance(kinds, list) else kinds
+    kind = (
+        next((kind for kind in kinds if kind != "null"), None) if isinstance(kinds, list) else kinds
+    )
     if "properties" in schema or forms:
         chosen = forms[min(branch, len(forms) - 1)] if forms else {}
         if forms and "properties" not in chosen:
@@ -97,7 +99,7 @@ def _number(name: str, schema: Mapping[str, Any]) -> Any:
     if _IS_TIME.search(name):
         return int(clock.BEGIN.timestamp())
     reported = [schema.get("default"), *schema.get("examples", ()), schema.get("minimum")]
-    return next((one for one in reported if one is not None), 7)
+    return next((value for value in reported if value is not None), 7)
 
 
 def _text(name: str, schema: Mapping[str, Any]) -> str:
@@ -110,7 +112,7 @@ def _text(name: str, schema: Mapping[str, Any]) -> str:
     plain = f"{name}-of-the-test"
     if "url" in name.lower() or "endpoint" in name.lower():
         plain = f"https://{plain.replace('_', '-')}.example.test"
-    texts = [str(one) for one in reported if one] + [plain, plain.replace("-", ""), *_TEXTS]
+    texts = [str(value) for value in reported if value] + [plain, plain.replace("-", ""), *_TEXTS]
     return next(text for text in texts if re.search(pattern, text))
 
 
@@ -119,7 +121,7 @@ def _time(name: str, schema: Mapping[str, Any], told: list[Any]) -> str:
     at = clock.NOW + timedelta(hours=1) if "expir" in name.lower() else clock.NOW
     at = at if is_end else clock.BEGIN
     pattern = str(schema.get("pattern", ""))
-    of_examples = [form for form in _FORMS for one in told if _has(one, form)]
+    of_examples = [form for form in _FORMS for example in told if _has(example, form)]
     forms = [_OF_FORMATS.get(str(schema.get("format")), _FORMS[0]), *_FORMS]
     texts = [at.strftime(form) for form in (of_examples + forms)]
     return next(text for text in texts if re.search(pattern, text))

@@ -18,9 +18,9 @@ def outcomes(chosen: Iterable[str]) -> list[Outcome]:
     """Read the streams of some manifests from their own APIs; return their outcomes."""
     found = []
     for name in chosen:
-        one = real(name)
-        with mocked(one) as trial:
-            found += [trial.tried(*named) for named in written.streams(one.written)]
+        manifest = real(name)
+        with mocked(manifest) as trial:
+            found += [trial.tried(*named) for named in written.streams(manifest.written)]
     return found
 
 
@@ -37,11 +37,15 @@ def table(found: Iterable[Outcome]) -> str:
         _line("manifests that load", len(manifests), len(manifests)),
         _line("  all of whose streams run", len(whole), len(manifests)),
         _line("  some of whose streams run", len(partly), len(manifests)),
-        _line("streams that run", _count(streams, lambda one: one.runs), len(streams)),
-        _line("  of more than one page", _count(streams, lambda one: one.is_several), len(streams)),
+        _line("streams that run", _count(streams, lambda stream: stream.runs), len(streams)),
+        _line(
+            "  of more than one page",
+            _count(streams, lambda stream: stream.is_several),
+            len(streams),
+        ),
         _line(
             "incremental streams that run",
-            _count(incremental, lambda one: one.runs and one.is_rising),
+            _count(incremental, lambda stream: stream.runs and stream.is_rising),
             len(incremental),
         ),
         f"pages {pages}, records {records}",
@@ -50,7 +54,7 @@ def table(found: Iterable[Outcome]) -> str:
     reasons = Counter(reason for stream in streams for reason in set(stream.unsupported))
     lines += [f"  {reason}: {count} streams" for reason, count in reasons.most_common()]
     wrong = [stream for stream in streams if stream.faults]
-    lines += [f"WRONG {one.manifest} {one.stream}: {one.faults[:2]}" for one in wrong]
+    lines += [f"WRONG {stream.manifest} {stream.stream}: {stream.faults[:2]}" for stream in wrong]
     return "\n".join(lines)
 
 

@@ -120,7 +120,7 @@ def _regex_search(text: str, pattern: str) -> str:
 def _through_holes(made: Any) -> Any:
     def run(*given: Any, **more: Any) -> Any:
         # Some filters take their context as the first argument.
-        if any(isinstance(one, Hole) for one in given):
+        if any(isinstance(argument, Hole) for argument in given):
             return Hole("")
         return made(*given, **more)
 
@@ -217,7 +217,7 @@ def paths_in(template: Any, root: str) -> list[tuple[str, ...]]:
     found = {_path(node, root) for node in tree.find_all(nodes.Expr) if id(node) not in methods}
     found.discard(())
     return sorted(
-        one for one in found if not any(one == other[: len(one)] for other in found - {one})
+        path for path in found if not any(path == other[: len(path)] for other in found - {path})
     )
 
 
@@ -226,7 +226,7 @@ def names_in(template: Any) -> list[str]:
     if not isinstance(template, str) or "{" not in template:
         return []
     found = (node.value for node in _syntax(template).find_all(nodes.Const))
-    return [one for one in found if isinstance(one, str)]
+    return [value for value in found if isinstance(value, str)]
 
 
 def _path(node: nodes.Node, root: str) -> tuple[str, ...]:

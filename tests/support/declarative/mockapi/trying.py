@@ -105,13 +105,13 @@ def real(name: str) -> Real:
 
 
 @contextmanager
-def mocked(one: Real, branch: int = 0) -> Iterator[Trial]:
+def mocked(real: Real, branch: int = 0) -> Iterator[Trial]:
     """Run a manifest's API; yield access to it."""
-    config = settings.configuration(one.written, branch)
+    config = settings.configuration(real.written, branch)
     with MockApi(config) as api, httpx.Client(transport=ToTheTest(api.url)) as client:
         waits: list[float] = []
         network = Network(client, sleep=waits.append)
-        yield Trial(one, config, api, network, waits)
+        yield Trial(real, config, api, network, waits)
 
 
 @dataclass
@@ -181,9 +181,9 @@ class Trial:
                 reader.mark_failed()
                 break
             before = len(self.api.served)
-            one = reader.slices.read(work)
-            records = [record for page in one.pages() for record in page]
-            reader.mark_read(work, one.latest)
+            read = reader.slices.read(work)
+            records = [record for page in read.pages() for record in page]
+            reader.mark_read(work, read.latest)
             served = [page for page in self.api.served[before:] if page.offer is offer]
             slices.append((work, records, served))
         reader.complete()
@@ -198,10 +198,10 @@ class Trial:
         if not any(records for _, records, _ in reading.slices):
             faults.append("no record came")
         for work, records, served in reading.slices:
-            pages = [one.page for one in served]
+            pages = [page.page for page in served]
             if served and pages != list(range(len(served[0].paged.sizes))):
                 faults.append(f"of {served[0].paged.sizes} pages {pages} were asked for")
-            sent = [record for one in served for record in one.records]
+            sent = [record for page in served for record in page.records]
             faults += differences(offer, work, records, sent)[:3]
             if len(faults) > 5:
                 break

@@ -66,7 +66,7 @@ class Turning:
         self.first = int(strategy.get("start_from_page") or 0)
         selector = retriever["record_selector"]["extractor"]
         holes = templating.known(config, selector)
-        self.path = [str(templating.value_of(one, holes)) for one in selector["field_path"]]
+        self.path = [str(templating.value_of(part, holes)) for part in selector["field_path"]]
         texts = [strategy.get("cursor_value"), strategy.get("stop_condition")]
         #: Fields that the paginator may look for in records.
         self.fields = [(name,) for text in texts for name in templating.names_in(text)]
@@ -204,7 +204,7 @@ def _sent(headers: Mapping[str, Any]) -> dict[str, str]:
     sent = {}
     for name, value in headers.items():
         if isinstance(value, dict):
-            links = [(rel, one["url"]) for rel, one in value.items() if one and one.get("url")]
+            links = [(rel, link["url"]) for rel, link in value.items() if link and link.get("url")]
             sent["Link"] = ", ".join(f'<{url}>; rel="{rel}"' for rel, url in links)
         elif value is not None:
             sent[name] = str(value)

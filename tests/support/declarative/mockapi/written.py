@@ -31,19 +31,19 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def manifest(file: Path) -> dict[str, Any]:
     """Return a manifest with its references and its parameters resolved."""
     raw = yaml.load(file.read_bytes(), Loader=_LOADER)  # noqa: S506 - it is a SafeLoader
-    whole = {key: one for key, one in raw.items() if key != "definitions"}
+    whole = {key: value for key, value in raw.items() if key != "definitions"}
     found: dict[str, Any] = _with_parameters(_resolved(whole, raw), {})
     return found
 
 
 def _resolved(node: Any, whole: Any) -> Any:
     if isinstance(node, list):
-        return [_resolved(one, whole) for one in node]
+        return [_resolved(item, whole) for item in node]
     if isinstance(node, str) and node.startswith("#/"):
         return _resolved(_target(node[2:], whole), whole)
     if not isinstance(node, dict):
         return node
-    own = {key: _resolved(one, whole) for key, one in node.items() if key != "$ref"}
+    own = {key: _resolved(value, whole) for key, value in node.items() if key != "$ref"}
     if "$ref" not in node:
         return own
     base = _resolved(_target(node["$ref"][2:], whole), whole)
@@ -61,28 +61,31 @@ def _target(path: str, node: Any) -> Any:
 
 def _with_parameters(node: Any, given: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
-        return [_with_parameters(one, given) for one in node]
+        return [_with_parameters(item, given) for item in node]
     if not isinstance(node, dict):
         return node
     known = {**given, **(node.get("$parameters") or {})}
-    whole = {**{key: one for key, one in known.items() if not node.get(key)}, **_kept(node, known)}
+    whole = {
+        **{key: value for key, value in known.items() if not node.get(key)},
+        **_kept(node, known),
+    }
     filled = {
-        key: one
+        key: value
         if key in _DATA
-        else _with_parameters(one, {k: v for k, v in known.items() if k != key})
-        for key, one in whole.items()
+        else _with_parameters(value, {k: v for k, v in known.items() if k != key})
+        for key, value in whole.items()
     }
     return {**filled, "$parameters": known}
 
 
 def _kept(node: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: one for key, one in node.items() if one or key not in known}
+    return {key: value for key, value in node.items() if value or key not in known}
 
 
 def streams(whole: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the streams that a manifest lists, with their names."""
-    for one in whole.get("streams") or ():
-        yield str(one["name"]), one
+    for stream in whole.get("streams") or ():
+        yield str(stream["name"]), stream
 
 
 def specification(whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,9 +243,9 @@ def read_files(
     """
     known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
     if not parts:
-        every = [f"{quote(column.name)} {column.type.sql}" for column in columns]
-        every += [f"{name} {kind}" for name, kind in known.items()]
-        return lake.spark.createDataFrame([], ", ".join(every))
+        fields = [f"{quote(column.name)} {column.type.sql}" for column in columns]
+        fields += [f"{name} {kind}" for name, kind in known.items()]
+        return lake.spark.createDataFrame([], ", ".join(fields))
     frames = []
     for given, group in group_by_columns(parts):
         types = {column.name: column for column in given}
