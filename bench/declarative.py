@@ -46,7 +46,7 @@ from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
 from chronolake.source.declarative.stream_slice import StreamSlice
-from measuring.clock import Times, machine, say, show
+from harness.clock import Times, machine, say, show
 
 OURS: Final = "ours"
 REFERENCE: Final = "airbyte-cdk 7.39.1"
@@ -127,7 +127,7 @@ def serving(
     """Run an API in a process of its own; yield its address."""
     port = folder / f"port{pages}"
     port.unlink(missing_ok=True)
-    words = [sys.executable, HERE / "measuring" / "pages.py", port, per_page, pages, delay]
+    words = [sys.executable, HERE / "harness" / "pages.py", port, per_page, pages, delay]
     with subprocess.Popen([*map(str, words)]) as server:
         try:
             while not port.exists():
@@ -178,7 +178,7 @@ def read_reference(described: dict[str, Any], url: str) -> tuple[int, float]:
     """Read the same with the reference; return the number of its records and its seconds."""
     asked = {"manifest": described, "config": {"url": url}, "stream": "records"}
     done = subprocess.run(
-        [PYTHON, "-I", HERE / "measuring" / "reference_api.py"],
+        [PYTHON, "-I", HERE / "harness" / "reference_api.py"],
         input=json.dumps(asked),
         capture_output=True,
         text=True,

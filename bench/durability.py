@@ -27,10 +27,10 @@ from chronolake.config import load
 from chronolake.iceberg.durability import fsync_wait_millis
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from measuring import batches, customers, lakes
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import Made
-from measuring.sender import Sender
+from harness import batches, customers, lakes
+from harness.clock import Times, interleaved, say, show
+from harness.customers import Made
+from harness.sender import Sender
 
 SYNCED: Final = "fsync: true"
 UNSYNCED: Final = "fsync: false"

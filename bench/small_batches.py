@@ -27,11 +27,11 @@ from pyspark.sql import DataFrame
 
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from measuring import batches, customers, lakes, statements
-from measuring.batches import Batch
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import Made
-from measuring.sender import Sender, spent, stage_seconds
+from harness import batches, customers, lakes, statements
+from harness.batches import Batch
+from harness.clock import Times, interleaved, say, show
+from harness.customers import Made
+from harness.sender import Sender, spent, stage_seconds
 
 OURS: Final = "chronolake, over gRPC"
 MERGED: Final = "one MERGE each"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.compat.readers import PYTHON, Reference, ours_with_cdk, reference, reference_python
-from support.compat.serving import Server, serving
+from support.compat.server import Server, serving
 
 
 @pytest.fixture(scope="session")

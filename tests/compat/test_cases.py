@@ -11,7 +11,7 @@ from support.compat import ours
 from support.compat.case import PARTS, Case, cases
 from support.compat.outcome import Outcome, differences, unmet
 from support.compat.readers import Reference, readings
-from support.compat.serving import Server
+from support.compat.server import Server
 
 CASES = list(cases())
 #: Parts of an outcome that a case may expect in another form.

@@ -12,7 +12,7 @@ from support.compat import ours
 from support.compat.outcome import Outcome, differences, steady
 from support.compat.random_cases import World, worlds
 from support.compat.readers import Reference
-from support.compat.serving import Server
+from support.compat.server import Server
 
 _sample = settings(
     max_examples=12,

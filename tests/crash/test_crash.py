@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from chronolake.failpoints import FAILPOINTS
-from support.crash.served import Served, configure, serve
+from support.crash.server_process import Served, configure, serve
 from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row
 from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog
 from support.server.sent_rows import Batch, SentTable, differences

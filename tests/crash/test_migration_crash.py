@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from support.crash.served import configure, serve
+from support.crash.server_process import configure, serve
 from support.oracle import ACTIVE, END, MILLISECOND, START, TMAX, Row
 from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, column_texts
 from support.server.sent_rows import Batch, SentTable

@@ -13,10 +13,10 @@ import pytest
 from chronolake.source.protocol import raw_folder
 from support import processes
 from support.crash.powerloss import Disk
-from support.crash.served import configure, serve
+from support.crash.server_process import configure, serve
 from support.lake.changelog import STREAM, ChangeLog, shop
-from support.landed import LandedRow
 from support.oracle import ACTIVE, END, KEEP, START, TMAX, Row
+from support.pipeline_model import LandedRow
 from support.server.caller import DELETED, HISTORY, SYNCED, catalog
 from support.server.sent_rows import Batch, SentTable, differences, plain_rows
 

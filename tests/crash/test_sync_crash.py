@@ -15,9 +15,9 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import ACTIVE, END, START
-from support import landed
+from support import pipeline_model
 from support.datalakes import DataLake, file_row, iceberg, project
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.processes import COMMAND, ran
 
 _T: Final = 1_767_225_600_000_000
@@ -75,7 +75,7 @@ def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     rows = [row for part in parts for row in part]
     return sorted(
         (version.key, version.start, version.end, version.active, version.fields.get("Name"))
-        for version in landed.versions(rows, 1_000)
+        for version in pipeline_model.versions(rows, 1_000)
     )
 
 

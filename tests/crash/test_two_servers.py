@@ -12,7 +12,7 @@ from typing import Final
 import postgresql
 import pytest
 
-from support.crash.served import Served, configure, serve
+from support.crash.server_process import Served, configure, serve
 from support.oracle import ACTIVE, END, START, TMAX, Row
 from support.server.caller import HISTORY, SYNCED, catalog
 from support.server.sent_rows import Batch, SentTable, differences, plain_rows

@@ -23,7 +23,7 @@ from chronolake.source.declarative.manifests.manifest import Manifest, parse, to
 from chronolake.source.declarative.records import extractors
 from chronolake.source.declarative.stream_reader import SliceReader, Work
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 
 RUNNING = Reply({"status": "running"})
 FAILED = Reply({"status": "failed"})
@@ -299,11 +299,11 @@ def test_requests_of_a_job_see_its_earlier_responses(desk: Desk) -> None:
     )
 
     assert _ids(result) == [1, 1]
-    assert [request.json for request in desk.api.asked if request.path == "/reports"] == [
+    assert [request.json for request in desk.api.requests if request.path == "/reports"] == [
         {"shop": "north"},
         {"shop": "south"},
     ]
-    (_, polled, loaded, removed, *_) = desk.api.asked
+    (_, polled, loaded, removed, *_) = desk.api.requests
     reported = {"ticket": "t1", "sent": "all", "asked": "POST", "shop": "north"}
     assert polled.params == reported
     assert loaded.params["url"].startswith(f"{desk.api.url}/reports/7?ticket=t1")
@@ -333,7 +333,7 @@ def test_slice_is_not_injected_into_job_requests(desk: Desk) -> None:
 
     assert _ids(result) == [1, 1]
     assert result.state == {"at": "2024-01-02"}
-    assert not any(request.query for request in desk.api.asked)
+    assert not any(request.query for request in desk.api.requests)
 
 
 def test_download_target_can_be_requested(desk: Desk) -> None:
@@ -388,7 +388,7 @@ def test_download_may_have_pages(desk: Desk) -> None:
     )
 
     assert _ids(result) == [1, 2, 3]
-    assert [request.params for request in desk.api.asked if request.path == "/files/1"] == [
+    assert [request.params for request in desk.api.requests if request.path == "/files/1"] == [
         {},
         {"page": "b"},
     ]
@@ -541,14 +541,14 @@ def test_abandoned_download_leaves_no_file(
 def test_number_of_concurrent_jobs_is_limited(desk: Desk, at_once: Any, expected: int) -> None:
     lock, open_now, most, number = threading.Lock(), 0, 0, 0
 
-    def order(asked: Asked) -> Reply:
+    def order(asked: ReceivedRequest) -> Reply:
         nonlocal open_now, most, number
         with lock:
             open_now, number = open_now + 1, number + 1
             most = max(most, open_now)
             return Reply({"id": number})
 
-    def poll(asked: Asked) -> Reply:
+    def poll(asked: ReceivedRequest) -> Reply:
         nonlocal open_now
         time.sleep(0.05)
         with lock:

@@ -16,7 +16,7 @@ from chronolake.source.protocol import CheckResult, Level
 from support.commands import ran_words
 from support.datalakes import project
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import requester, retriever, stream
+from support.declarative.stream_reads import requester, retriever, stream
 
 _TABLES = [{"name": name} for name in ("one", "two", "three")]
 _NAMED = {
@@ -160,7 +160,7 @@ def test_of_streams_that_the_user_does_not_want_none_is_tried(api: Api) -> None:
 
     assert list(_tried(_findings(manifest, api, ["items", "two"]))) == ["two"]
     # No stream made of a template is wanted, so the list of them is not requested.
-    api.asked.clear()
+    api.requests.clear()
     assert list(_tried(_findings(manifest, api, ["items"]))) == ["items"]
     assert api.paths() == ["/items"]
 
@@ -196,7 +196,7 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
     manifest = parse(to_mapped(whole), Path("manifest.yaml"))
 
     assert _tried(_findings(manifest, api)) == {"items": Level.OK}
-    assert api.asked[-1].params == {"size": "1"}
+    assert api.requests[-1].params == {"size": "1"}
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import Level
 from support.commands import ran_words
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.folders import HIDDEN, Connector, connector, own
-from support.declarative.readings import retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.connector_folders import HIDDEN, Connector, connector, own
+from support.declarative.stream_reads import retriever, stream
 
 ITEMS = {"data": [{"id": 1}, {"id": 2}]}
 PLAIN = """
@@ -100,7 +100,7 @@ def test_the_project_says_whether_code_may_run(
     else:
         assert code != 0
         assert "only runs with `allow_components: true`" in out + err
-        assert api.asked == []
+        assert api.requests == []
 
 
 def test_check_tells_of_each_stream_whether_its_classes_are_there(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_an_instance_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
     )
     found = connector(tmp_path, code, described)
 
-    def slow(asked: Asked) -> Reply:
+    def slow(asked: ReceivedRequest) -> Reply:
         return Reply(ITEMS, slow=0.02)
 
     with Api({"/items": slow}) as api, http_client() as client:

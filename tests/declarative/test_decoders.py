@@ -15,7 +15,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.exact_json import dumps
 from chronolake.source.declarative.http import decoders
 from chronolake.source.declarative.models.records import Decoder
-from support.declarative.answered import answer
+from support.declarative.responses import answer
 
 _JSON = {"type": "JsonDecoder"}
 _JSONL = {"type": "JsonlDecoder"}

@@ -162,7 +162,7 @@ def test_nothing_is_asked_for_streams_that_are_listed(server: Server) -> None:
     resolver = _resolver("Http", _NAMED, retriever=_retriever("/tables"))
     manifest = _manifest(_dynamic(resolver), streams=[_stream("items")])
     assert [*_api(manifest, server, wanted=["items"]).manifest.streams] == ["items"]
-    assert server.asked == []
+    assert server.requests == []
     server.on("/tables", Reply({}, status=403))
     with pytest.raises(SourceError):
         _api(manifest, server)

@@ -11,7 +11,7 @@ from chronolake.errors import SourceError
 from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.models.records import Extractor, JsonDecoder
 from chronolake.source.declarative.records.extractors import ExtractedRecords, create_extraction
-from support.declarative.answered import answer
+from support.declarative.responses import answer
 
 _JSON = JsonDecoder(type="JsonDecoder")
 

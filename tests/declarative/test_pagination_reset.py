@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from chronolake.errors import ConfigurationError
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import (
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import (
     StreamRead,
     does,
     option,
@@ -38,7 +38,7 @@ _PAGES = {
 }
 
 
-def _rows(asked: Asked) -> Reply:
+def _rows(asked: ReceivedRequest) -> Reply:
     """Return the rows of a time, page by page."""
     params = asked.params
     rows = [
@@ -54,7 +54,7 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
     """Refuse each of some requests once."""
     left = list(refused)
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         if asked.params in left:
             left.remove(asked.params)
             return Reply(status=status)
@@ -66,7 +66,7 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
 def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[StreamRead, list[Any]]:
     with Api({"/items": answer}) as api:
         found = reading(described, api, **options)
-        return found, [request.params for request in api.asked]
+        return found, [request.params for request in api.requests]
 
 
 def _reducing(answer: Any, **reduction: Any) -> tuple[StreamRead, list[Any]]:
@@ -257,7 +257,7 @@ def test_pagination_does_not_restart_at_a_record_beyond_its_slice() -> None:
     """No records would be found after it, and the rest of the slice would be lost."""
     future = {"id": 9, "updated": "2031-05-05"}
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         if asked.params.get("offset") == "4" and asked.params["start"] == "2024-01-01":
             return Reply(status=410)
         rows = [row for row in _ROWS if asked.params["start"] <= str(row["updated"])]
@@ -363,7 +363,7 @@ def _splitting(
 
 
 def _at_most(days: int) -> Any:
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         begin, end = (int(asked.params[name][-2:]) for name in ("start", "end"))
         return _rows(asked) if end - begin < days else Reply(status=413)
 

@@ -10,7 +10,7 @@ import pytest
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import does, option, reading, requester, retriever, stream
+from support.declarative.stream_reads import does, option, reading, requester, retriever, stream
 
 _TEAMS = [
     {"id": 1, "items": {"data": [{"id": 11}, {"id": 12}], "next": "x"}},
@@ -127,7 +127,7 @@ def test_states_by_value_are_migrated_for_several_routers() -> None:
     rows = Reply({"data": []})
     with Api(dict.fromkeys(_paths(1, 2), rows)) as api:
         reading(described, api, {"2": {"updated": "2024-01-20"}})
-        asked = [request.params["s"] for request in api.asked]
+        asked = [request.params["s"] for request in api.requests]
 
     assert asked == ["2024-01-01", "2024-01-20"]
 
@@ -141,7 +141,7 @@ def test_groups_are_made_of_several_routers() -> None:
     asks = {"request_parameters": {"teams": "{{ stream_partition.team | join('+') }}"}}
     with Api({"/items": Reply({"data": []})}) as api:
         reading(stream(retriever=retriever(asks=asks, partition_router=groups)), api)
-        asked = [request.params["teams"] for request in api.asked]
+        asked = [request.params["teams"] for request in api.requests]
 
     assert asked == ["1+2", "3"]
 
@@ -193,7 +193,7 @@ def test_first_pages_come_from_the_parents() -> None:
         {"/teams": Reply({"data": _TEAMS}), "/teams/1/items": Reply({"data": [{"id": 13}]})}
     ) as api:
         found = reading(_within(), api)
-        asked = [(request.path, request.params) for request in api.asked]
+        asked = [(request.path, request.params) for request in api.requests]
 
     assert found.ids == [11, 12, 13, 21]
     assert asked == [("/teams", {}), ("/teams/1/items", {"after": "x"})]
@@ -208,7 +208,7 @@ def test_with_a_state_all_pages_are_asked_for() -> None:
         }
     ) as api:
         first = reading(described, api)
-        api.asked.clear()
+        api.requests.clear()
         reading(described, api, first.result.state)
         paths = api.paths()
 

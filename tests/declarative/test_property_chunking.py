@@ -10,13 +10,13 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.models.streams import QueryProperties
 from chronolake.source.declarative.retrieval.pages import Properties
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import reading, requester, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import reading, requester, retriever, stream
 
 _ROWS = [{"id": "x", "a": 1, "b": {"in": 2}, "c": 3}, {"id": "y", "a": 4, "b": {"too": 5}}]
 
 
-def _asked_for(asked: Asked) -> Reply:
+def _asked_for(asked: ReceivedRequest) -> Reply:
     names = asked.params["fields"].split(",")
     return Reply({"data": [{n: row[n] for n in names if n in row} for row in _ROWS]})
 
@@ -54,7 +54,7 @@ def test_partial_records_are_merged() -> None:
     )
     with Api({"/items": _asked_for}) as api:
         found = reading(_stream(query), api)
-        asked = [request.params["fields"] for request in api.asked]
+        asked = [request.params["fields"] for request in api.requests]
 
     assert found.result.failure is None
     assert found.result.records == _ROWS
@@ -90,7 +90,9 @@ def test_pages_follow_the_last_part() -> None:
         {"/items": lambda request: Reply({"data": rows[request.params.get("offset", "0")]})}
     ) as api:
         found = reading(described, api)
-        asked = [(request.params["fields"], request.params.get("offset")) for request in api.asked]
+        asked = [
+            (request.params["fields"], request.params.get("offset")) for request in api.requests
+        ]
 
     assert found.ids == ["x", "y", "z"]
     assert asked == [("a,b", None), ("c", None), ("a,b", "2"), ("c", "2")]
@@ -136,7 +138,7 @@ def test_templates_see_the_properties_of_a_requester() -> None:
     }
     with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
         found = reading(stream(retriever=retriever(asks=asks)), api)
-        asked = [request.params["fields"] for request in api.asked]
+        asked = [request.params["fields"] for request in api.requests]
 
     assert found.ids == [1]
     assert asked == ["ab"]
@@ -204,4 +206,4 @@ def test_an_endpoint_is_checked_before_anything_is_read() -> None:
     with Api() as api:
         with pytest.raises(ConfigurationError, match="page_size"):
             reading(_stream(_query(property_list=endpoint)), api)
-        assert api.asked == []
+        assert api.requests == []

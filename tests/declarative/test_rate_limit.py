@@ -251,5 +251,5 @@ def test_threads_and_senders_share_the_budget() -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, range(20)))
 
-    assert len(api.asked) == 20
+    assert len(api.requests) == 20
     assert clock.time >= 1000 + 3 * 60

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from chronolake.source.declarative.manifests.manifest import load
-from support.declarative.mockapi import settings, written
-from support.declarative.mockapi.shares import outcomes, table
-from support.declarative.mockapi.trying import MANIFESTS, Outcome, Real, mocked, names, real
+from support.declarative.mockapi import configurations, raw_manifest
+from support.declarative.mockapi.coverage import outcomes, table
+from support.declarative.mockapi.trials import MANIFESTS, Outcome, Real, mocked, names, real
 
 _ARE_HERE = MANIFESTS.is_dir()
 _SAMPLE = random.Random(119).sample(names(), 16) if _ARE_HERE else []
@@ -45,8 +45,8 @@ def test_every_stream_reads_or_says_what_is_not_supported(name: str) -> None:
 @pytest.mark.parametrize("name", _all())
 def test_each_form_of_a_configuration_gives_access(name: str) -> None:
     manifest = real(name)
-    named = next(iter(written.streams(manifest.written)))
-    for branch in range(1, settings.branches(manifest.written)):
+    named = next(iter(raw_manifest.streams(manifest.written)))
+    for branch in range(1, configurations.branches(manifest.written)):
         with mocked(manifest, branch) as trial:
             assert trial.tried(*named).faults == []
 
@@ -131,10 +131,10 @@ def _file(described: dict[str, Any], folder: Path, name: str) -> Path:
 
 def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcome:
     """Read a stream; its API knows one description of it, its reader the other."""
-    known = written.manifest(_file(api, folder, "api.yaml"))
+    known = raw_manifest.manifest(_file(api, folder, "api.yaml"))
     manifest = Real("things", known, load(_file(reader, folder, "reader.yaml")))
     with mocked(manifest) as trial:
-        return trial.tried("things", next(written.streams(known))[1])
+        return trial.tried("things", next(raw_manifest.streams(known))[1])
 
 
 @pytest.mark.parametrize(

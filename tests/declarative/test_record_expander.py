@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.models.records import DpathExtractor, JsonDecoder, RecordExpander
 from chronolake.source.declarative.records.extractors import Expansion, create_extraction
-from support.declarative.answered import answer
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import option, reading, retriever, stream
+from support.declarative.responses import answer
+from support.declarative.stream_reads import option, reading, retriever, stream
 
 _ORDER = {"id": 1, "at": {"day": "mon"}, "lines": {"data": [{"id": 11}, {"id": 12}], "more": True}}
 

@@ -13,7 +13,7 @@ from chronolake.errors import SourceError
 from chronolake.source.declarative.models.records import JsonDecoder, RecordSelector, Transformation
 from chronolake.source.declarative.records.selector import Page, Selection, create_converter
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.answered import answer
+from support.declarative.responses import answer
 
 _CONFIG = {"k": "z", "size": 7}
 _SLICE = StreamSlice(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from chronolake.errors import SourceError
 from chronolake.source.declarative.records.selector import Page
 from chronolake.source.declarative.retrieval.paginator import Repetition
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, reading, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, reading, retriever, stream
 
 
 @pytest.fixture
@@ -51,21 +51,21 @@ def test_repeated_token_is_an_error(api: Api) -> None:
         "The pages of the stream orders do not end: page 2 (token 'abc') returns its own token as "
         "the next page's token."
     )
-    assert len(api.asked) == 2
+    assert len(api.requests) == 2
 
 
 def test_cycle_of_tokens_is_an_error(api: Api) -> None:
     following = {None: "a", "a": "b", "b": "c", "c": "a"}
     numbers = iter(range(1000))
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         token = asked.params.get("page")
         return Reply({"data": [{"id": next(numbers)}], "next": following[token]})
 
     api.on("/items", answer)
 
     assert "returns the token of an earlier page" in message(reading(paged(cursor()), api))
-    assert len(api.asked) < 10
+    assert len(api.requests) < 10
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_repeated_full_page_is_an_error(api: Api, strategy: dict[str, Any]) -> N
 
     assert "orders do not end: page 2 (token" in found
     assert "has the same records as page 1" in found
-    assert len(api.asked) == 2
+    assert len(api.requests) == 2
 
 
 @pytest.mark.parametrize("kind", ["PageIncrement", "OffsetIncrement"])
@@ -127,7 +127,7 @@ def test_similar_pages_are_read(api: Api) -> None:
         "7": [{"id": 6}],
     }
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         number = asked.params.get("page", "0")
         later = str(int(number) + 1)
         return Reply({"data": pages[number], "next": later if later in pages else None})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import option, reading, retriever, stream
+from support.declarative.stream_reads import option, reading, retriever, stream
 
 _START = {"updated": "2024-01-01"}
 _DPATH = {"type": "DpathExtractor", "field_path": ["data"]}

@@ -70,7 +70,7 @@ def _manifest(*loaders: dict[str, Any]) -> Manifest:
 
 def _schema(server: Server, *loaders: dict[str, Any], **config: Any) -> dict[str, Any]:
     manifest = _manifest(*loaders)
-    server.asked.clear()
+    server.requests.clear()
     with http_client() as client:
         api = create_api(manifest, {"url": server.url, **config}, Network(client))
         stream = api.manifest.stream("items")

@@ -22,8 +22,8 @@ from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, reading, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, reading, stream
 
 _START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -551,7 +551,9 @@ def test_no_change_is_missed_whether_an_api_reads_its_own_clock_or_utc(
     for read_as in (clock, UTC):
         there: list[int] = []
 
-        def answer(asked: Asked, read_as: Any = read_as, there: list[int] = there) -> Reply:
+        def answer(
+            asked: ReceivedRequest, read_as: Any = read_as, there: list[int] = there
+        ) -> Reply:
             since = datetime.strptime(asked.params["since"], code).replace(tzinfo=read_as)
             found = [
                 {"id": number, "updated": rows[number].isoformat()}
@@ -568,4 +570,4 @@ def test_no_change_is_missed_whether_an_api_reads_its_own_clock_or_utc(
                 assert found.result.failure is None
                 state = found.result.state
                 seen |= set(found.ids)
-        assert seen == set(range(len(rows))), (read_as, api.asked)
+        assert seen == set(range(len(rows))), (read_as, api.requests)

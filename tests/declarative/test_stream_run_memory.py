@@ -16,8 +16,8 @@ from chronolake.source.declarative.landing.record_schema import Identity, Shape
 from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, retriever, stream
 
 _ROWS = 500
 _PAGES = {
@@ -39,8 +39,8 @@ def _most_memory(folder: Path, pages: int) -> int:
     bodies = [orjson.dumps({"data": page}) for page in (records, records[::-1])]
     nothing = orjson.dumps({"data": []})
 
-    def answer(asked: Asked) -> Reply:
-        api.asked.clear()
+    def answer(asked: ReceivedRequest) -> Reply:
+        api.requests.clear()
         page = int(asked.params.get("page", 0))
         return Reply(bodies[page % 2] if page < pages else nothing)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chronolake.config import is_due, load_project
 from chronolake.errors import ConfigurationError
 from chronolake.pipeline.streams import Stream, streams_of
-from support.declarative.readings import retriever, stream
+from support.declarative.stream_reads import retriever, stream
 
 _DATED = {
     "type": "DatetimeBasedCursor",

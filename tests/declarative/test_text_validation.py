@@ -14,7 +14,7 @@ from chronolake.source.declarative.manifests.manifest import Manifest, load, par
 from chronolake.source.declarative.manifests.problems import Problem
 from chronolake.source.protocol import Level
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import requester, retriever, stream
+from support.declarative.stream_reads import requester, retriever, stream
 
 _CURSOR = {
     "type": "DatetimeBasedCursor",

@@ -306,7 +306,8 @@ def _ran(lake: Lake, *words: str, **environment: str) -> subprocess.CompletedPro
 def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> None:
     """The commands print JSON, and those that only read need no Spark.
 
-    They do not even import it, because they would then not answer at once (`bench/looking.py`).
+    They do not even import it, because they would then not answer at once
+    (`bench/read_commands.py`).
     """
     both = f"named_struct('exact', {EXACT}L, 'all', array(max(name), NULL)) AS both"
     question = f"SELECT count(*) AS n, max(name) AS last, {both} FROM {SQL_NAME}"

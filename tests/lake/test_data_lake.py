@@ -39,11 +39,11 @@ from chronolake.types import (
     Mode,
     TableName,
 )
-from support import landed
+from support import pipeline_model
 from support.commands import ran_words
 from support.datalakes import DataLake, file_row, iceberg
 from support.lake.pipelines import Pipeline
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.seeds import and_drawn
 
 _T: Final = 1_767_225_600_000_000
@@ -1033,7 +1033,7 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
             version.fields["Name"],
             value(version.fields["N"]),
         )
-        for version in landed.versions(rows, 1_000)
+        for version in pipeline_model.versions(rows, 1_000)
     )
 
 

@@ -25,7 +25,7 @@ from chronolake.types import Column, ColumnType, Kind, TableName
 from support.commands import ran, ran_words
 from support.datalakes import DataLake, file_row
 from support.lakes import SPARK, lake_config
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.server.caller import SYNCED, Caller
 
 _T = 1_767_225_600_000_000

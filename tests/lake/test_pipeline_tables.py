@@ -30,9 +30,9 @@ from chronolake.core.apply_versions import ApplyResult, write_versions
 from chronolake.core.pipeline_table import create_pipeline_table
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
-from support import landed
+from support import pipeline_model
 from support.lakes import lake_config
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.seeds import drawn
 
 _T: Final = 1_704_067_200_000_000
@@ -209,7 +209,7 @@ def _check(
                 version.fields.get("Name"),
                 version.fields.get("Size"),
             )
-            for version in landed.versions(rows, eps, erases=erases)
+            for version in pipeline_model.versions(rows, eps, erases=erases)
         )
         assert core.verify(lake, name).holds
     else:
@@ -220,7 +220,7 @@ def _check(
         )
         wanted = sorted(
             (record.key, record.deleted, record.fields.get("Name"), record.fields.get("Size"))
-            for record in landed.current(rows, erases=erases)
+            for record in pipeline_model.current(rows, erases=erases)
             if is_soft or not record.deleted
         )
     assert got == wanted
@@ -326,10 +326,13 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
     create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
     _write(lake, name, rows)
     stored = _read(lake, name)
-    expected = landed.versions(rows, eps)
+    expected = pipeline_model.versions(rows, eps)
     chance = random.Random(7)
     edges = [
-        edge for version in expected for edge in (version.start, version.end) if edge != landed.TMAX
+        edge
+        for version in expected
+        for edge in (version.start, version.end)
+        if edge != pipeline_model.TMAX
     ]
     instants = {edge + near for edge in edges for near in (-1, 0, 1, eps // 2, eps - 1)}
     instants |= {chance.randint(min(edges), max(edges)) for _ in range(500)}

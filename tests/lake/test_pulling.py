@@ -21,10 +21,10 @@ from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
 from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, END, START
-from support import landed
+from support import pipeline_model
 from support.datalakes import iceberg
 from support.lake.changelog import STREAM, ChangeLog, shop
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.processes import killed
 from support.seeds import and_drawn
 
@@ -105,7 +105,7 @@ def _model(rows: list[LandedRow]) -> list[tuple[Any, ...]]:
             version.fields["Name"],
             version.fields["Size"],
         )
-        for version in landed.versions(rows, 1)
+        for version in pipeline_model.versions(rows, 1)
     )
     return sorted(found, key=repr)
 

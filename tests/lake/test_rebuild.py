@@ -21,10 +21,10 @@ from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import RunResult, sync
 from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind
-from support import landed
+from support import pipeline_model
 from support.datalakes import iceberg, project
 from support.lake.register import STREAM, Key, Register
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.seeds import and_drawn
 
 _PIPELINES: Final = (
@@ -119,7 +119,7 @@ def _model(rows: list[LandedRow], names: list[str]) -> list[tuple[Any, ...]]:
             version.end,
             version.active,
         )
-        for version in landed.versions(rows, 1)
+        for version in pipeline_model.versions(rows, 1)
     )
     return sorted(found, key=repr)
 

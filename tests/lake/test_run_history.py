@@ -21,7 +21,7 @@ from chronolake.pipeline.freshness import Freshness, StreamProperties, WaitingFi
 from chronolake.pipeline.runs import Stage, Status
 from support.commands import ran_words
 from support.datalakes import project
-from support.declarative.apis import Api, Asked
+from support.declarative.apis import Api, ReceivedRequest
 from support.lake.changelog import STREAM
 from support.lake.pipelines import Pipeline
 from support.processes import COMMAND, killed
@@ -266,7 +266,7 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         seen: list[tuple[str, int | None]] = []
         others: set[str] = set()
 
-        def slowly(asked: Asked) -> bool:
+        def slowly(asked: ReceivedRequest) -> bool:
             time.sleep(0.8)
             (run,) = run_history.runs(shop.project.lake).runs
             streams = {stream.record.stream: stream.record for stream in run.streams}

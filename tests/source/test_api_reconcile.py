@@ -18,7 +18,7 @@ from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.types import ACTIVE, DELETED, END, START
 from support.commands import ran_words
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND, killed
 from support.source.apishop import ApiShop, parameter
 
@@ -125,9 +125,9 @@ def test_incomplete_reconciliation_deletes_nothing(
     # A week has not passed.
     shop.configure("orders: {detect_deletes: weekly}")
     del shop.orders[3]
-    shop.api.asked.clear()
+    shop.api.requests.clear()
     shop.sync_or_fail()
-    assert {request.params["since"] for request in shop.api.asked} == {"2026-08-01T12:00:00Z"}
+    assert {request.params["since"] for request in shop.api.requests} == {"2026-08-01T12:00:00Z"}
     assert (3, True) in shop.rows("orders", "id", ACTIVE)
     # A full refresh need not wait.
     shop.sync_or_fail(full_refresh=True)
@@ -139,7 +139,7 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
     shop.put(2, state="new")
     shop.sync_or_fail()
 
-    def changes(asked: Asked) -> bool:
+    def changes(asked: ReceivedRequest) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
             # The record leaves its slice before that is read, for a time after all requested ones.
             time.sleep(1.2)
@@ -175,7 +175,7 @@ def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
         shop.put(number)
     goes: set[int] = set()
 
-    def page(asked: Asked) -> Reply:
+    def page(asked: ReceivedRequest) -> Reply:
         begin = int(asked.params.get("offset", 0))
         whole = shop.records_between(asked, list(shop.orders.values())).body["data"]
         if begin == 0 and len(whole) > 3 and asked.params["since"].startswith("2026-01-01"):
@@ -202,7 +202,7 @@ def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
     shop.put(2, state="new")
     shop.sync_or_fail()
 
-    def changes(asked: Asked) -> bool:
+    def changes(asked: ReceivedRequest) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
             ahead = datetime.now(UTC) + timedelta(minutes=2)
             at = ahead.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -271,11 +271,11 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     )
     shop.sync_or_fail()
     del shop.notes[2], shop.orders[1]
-    shop.api.asked.clear()
+    shop.api.requests.clear()
     shop.sync_or_fail()
     # The two streams read in turns; one reads all records, the other only new ones. They do so
     # twice, because records have been deleted.
-    asked = [request.path for request in shop.api.asked if request.path in {"/all", "/orders"}]
+    asked = [request.path for request in shop.api.requests if request.path in {"/all", "/orders"}]
     assert [path for path, _ in groupby(asked)] == ["/orders", *("/all", "/orders") * 2]
     assert shop.rows("turns", "id") == [(2,)]
     assert shop.rows("notes", "id") == [(1,)]

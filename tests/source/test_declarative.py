@@ -18,7 +18,7 @@ from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, END, START
 from support.commands import ran_words
 from support.datalakes import iceberg, project
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND, killed
 
 MANIFEST = """
@@ -154,7 +154,7 @@ class Shop:
             f"/orders/{number}/notes", lambda _: Reply({"data": self.notes.get(number, [])})
         )
 
-    def answer_orders(self, asked: Asked, token: str = TOKEN) -> Reply:
+    def answer_orders(self, asked: ReceivedRequest, token: str = TOKEN) -> Reply:
         if asked.headers["authorization"] != f"Bearer {token}":
             return Reply({}, status=401)
         asks = asked.params
@@ -187,11 +187,11 @@ class Shop:
         found = sorted(
             {
                 request.params["since"][8:10]
-                for request in self.api.asked
+                for request in self.api.requests
                 if request.path == "/orders"
             }
         )
-        self.api.asked.clear()
+        self.api.requests.clear()
         return found
 
 

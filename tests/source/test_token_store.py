@@ -22,7 +22,7 @@ from chronolake.pipeline.sync import sync
 from chronolake.pipeline.token_store import StoredTokens
 from support.commands import ran_words
 from support.datalakes import iceberg, project
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND
 
 #: A shop whose streams are listed by its API, which is called before any stream is read.
@@ -105,7 +105,7 @@ class Desk:
 """,
         )
 
-    def _refreshed(self, asked: Asked) -> Reply:
+    def _refreshed(self, asked: ReceivedRequest) -> Reply:
         token = asked.form["refresh_token"]
         with self._lock:
             if token != self._good:
@@ -123,7 +123,7 @@ class Desk:
             )
 
     def _let_in(self, rows: Any) -> Any:
-        def answer(asked: Asked) -> Reply:
+        def answer(asked: ReceivedRequest) -> Reply:
             if not asked.headers["authorization"].startswith("Bearer access-"):
                 return Reply({}, status=401)
             return Reply({"data": rows()})

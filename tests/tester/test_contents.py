@@ -10,7 +10,7 @@ import pytest
 from chronolake.tester.files import Compression, FileFormat
 from chronolake.tester.options import FlushMode
 from chronolake.types import TMAX_TEXT
-from support.tester.playing import assert_contents_agree, played
+from support.tester.replay import assert_contents_agree, played
 
 SCENARIOS = [
     "delete_missing_record",

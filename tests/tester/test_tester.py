@@ -24,8 +24,8 @@ from chronolake.protos import common_pb2 as common
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import RunOptions, run
 from chronolake.tester.options import parse_accepted_type, read_configuration
-from support.tester.playing import assert_contents_agree, played
 from support.tester.reference_destination import ReferenceDestination, serving
+from support.tester.replay import assert_contents_agree, played
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

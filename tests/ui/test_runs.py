@@ -22,7 +22,7 @@ from chronolake import inspect
 from chronolake.config import load
 from chronolake.pipeline import run_history
 from chronolake.pipeline.runs import Status
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND
 from support.ui.uiprocess import Served, start, stop
 from support.ui.uiruns import HOSTILE, REGIONS, STREAMS, configured
@@ -39,7 +39,7 @@ class SlowApi:
         for name in STREAMS:
             api.on(f"/{name}", self._answer)
 
-    def _answer(self, asked: Asked) -> Reply:
+    def _answer(self, asked: ReceivedRequest) -> Reply:
         region, since = asked.params["region"], asked.params["since"]
         old = "2026-10-01T00:00:00Z"
         found = [

@@ -18,7 +18,7 @@ from typing import Any
 
 from support.compat.case import HANDED, Case, cases
 from support.compat.outcome import Outcome, steady, unmet
-from support.compat.serving import Server, serving
+from support.compat.server import Server, serving
 
 ROOT = Path(__file__).parents[3]
 #: The reference's Python; it has airbyte-cdk, which ours never installs.

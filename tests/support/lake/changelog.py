@@ -19,8 +19,8 @@ from chronolake.pipeline.sync import RunResult, sync
 from chronolake.source.protocol import ChangeBatch, Offset, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind
 from support.datalakes import project
-from support.lake.offering import pulled_stream
-from support.landed import LandedRow
+from support.lake.descriptors import pulled_stream
+from support.pipeline_model import LandedRow
 
 COLUMNS: Final = (
     Column("id", ColumnType(Kind.STRING), primary_key=True),

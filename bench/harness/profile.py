@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
-from measuring.clock import show
+from harness.clock import show
 
 Span = tuple[int, int]  # milliseconds since 1970
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 
 from chronolake.change_set import OP, UNMODIFIED, Op
-from measuring.customers import HISTORY, HISTORY_NAMES, LIVE_NAMES
+from harness.customers import HISTORY, HISTORY_NAMES, LIVE_NAMES
 
 _TYPES: Final = {column.name: column.type.sql for column in HISTORY}
 _SYSTEM: Final = ("_fivetran_synced", "_fivetran_start", "_fivetran_end", "_fivetran_active")

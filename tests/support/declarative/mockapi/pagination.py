@@ -14,8 +14,8 @@ from typing import Any
 
 import jinja2
 
-from support.declarative.mockapi import templating
-from support.declarative.mockapi.inventing import at, put
+from support.declarative.mockapi import templates
+from support.declarative.mockapi.record_generator import at, put
 
 _KEPT, _ABSENT = object(), object()
 #: Values with which responses report that there are more pages; preceded by a token or a link.
@@ -60,20 +60,20 @@ class Turning:
         is_asked = bool(self.token_option) or "next_page_token" in words
         # A number is not a path: such a manifest is tested with its first pages only.
         self._is_turned = is_asked and (self.kind == "CursorPagination" or not self.is_path)
-        variables = templating.known(config, strategy)
-        size = templating.value_of(strategy.get("page_size"), variables)
+        variables = templates.known(config, strategy)
+        size = templates.value_of(strategy.get("page_size"), variables)
         self.size: int | None = size if isinstance(size, int) else None
         self.first = int(strategy.get("start_from_page") or 0)
         selector = retriever["record_selector"]["extractor"]
-        holes = templating.known(config, selector)
-        self.path = [str(templating.value_of(part, holes)) for part in selector["field_path"]]
+        holes = templates.known(config, selector)
+        self.path = [str(templates.value_of(part, holes)) for part in selector["field_path"]]
         texts = [strategy.get("cursor_value"), strategy.get("stop_condition")]
         #: Fields that the paginator may look for in records.
-        self.fields = [(name,) for text in texts for name in templating.names_in(text)]
+        self.fields = [(name,) for text in texts for name in templates.names_in(text)]
         self.places = [
             (root, path)
             for root in _ROOTS
-            for path in sorted({path for text in texts for path in templating.paths_in(text, root)})
+            for path in sorted({path for text in texts for path in templates.paths_in(text, root)})
         ]
         self.is_object = not self.path and any(root == "response" for root, _ in self.places)
 
@@ -159,16 +159,16 @@ class Turning:
                     _set(target, path, value)
             seen = next(iter(body), {}) if isinstance(body, list) else body
             variables = {
-                **templating.known(self._config, self._strategy),
+                **templates.known(self._config, self._strategy),
                 "response": seen,
                 "headers": headers,
                 "last_record": own[-1] if own else None,
                 "last_page_size": len(own),
             }
             stop = self._strategy.get("stop_condition")
-            if stop and templating.holds(stop, variables):
+            if stop and templates.holds(stop, variables):
                 return Sheet(body, own, _sent(headers))
-            token = templating.value_of(self._strategy["cursor_value"], variables)
+            token = templates.value_of(self._strategy["cursor_value"], variables)
         except _BROKEN:
             return None
         if isinstance(token, dict | list):

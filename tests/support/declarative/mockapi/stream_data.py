@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from support.declarative.mockapi import clock, inventing, templating, written
-from support.declarative.mockapi.recognizing import Request
-from support.declarative.mockapi.turning import Turning
+from support.declarative.mockapi import clock, raw_manifest, record_generator, templates
+from support.declarative.mockapi.pagination import Turning
+from support.declarative.mockapi.request_matching import Request
 
 #: Number of distinct records in a page; others repeat them, with their own keys and times.
 _OF_THEIR_OWN = 6
@@ -71,14 +71,14 @@ class Offer:
         self.schema = _schema(stream)
         # The keys that select a slice in requests.
         reported = [(self.cursor or {}).get(f"{side}_time_option") for side in ("start", "end")]
-        reported += [router.get("request_option") for router in written.routers(stream)]
-        reported += [parent.get("request_option") for parent in written.parents(stream)]
+        reported += [router.get("request_option") for router in raw_manifest.routers(stream)]
+        reported += [parent.get("request_option") for parent in raw_manifest.parents(stream)]
         self.sliced_by = [name_of(option) for option in reported if option]
         self.slices_links = not retriever.get(_IGNORED)
         self.config = config
         self._made = 0
         self._added = _added(stream)
-        self._wanted = templating.wanted_values(
+        self._wanted = templates.wanted_values(
             (retriever["record_selector"].get("record_filter") or {}).get("condition"), config
         )
         self._keys = self._key_places(children)
@@ -95,7 +95,7 @@ class Offer:
     def records(self, count: int, window: tuple[datetime, datetime]) -> list[Any]:
         """Make new records, with times in a window, later ones last."""
         begin, end = window
-        samples = [inventing.record(self.schema, n, self.full) for n in range(_OF_THEIR_OWN)]
+        samples = [record_generator.record(self.schema, n, self.full) for n in range(_OF_THEIR_OWN)]
         found = []
         for number in range(count):
             self._made += 1
@@ -107,19 +107,21 @@ class Offer:
 
     def _complete(self, record: Any, at: datetime) -> None:
         for path in self._read:
-            if inventing.at(record, path) is None:
-                inventing.put(record, path, f"{path[-1]}-{self._made}")
+            if record_generator.at(record, path) is None:
+                record_generator.put(record, path, f"{path[-1]}-{self._made}")
         for path in self._keys:
-            schema = inventing.schema_at(self.schema, path)
-            inventing.put(record, path, inventing.key_value(path[-1], schema, self._made))
+            schema = record_generator.schema_at(self.schema, path)
+            record_generator.put(
+                record, path, record_generator.key_value(path[-1], schema, self._made)
+            )
         for path, value in self._wanted.items():
-            inventing.put(record, path, value)
+            record_generator.put(record, path, value)
         for path, form in self._dated.items():
-            inventing.put(record, path, self._timed(path, form, at))
+            record_generator.put(record, path, self._timed(path, form, at))
 
     def _timed(self, path: tuple[str, ...], form: str, at: datetime) -> Any:
         text = clock.written(at, form)
-        kinds = inventing.kinds_of(inventing.schema_at(self.schema, path))
+        kinds = record_generator.kinds_of(record_generator.schema_at(self.schema, path))
         if "string" not in kinds and ("integer" in kinds or "number" in kinds):
             return int(float(text)) if text.replace(".", "").isdigit() else text
         return text
@@ -128,7 +130,7 @@ class Offer:
         """Return the places of the values that identify records."""
         keys = [
             [path] if isinstance(path, str) else path
-            for path in written.listed(self.stream.get("primary_key"))
+            for path in raw_manifest.listed(self.stream.get("primary_key"))
         ]
         paths = [tuple(str(part) for part in key) for key in keys]
         paths += [tuple(str(child["parent_key"]).split("/")) for child in children]
@@ -143,7 +145,7 @@ class Offer:
         cursor = self.cursor
         if not cursor or cursor.get("type") != "DatetimeBasedCursor":
             return {}
-        name = templating.text_of(cursor["cursor_field"], templating.known(self.config, cursor))
+        name = templates.text_of(cursor["cursor_field"], templates.known(self.config, cursor))
         forms = clock.forms_of(dict(cursor))
         value = self._added.get((name,))
         if value is None:
@@ -156,8 +158,8 @@ class Offer:
         at = clock.NOW - timedelta(days=2)
         for form in (*forms, "%Y-%m-%dT%H:%M:%SZ", "%ms", "%s", "%Y-%m-%d"):
             record: dict[str, Any] = {}
-            inventing.put(record, path, clock.written(at, form))
-            found = templating.text_of(value, {**templating.known({}, {}), "record": record})
+            record_generator.put(record, path, clock.written(at, form))
+            found = templates.text_of(value, {**templates.known({}, {}), "record": record})
             time = clock.read(found, forms)
             if time is not None and abs(time - at) < timedelta(days=2):
                 return form
@@ -201,7 +203,7 @@ def name_of(option: Mapping[str, Any]) -> str:
 
 def _schema(stream: Mapping[str, Any]) -> Mapping[str, Any]:
     whole: dict[str, Any] = {}
-    for loader in reversed(written.listed(stream.get("schema_loader"))):
+    for loader in reversed(raw_manifest.listed(stream.get("schema_loader"))):
         properties = (loader.get("schema") or {}).get("properties") or {}
         whole |= {key: property_ for key, property_ in properties.items() if key != "$parameters"}
     return {"type": "object", "properties": whole or {"id": {"type": "string"}}}
@@ -218,7 +220,7 @@ def _added(stream: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
 
 
 def _reads(value: str) -> list[tuple[str, ...]]:
-    return [path for path in templating.paths_in(value, "record") if path]
+    return [path for path in templates.paths_in(value, "record") if path]
 
 
 def _is_text(decoder: Mapping[str, Any] | None) -> bool:
@@ -241,4 +243,4 @@ def offers(stream: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Off
     while waiting:
         child, children = waiting.pop(0)
         yield Offer(child, config, children)
-        waiting += [(parent["stream"], [parent]) for parent in written.parents(child)]
+        waiting += [(parent["stream"], [parent]) for parent in raw_manifest.parents(child)]

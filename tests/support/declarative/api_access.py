@@ -13,7 +13,7 @@ from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.request_builder import build_request
 from chronolake.source.declarative.http.transport import Exchange, Network
 from chronolake.source.declarative.models.requests import HttpRequester
-from support.declarative.apis import Api, Asked
+from support.declarative.apis import Api, ReceivedRequest
 
 NOW = 1_700_000_000.0
 HIDDEN = "a-secret-nobody-may-see"
@@ -74,8 +74,8 @@ class Visit:
         }
         return HttpRequester.model_validate(whole)
 
-    def asks(self, authenticator: dict[str, Any], **fields: Any) -> Asked:
+    def asks(self, authenticator: dict[str, Any], **fields: Any) -> ReceivedRequest:
         requester = self.requester(authenticator, **fields)
         request = build_request(requester, self.config, stream_slice=None, next_page_token=None)
         self.session.sender(requester).send(request)
-        return [request for request in self.api.asked if request.path == "/items"][-1]
+        return [request for request in self.api.requests if request.path == "/items"][-1]

@@ -1,6 +1,6 @@
 """A slot's messages through `psycopg2`'s streaming reader; run by `.venv-bench`'s interpreter.
 
-    python streamed.py TESTS_FOLDER SLOT CHANGES < ADDRESS
+    python psycopg2_stream.py TESTS_FOLDER SLOT CHANGES < ADDRESS
 
 Messages are read one by one with the plain decoder, which is among the tests. The slot is not
 advanced. Prints the seconds until CHANGES changes of rows were read.

@@ -17,7 +17,7 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.config_validation import create_mask
 from chronolake.source.declarative.manifests.manifest import Manifest, load
 from support.declarative.apis import Api
-from support.declarative.readings import StreamRead
+from support.declarative.stream_reads import StreamRead
 
 HIDDEN = "a-secret-nobody-may-see"
 _SPEC = {

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.padding import PKCS7
 
 from chronolake.batch_files import BatchFile, FileForm
 from chronolake.change_set import Op
-from measuring.customers import DAY_MILLIS, HISTORY_NAMES, JITTER, LIVE_NAMES, NEWEST_MILLIS
+from harness.customers import DAY_MILLIS, HISTORY_NAMES, JITTER, LIVE_NAMES, NEWEST_MILLIS
 
 NULL: Final = "null-m8yilkvPsNulehxl2G6pmSQ3G3WWdLP"
 UNMODIFIED: Final = "unmod-NcK9NIjPUutCsz4mjOQQztbnwnE1sY3"

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, unquote
 
 import orjson
 
-from support.declarative.apis import Asked
-from support.declarative.mockapi import inventing, templating
+from support.declarative.apis import ReceivedRequest
+from support.declarative.mockapi import record_generator, templates
 
 ACCESS_TOKEN = "access-token-of-the-test"
 SESSION_TOKEN = "session-token-of-the-test"
@@ -28,7 +28,7 @@ class Expected:
 
     @classmethod
     def of(cls, text: str) -> Expected:
-        return cls(*templating.pattern_of(text), text)
+        return cls(*templates.pattern_of(text), text)
 
     @property
     def is_fixed(self) -> bool:
@@ -65,10 +65,10 @@ class Request:
     """The requests of one requester."""
 
     def __init__(self, requester: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        variables = templating.known(config, requester)
+        variables = templates.known(config, requester)
         self.method = str(requester.get("http_method") or "GET")
-        base = templating.text_of(requester.get("url_base") or requester.get("url"), variables)
-        path = templating.text_of(requester.get("path") or "", variables).strip().lstrip("/")
+        base = templates.text_of(requester.get("url_base") or requester.get("url"), variables)
+        path = templates.text_of(requester.get("path") or "", variables).strip().lstrip("/")
         url = f"{base.rstrip('/')}/{path}" if path else base.strip()
         place, _, query = url.partition("?")
         self.place = Expected.of(_normal(place))
@@ -77,12 +77,14 @@ class Request:
         self.headers = _named(requester.get("request_headers"), variables)
         reported = requester.get("request_body_json") or requester.get("request_body_data")
         self.body = {
-            path: Expected.of(templating.text_of(text, variables))
+            path: Expected.of(templates.text_of(text, variables))
             for path, text in _leaves(reported)
         }
         self.proof = _proof(requester.get("authenticator"), config)
 
-    def recognized(self, asked: Asked, sent: Mapping[tuple[str, ...], str]) -> Recognized | None:
+    def recognized(
+        self, asked: ReceivedRequest, sent: Mapping[tuple[str, ...], str]
+    ) -> Recognized | None:
         """Return the values of a request if it is one of these; `sent` are its body's texts."""
         place = _normal(f"https://{asked.headers['host']}{unquote(asked.path)}")
         reported = self.place.told(place) if asked.method == self.method else None
@@ -108,7 +110,7 @@ class Request:
             found.score -= 1
             found.missing.append(f"{what}: {expected.text!r} is wanted, {text!r} was sent")
 
-    def proves(self, asked: Asked) -> str | None:
+    def proves(self, asked: ReceivedRequest) -> str | None:
         """Return what is wrong with a request's credentials, or None."""
         if self.proof is None:
             return None
@@ -127,14 +129,14 @@ def _same(wanted: str, sent: str | None) -> bool:
         return False
     if wanted.strip().startswith(("{", "[")):
         return True  # Its result is compared where a manifest configures it key by key.
-    return templating.value_of(wanted, {}) == templating.value_of(sent, {})
+    return templates.value_of(wanted, {}) == templates.value_of(sent, {})
 
 
 def _normal(url: str) -> str:
     host, _, path = url.partition("://")[2].partition("/")
     if not host:
         return url  # All of it is a hole.
-    host = host if templating.has_holes(host) else host.lower()
+    host = host if templates.has_holes(host) else host.lower()
     return f"{host}/{re.sub('/+', '/', path)}"
 
 
@@ -142,7 +144,7 @@ def _named(told: Any, variables: Mapping[str, Any]) -> dict[str, Expected]:
     if not isinstance(told, dict):
         return {}
     return {
-        templating.text_of(name, variables): Expected.of(templating.text_of(text, variables))
+        templates.text_of(name, variables): Expected.of(templates.text_of(text, variables))
         for name, text in told.items()
         if name != "$parameters"
     }
@@ -155,10 +157,10 @@ def _leaves(told: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
             if "{" not in name and name != "$parameters":
                 yield from _leaves(value, (*path, name))
     elif path:
-        yield path, templating.as_text(told)
+        yield path, templates.as_text(told)
 
 
-def body_of(asked: Asked) -> dict[tuple[str, ...], str]:
+def body_of(asked: ReceivedRequest) -> dict[tuple[str, ...], str]:
     """Return the texts of a request's body, by their places."""
     if not asked.body:
         return {}
@@ -175,17 +177,21 @@ def _proof(
     selected = chosen(authenticator, config)
     if not selected:
         return None
-    variables = {**templating.known(config, selected), "session_token": SESSION_TOKEN}
+    variables = {**templates.known(config, selected), "session_token": SESSION_TOKEN}
 
     def text(name: str) -> str:
-        return templating.text_of(selected.get(name) or "", variables)
+        return templates.text_of(selected.get(name) or "", variables)
 
     match selected["type"]:
         case "BearerAuthenticator":
             return "header", "Authorization", {f"Bearer {text('api_token')}"}
         case "OAuthAuthenticator":
             kept = (selected.get("refresh_token_updater") or {}).get("access_token_config_path")
-            given = {ACCESS_TOKEN, text("access_token_value"), inventing.at(config, kept or ["-"])}
+            given = {
+                ACCESS_TOKEN,
+                text("access_token_value"),
+                record_generator.at(config, kept or ["-"]),
+            }
             return "header", "Authorization", {f"Bearer {token}" for token in given}
         case "BasicHttpAuthenticator":
             pair = f"{text('username')}:{text('password')}".encode()
@@ -194,7 +200,7 @@ def _proof(
             if "header" in selected:
                 return "header", text("header"), {text("api_token")}
             option = selected["inject_into"]
-            name = templating.text_of(option["field_name"], variables)
+            name = templates.text_of(option["field_name"], variables)
             return option["inject_into"], name, {text("api_token")}
         case "SessionTokenAuthenticator":
             way = selected["request_authentication"]

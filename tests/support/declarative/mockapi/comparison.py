@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from chronolake.source.declarative.stream_reader import StreamReader, Work
-from support.declarative.mockapi import clock, inventing, templating
-from support.declarative.mockapi.answering import Served
-from support.declarative.mockapi.offering import Offer
+from support.declarative.mockapi import clock, record_generator, templates
+from support.declarative.mockapi.server import Served
+from support.declarative.mockapi.stream_data import Offer
 
 
 @dataclass
@@ -54,7 +54,7 @@ def _unlike_told(
     faults = []
     for name, template in change.templates.items():
         if "now_utc" not in template:
-            value = templating.value_of(template, variables)
+            value = templates.value_of(template, variables)
             if found_value.get(name) != value:
                 faults.append(f"{name} is {found_value.get(name)!r} instead of {value!r}")
     return faults
@@ -110,7 +110,7 @@ def _latest_in_slice(
     """Return the latest time of a slice's records, at most the slice's end."""
     cursor = dict(offer.cursor or {})
     name, forms = cursor["cursor_field"], clock.forms_of(cursor)
-    times = [clock.read(inventing.at(record, [name]), forms) for record in records]
+    times = [clock.read(record_generator.at(record, [name]), forms) for record in records]
     latest = max((at for at in times if at is not None), default=None)
     end_name = str(cursor.get("partition_field_end") or "end_time")
     end = clock.read(slice_values.get(end_name), [cursor["datetime_format"]])

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from chronolake.lake import Lake
-from measuring import duck, lakes, statements
-from measuring.batches import Batch
-from measuring.clock import Times, interleaved, show
-from measuring.customers import Made
+from harness import duckdb_baseline, lakes, statements
+from harness.batches import Batch
+from harness.clock import Times, interleaved, show
+from harness.customers import Made
 
 OURS: Final = "chronolake"
 DUCK: Final = "DuckDB"
@@ -55,7 +55,7 @@ class Contest:
         lake: Lake,
         made: Made,
         rivals: Sequence[Rival],
-        in_duck: Callable[[duck.DecodedBatch, Batch], None],
+        in_duck: Callable[[duckdb_baseline.DecodedBatch, Batch], None],
         *,
         history: bool,
     ) -> None:
@@ -111,7 +111,7 @@ class Contest:
     def _duck(self, sent: Pair) -> None:
         for batch in sent:
             with self._times.of(DUCK + _FILES):
-                rows = duck.decoded(batch)
+                rows = duckdb_baseline.decoded(batch)
                 with self._times.of(DUCK + _DECODED):
                     self._in_duck(rows, batch)
 

@@ -7,7 +7,7 @@ included.
 For comparison, `chronolake query` runs the same query with Spark. The last column shows how each of
 them grows from a tenth of the versions to all.
 
-    python bench/looking.py [--quick] [--rows N] [--repeat N]
+    python bench/read_commands.py [--quick] [--rows N] [--repeat N]
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Final
 from chronolake import core
 from chronolake.lake import Lake
 from chronolake.types import TableName
-from measuring import customers, lakes
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import Made
+from harness import customers, lakes
+from harness.clock import Times, interleaved, say, show
+from harness.customers import Made
 
 VERSIONS: Final = 10
 LIMIT: Final = 2.0

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from support.declarative.mockapi import clock, templating
-from support.declarative.mockapi.written import specification
+from support.declarative.mockapi import clock, templates
+from support.declarative.mockapi.raw_manifest import specification
 
 #: Formats of times in configurations; the first one that a pattern accepts is used.
 _FORMS = (
@@ -51,7 +51,7 @@ def _forms_by(manifest: Any) -> Iterator[tuple[str, str]]:
         for node in manifest:
             yield from _forms_by(node)
     elif isinstance(manifest, dict):
-        path = templating.paths_in(manifest.get("datetime"), "config")
+        path = templates.paths_in(manifest.get("datetime"), "config")
         if path and manifest.get("datetime_format"):
             yield path[0][-1], manifest["datetime_format"]
         for node in manifest.values():

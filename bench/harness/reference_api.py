@@ -1,6 +1,6 @@
 """A read by the reference in its own environment; prints its records and seconds as JSON.
 
-`.venv-compat/bin/python bench/measuring/reference_api.py` gets `{manifest, config, stream}` on its
+`.venv-compat/bin/python bench/harness/reference_api.py` gets `{manifest, config, stream}` on its
 standard input.
 """
 

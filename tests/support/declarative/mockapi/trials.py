@@ -20,10 +20,10 @@ from chronolake.source.declarative.manifests.manifest import Manifest, load
 from chronolake.source.declarative.manifests.problems import Problem
 from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader, Work
-from support.declarative.mockapi import settings, written
-from support.declarative.mockapi.answering import MockApi, Served
-from support.declarative.mockapi.comparing import StreamRead, differences, not_from_there, unlike
-from support.declarative.mockapi.offering import Offer
+from support.declarative.mockapi import configurations, raw_manifest
+from support.declarative.mockapi.comparison import StreamRead, differences, not_from_there, unlike
+from support.declarative.mockapi.server import MockApi, Served
+from support.declarative.mockapi.stream_data import Offer
 
 MANIFESTS = Path(__file__).parents[5] / "shared" / "data" / "manifests"
 #: How many slices of a stream are read at most.
@@ -101,13 +101,13 @@ def names() -> list[str]:
 def real(name: str) -> Real:
     """Load a real manifest."""
     file = MANIFESTS / f"{name}.yaml"
-    return Real(name, {**written.manifest(file), "$file": name}, load(file))
+    return Real(name, {**raw_manifest.manifest(file), "$file": name}, load(file))
 
 
 @contextmanager
 def mocked(real: Real, branch: int = 0) -> Iterator[Trial]:
     """Run a manifest's API; yield access to it."""
-    config = settings.configuration(real.written, branch)
+    config = configurations.configuration(real.written, branch)
     with MockApi(config) as api, httpx.Client(transport=ToTheTest(api.url)) as client:
         waits: list[float] = []
         network = Network(client, sleep=waits.append)

@@ -1,6 +1,6 @@
 """The share of the real manifests that run.
 
-`PYTHONPATH=tests python -m support.declarative.mockapi.shares` prints a table of it. It needs the
+`PYTHONPATH=tests python -m support.declarative.mockapi.coverage` prints a table of it. It needs the
 manifests beside the repository.
 """
 
@@ -10,8 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from support.declarative.mockapi import written
-from support.declarative.mockapi.trying import Outcome, mocked, names, real
+from support.declarative.mockapi import raw_manifest
+from support.declarative.mockapi.trials import Outcome, mocked, names, real
 
 
 def outcomes(chosen: Iterable[str]) -> list[Outcome]:
@@ -20,7 +20,7 @@ def outcomes(chosen: Iterable[str]) -> list[Outcome]:
     for name in chosen:
         manifest = real(name)
         with mocked(manifest) as trial:
-            found += [trial.tried(*named) for named in written.streams(manifest.written)]
+            found += [trial.tried(*named) for named in raw_manifest.streams(manifest.written)]
     return found
 
 

@@ -17,8 +17,8 @@ import zstandard
 
 from chronolake.change_set import Op
 from chronolake.types import Column
-from measuring.batches import NULL, UNMODIFIED, Batch, unsealed
-from measuring.customers import HISTORY, LIVE
+from harness.batches import NULL, UNMODIFIED, Batch, unsealed
+from harness.customers import HISTORY, LIVE
 
 _SYSTEM: Final = ("_fivetran_synced", "_fivetran_start", "_fivetran_end", "_fivetran_active")
 _SQL: Final = {"timestamp": "TIMESTAMPTZ"}

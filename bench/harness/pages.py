@@ -1,6 +1,6 @@
 """An HTTP API that answers as fast as it can: pages of small records, made once.
 
-`python bench/measuring/pages.py PORT_FILE RECORDS_PER_PAGE PAGES DELAY_SECONDS`
+`python bench/harness/pages.py PORT_FILE RECORDS_PER_PAGE PAGES DELAY_SECONDS`
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.mockapi import inventing, templating
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.mockapi import record_generator, templates
 from support.declarative.mockapi.bodies import encoded
-from support.declarative.mockapi.offering import Offer, Paged, name_of, offers
-from support.declarative.mockapi.recognizing import (
+from support.declarative.mockapi.request_matching import (
     ACCESS_TOKEN,
     SESSION_TOKEN,
     Expected,
@@ -20,6 +19,7 @@ from support.declarative.mockapi.recognizing import (
     body_of,
     chosen,
 )
+from support.declarative.mockapi.stream_data import Offer, Paged, name_of, offers
 
 #: The parameter that identifies a page in links.
 _LINK = "page_of_the_test"
@@ -45,7 +45,7 @@ class Served:
     page: int
     records: list[Any]
     bounds: tuple[Any, Any]
-    asked: Asked
+    asked: ReceivedRequest
 
 
 @dataclass
@@ -115,13 +115,13 @@ class MockApi(Api):
         created: dict[str, Any] = {}
         for name in ("polling_requester", "download_requester"):
             for text in retriever[name].values():
-                for path in templating.paths_in(text, "creation_response"):
-                    inventing.put(created, path, "report-1")
+                for path in templates.paths_in(text, "creation_response"):
+                    record_generator.put(created, path, "report-1")
         polled: dict[str, Any] = {}
         completed = retriever["status_mapping"]["completed"][0]
-        inventing.put(polled, retriever["status_extractor"]["field_path"], completed)
+        record_generator.put(polled, retriever["status_extractor"]["field_path"], completed)
         target = retriever["download_target_extractor"]["field_path"]
-        inventing.put(polled, target, ["https://files.example.test/report-1"])
+        record_generator.put(polled, target, ["https://files.example.test/report-1"])
         return [
             _Step(Request(retriever["creation_requester"], self._config), None, created),
             _Step(Request(retriever["polling_requester"], self._config), None, polled),
@@ -129,12 +129,12 @@ class MockApi(Api):
 
     # ------------------------------------------------------------------ requests
 
-    def answer(self, asked: Asked) -> Reply:
+    def answer(self, asked: ReceivedRequest) -> Reply:
         with self._lock:
-            self.asked.append(asked)
+            self.requests.append(asked)
             return self._answer(asked)
 
-    def _answer(self, asked: Asked) -> Reply:
+    def _answer(self, asked: ReceivedRequest) -> Reply:
         sent = body_of(asked)
         url = f"https://{asked.headers['host']}{asked.path}"
         for step in self._known.steps:
@@ -161,7 +161,7 @@ class MockApi(Api):
     def _page(
         self,
         offer: Offer,
-        asked: Asked,
+        asked: ReceivedRequest,
         recognized: Recognized,
         body: Mapping[tuple[str, ...], str],
     ) -> Reply:
@@ -213,7 +213,7 @@ class MockApi(Api):
     def _paged(
         self,
         offer: Offer,
-        asked: Asked,
+        asked: ReceivedRequest,
         recognized: Recognized,
         body: Mapping[tuple[str, ...], str],
         bounds: tuple[Any, Any],
@@ -290,9 +290,9 @@ def _steps(authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]) -
     selected = chosen(authenticator, config)
     if not selected:
         return []
-    variables = templating.known(config, selected)
+    variables = templates.known(config, selected)
     if selected["type"] == "OAuthAuthenticator" and selected.get("token_refresh_endpoint"):
-        place = templating.text_of(selected["token_refresh_endpoint"], variables).rstrip("/")
+        place = templates.text_of(selected["token_refresh_endpoint"], variables).rstrip("/")
         answer = {
             selected.get("access_token_name") or "access_token": ACCESS_TOKEN,
             selected.get("expires_in_name") or "expires_in": 3600,
@@ -302,7 +302,7 @@ def _steps(authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]) -
     if selected["type"] == "SessionTokenAuthenticator":
         login = selected["login_requester"]
         reported: dict[str, Any] = {}
-        inventing.put(reported, selected["session_token_path"], SESSION_TOKEN)
+        record_generator.put(reported, selected["session_token_path"], SESSION_TOKEN)
         return [
             *_steps(login.get("authenticator"), config),
             _Step(Request(login, config), None, reported),

@@ -2,7 +2,7 @@
 
 Claim: such a run costs at most 1.5 times one whose rows are all new.
 
-    python bench/late.py [--quick] [--records N] [--repeat N]
+    python bench/late_versions.py [--quick] [--records N] [--repeat N]
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from typing import Final
 
 from chronolake.lake import Lake
+from harness import lakes
+from harness.clock import Times, say, show
+from harness.versions import VersionLake
 from lake_ingest import NEW_FILES, project_in, synced
-from measuring import lakes
-from measuring.clock import Times, say, show
-from measuring.versions import VersionLake
 
 NEW: Final = "all rows new"
 LATE: Final = "1 % late by two versions"

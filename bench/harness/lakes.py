@@ -17,9 +17,9 @@ from chronolake import batch_files, core
 from chronolake.change_set import Op
 from chronolake.config import load
 from chronolake.lake import Lake
-from measuring.batches import FORM, Batch
-from measuring.clock import machine, say
-from measuring.customers import HISTORY, HISTORY_NAMES, LIVE, LIVE_NAMES, Made
+from harness.batches import FORM, Batch
+from harness.clock import machine, say
+from harness.customers import HISTORY, HISTORY_NAMES, LIVE, LIVE_NAMES, Made
 
 _REQUIRED_LIVE: Final = {
     Op.REPLACE: frozenset(LIVE_NAMES),

@@ -15,8 +15,8 @@ from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
 from chronolake.server import Server
 from chronolake.types import Column, Kind
-from measuring.batches import FORM, Batch
-from measuring.customers import HISTORY, LIVE, SCHEMA, Made
+from harness.batches import FORM, Batch
+from harness.customers import HISTORY, LIVE, SCHEMA, Made
 
 #: Seconds by table and stage.
 Stages = dict[tuple[str, str], float]
