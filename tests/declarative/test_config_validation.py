@@ -164,7 +164,7 @@ def test_a_configuration_without_rules_stays_as_it_is() -> None:
         ({}, _asks({"required": ["b"]}, value={"b": None}), None),
     ],
 )
-def test_what_the_manifest_asks_is_told_without_values(
+def test_violations_of_the_spec_are_reported_without_values(
     config: dict[str, Any], asked: dict[str, Any], told: str | None
 ) -> None:
     if told is None:

@@ -113,7 +113,7 @@ def _tried(findings: list[CheckResult]) -> dict[str, Level]:
         ),
     ],
 )
-def test_as_many_streams_are_tried_as_the_manifest_says(
+def test_the_manifest_sets_the_number_of_streams_to_try(
     api: Api, check: dict[str, Any], expected: list[str]
 ) -> None:
     manifest = _manifest(check)
@@ -146,7 +146,7 @@ def test_streams_that_have_no_name_together_are_numbered(api: Api) -> None:
 
 
 @pytest.mark.differs("a check of several streams")
-def test_each_stream_that_fails_is_told(api: Api) -> None:
+def test_each_stream_that_fails_is_reported(api: Api) -> None:
     for name in ("one", "three"):
         api.on(f"/tables/{name}", Reply(status=403))
 
@@ -220,7 +220,7 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
         ({"type": "CheckDynamicStream"}, "check.stream_count", "is missing"),
     ],
 )
-def test_what_is_wrong_with_a_check_is_told(
+def test_an_invalid_check_is_reported(
     api: Api, check: dict[str, Any], path: str, message: str
 ) -> None:
     (problem,) = _manifest(check).problems
@@ -230,14 +230,14 @@ def test_what_is_wrong_with_a_check_is_told(
     assert Level.FAILED in {finding.level for finding in _findings(_manifest(check), api)}
 
 
-def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
+def test_an_unknown_stream_is_reported(api: Api) -> None:
     findings = _findings(_manifest({"stream_names": ["items", "itmes"]}), api)
 
     assert _tried(findings) == {"items": Level.OK, "itmes": Level.FAILED}
     assert findings[-1].fix == "Did you mean 'items'?"
 
 
-def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
+def test_each_configured_stream_that_the_manifest_lacks_is_reported(api: Api) -> None:
     whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
     manifest = parse(to_mapped(whole), Path("manifest.yaml"))
 
@@ -258,7 +258,7 @@ def test_streams_that_may_lack_records_must_be_there(api: Api) -> None:
     ]
 
 
-def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:
+def test_an_unreadable_stream_is_reported_once_and_another_one_is_tried(api: Api) -> None:
     wrong = stream("other", retriever={"type": "SimpleRetriever"})
     manifest = _manifest({"stream_names": ["other"]}, streams=[stream(), wrong])
 

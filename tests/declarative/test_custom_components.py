@@ -155,7 +155,7 @@ def test_a_decoder_makes_bodies_for_records_and_pages(tmp_path: Path) -> None:
         assert [asked.params for asked in api.requests] == [{}, {"page": "2"}]
 
 
-def test_a_pagination_strategy_says_where_pages_begin_and_how_long_they_are(
+def test_a_pagination_strategy_determines_the_first_page_and_the_page_size(
     tmp_path: Path,
 ) -> None:
     code = """
@@ -184,7 +184,7 @@ def test_a_pagination_strategy_says_where_pages_begin_and_how_long_they_are(
         ]
 
 
-def test_an_error_handler_says_what_an_answer_means_and_how_long_to_wait(tmp_path: Path) -> None:
+def test_an_error_handler_determines_the_action_and_the_backoff(tmp_path: Path) -> None:
     code = """
     from dataclasses import dataclass
 
@@ -242,7 +242,7 @@ def test_a_backoff_strategy_stands_among_others(tmp_path: Path) -> None:
         assert found.reading(api).waits == [8, 4]
 
 
-def test_a_router_reads_its_parents_and_tells_requests_of_partitions(tmp_path: Path) -> None:
+def test_a_router_reads_its_parents_and_passes_partitions_to_requests(tmp_path: Path) -> None:
     code = """
     class Even:
         def __init__(self, config, parent_stream_configs):

@@ -53,7 +53,7 @@ def told(found: Connector, *, allowed: bool) -> dict[str, tuple[Level, str]]:
     }
 
 
-def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path) -> None:
+def test_a_stream_that_needs_code_is_reported_and_its_code_does_not_run(tmp_path: Path) -> None:
     code = f"open({str(tmp_path / 'ran')!r}, 'w').close()\n" + PLAIN
     parent = {"parent_key": "id", "partition_field": "of", "stream": stream("with code")}
     parent["stream"] = extracting(own("RecordExtractor", "Plain"), "parents")
@@ -80,7 +80,7 @@ def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_the_project_says_whether_code_may_run(
+def test_the_project_determines_whether_code_may_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: bool
 ) -> None:
     connector(tmp_path / "shop", PLAIN, extracting(own("RecordExtractor", "Plain")))
@@ -103,7 +103,7 @@ def test_the_project_says_whether_code_may_run(
         assert api.requests == []
 
 
-def test_check_tells_of_each_stream_whether_its_classes_are_there(tmp_path: Path) -> None:
+def test_check_reports_for_each_stream_whether_its_classes_exist(tmp_path: Path) -> None:
     found = connector(
         tmp_path,
         PLAIN,
@@ -184,7 +184,7 @@ def test_what_a_module_has_imported_is_none_of_its_classes(tmp_path: Path, name:
         ("import sys\nsys.exit(3)", "components.py, line 2: SystemExit: 3", "Correct it there"),
     ],
 )
-def test_a_module_that_cannot_be_imported_says_why_and_what_to_do(
+def test_a_module_that_cannot_be_imported_is_reported_with_reason_and_hint(
     tmp_path: Path, code: str | None, message: str, hint: str
 ) -> None:
     found = connector(tmp_path, code)
@@ -194,7 +194,7 @@ def test_a_module_that_cannot_be_imported_says_why_and_what_to_do(
     assert hint in str(failure.value.hint)
 
 
-def test_without_airbyte_cdk_the_hint_says_how_to_install_it(
+def test_without_airbyte_cdk_the_hint_names_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("airbyte_cdk", "airbyte_cdk.sources"):
@@ -206,7 +206,7 @@ def test_without_airbyte_cdk_the_hint_says_how_to_install_it(
     assert "pip install 'chronolake[components]'" in str(failure.value.hint)
 
 
-def test_a_failing_component_says_where_and_no_secret(tmp_path: Path) -> None:
+def test_a_failing_component_reports_its_location_and_no_secret(tmp_path: Path) -> None:
     code = """
     class Failing:
         def __init__(self, config):

@@ -96,7 +96,7 @@ def test_nan_is_a_number() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"null", b"[]"])
-def test_what_says_nothing_is_an_empty_object(body: bytes) -> None:
+def test_a_body_without_values_is_an_empty_object(body: bytes) -> None:
     assert _bodies(_JSON, body) == [{}]
 
 
@@ -138,7 +138,7 @@ def test_a_body_in_another_format_is_no_empty_page(
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"data": null}', b'{"data": {"items": []}}', b"[]"])
-def test_a_list_that_the_api_says_is_empty_has_no_items(body: bytes) -> None:
+def test_a_list_that_the_api_marks_as_empty_has_no_items(body: bytes) -> None:
     assert _bodies(_items("data.items"), body) == []
 
 
@@ -235,7 +235,7 @@ def test_xml_is_one_object(body: bytes, expected: Any) -> None:
     assert _bodies(_XML, body) == [expected]
 
 
-def test_xml_is_in_the_encoding_that_the_headers_tell() -> None:
+def test_xml_is_decoded_with_the_encoding_of_the_headers() -> None:
     headers = {"Content-Type": "text/xml; charset=iso-8859-1"}
     assert _bodies(_XML, b"<r>\xe9</r>", headers) == [{"r": "é"}]
 

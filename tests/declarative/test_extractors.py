@@ -102,7 +102,7 @@ def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: 
         (["**", "b", "*"], {"a": {"b": []}}, None),
     ],
 )
-def test_a_path_that_leads_nowhere_is_told_apart_from_an_empty_list(
+def test_a_missing_path_is_distinguished_from_an_empty_list(
     path: list[str], body: Any, missing: str | None
 ) -> None:
     assert _extracted(_dpath(*path), body).missing == missing

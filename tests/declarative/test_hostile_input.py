@@ -66,7 +66,7 @@ def _expect_small(measured: dict[str, dict[str, Any]]) -> None:
     assert not too_much
 
 
-def test_the_worker_can_tell_what_something_takes() -> None:
+def test_the_worker_measures_memory() -> None:
     def much() -> Any:
         return lambda: bytearray(os.urandom(1 << 20) * 200)
 
@@ -120,7 +120,7 @@ def test_templates_read_json_in_bounds() -> None:
         loads("[" + "{}," * 300_000 + "0]")
 
 
-def test_memory_is_what_the_configuration_says() -> None:
+def test_the_configuration_sets_the_memory_limit() -> None:
     with Api({"/items": Reply([{}] * 10_000)}) as api, http_client() as client:
         request = Request("GET", f"{api.url}/items")
         enough = Sender(Network(client), {}).send(request)

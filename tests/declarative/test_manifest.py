@@ -56,7 +56,7 @@ def test_references_and_parameters_are_put_in_their_places(tmp_path: Path) -> No
     assert orders.retriever.record_selector.parameters["data"] == "items"
 
 
-def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_its_line(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -112,7 +112,7 @@ def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
         ("header: '{{ config.a }}'", "header: '{{ config.a }}'", None),
     ],
 )
-def test_a_page_token_where_the_page_size_is_put_is_told(
+def test_a_page_token_with_the_target_of_the_page_size_is_reported(
     tmp_path: Path, token: str, size: str, told: str | None
 ) -> None:
     def option(text: str) -> str:
@@ -229,7 +229,7 @@ def test_a_place_of_references_that_is_all_there_is_the_only_problem(tmp_path: P
     ]
 
 
-def test_parameters_that_are_none_are_told(tmp_path: Path) -> None:
+def test_invalid_parameters_are_reported(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -312,7 +312,7 @@ def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
     assert str(refusal.value.hint).startswith("Did you mean 'POST'? `chronolake check` lists")
 
 
-def test_a_stream_that_is_not_there_is_told_with_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_stream_is_reported_with_the_most_similar_name(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -359,7 +359,7 @@ def test_a_manifest_is_found_by_file_and_folder(tmp_path: Path) -> None:
         ("concurrency_level: {default_concurrency: 1000}", 64),
     ],
 )
-def test_a_manifest_says_how_many_requests_are_in_flight(
+def test_a_manifest_sets_the_number_of_concurrent_requests(
     tmp_path: Path, level: str, expected: int
 ) -> None:
     found = manifest(tmp_path, f"streams: []\n{level}")

@@ -145,7 +145,7 @@ def test_blanks_and_braces_of_a_token_are_sent(api: Api, token: str) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, False, 0, "", [], {}, "None", "False", "0", "[]", "{}"])
-def test_a_token_that_says_nothing_ends_the_pages(api: Api, nothing: Any) -> None:
+def test_an_empty_token_ends_the_pages(api: Api, nothing: Any) -> None:
     api.on("/items", Reply({"data": [{"id": 1}], "next": nothing}))
     api.requests.clear()
 

@@ -304,7 +304,7 @@ def test_a_stream_that_was_read_as_a_whole_is_not_too_old() -> None:
         ),
     ],
 )
-def test_ages_that_cannot_be_told(
+def test_ages_that_cannot_be_determined(
     described: dict[str, Any], state: dict[str, Any], reason: str
 ) -> None:
     with Api() as api, pytest.raises(ConfigurationError, match=reason):

@@ -35,7 +35,7 @@ def _all() -> list[Any]:
 
 @are_here
 @pytest.mark.parametrize("name", _all())
-def test_every_stream_reads_or_says_what_is_not_supported(name: str) -> None:
+def test_every_stream_is_read_or_reports_what_is_not_supported(name: str) -> None:
     found = outcomes([name])
     assert found
     assert {result.stream: result.faults for result in found if result.faults} == {}

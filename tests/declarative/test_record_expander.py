@@ -118,7 +118,7 @@ def test_paths_are_templates() -> None:
     assert len(_expanded(_ORDER, expand_records_from_field=path)) == 2
 
 
-def test_a_list_that_is_cut_is_told_once() -> None:
+def test_a_truncated_list_is_reported_once() -> None:
     model = RecordExpander.model_validate(_expander(truncation_indicator_path=["lines", "more"]))
     expansion = Expansion(model, {})
     with capture_logs() as reported:

@@ -246,7 +246,7 @@ def _stream(primary_key: Any) -> DeclarativeStream:
         ([["a", "b"]], (HASHED,)),
     ],
 )
-def test_what_tells_records_apart(key: Any, columns: tuple[str, ...]) -> None:
+def test_records_are_identified_by_their_key(key: Any, columns: tuple[str, ...]) -> None:
     assert Identity.of(_stream(key)).columns == columns
 
 
@@ -364,7 +364,7 @@ def test_texts_of_a_json_body_stay_texts() -> None:
         (None, False),
     ],
 )
-def test_the_decoder_says_whether_a_body_knows_texts_only(
+def test_the_decoder_determines_whether_a_body_has_only_texts(
     decoder: dict[str, Any] | None, expected: bool
 ) -> None:
     retriever = {

@@ -55,7 +55,7 @@ def test_what_is_no_text_comes_back_as_it_is(value):
     assert evaluate(value, {}) is value
 
 
-def test_is_template_tells_templates_from_plain_texts():
+def test_is_template_distinguishes_templates_from_plain_texts():
     texts = ["{{ a }}", "{% if a %}{% endif %}", "a {# b #}", "a", "{a}", "", "}}", "{ {"]
 
     assert [is_template(text) for text in texts] == [True] * 3 + [False] * 5
@@ -182,7 +182,7 @@ def test_read_only_mappings_and_slices_are_looked_into():
     assert evaluate("{{ stream_interval.extra_fields['name'] }}", context) == "n"
 
 
-def test_macros_tell_the_time():
+def test_macros_return_the_time():
     before = datetime.now(UTC)
     now = datetime.fromisoformat(evaluate("{{ now_utc() }}", {}))
     today = date.fromisoformat(evaluate("{{ today_utc() }}", {}))
@@ -199,7 +199,7 @@ def test_macros_tell_the_time():
 
 
 @pytest.mark.parametrize("text", ["{{ nope }}", "{{ config.a }}{{ nope.b }}", "{{ range(3) }}"])
-def test_an_unknown_variable_is_named_and_nothing_else_is_told(text):
+def test_an_unknown_variable_is_named_and_nothing_else_is_reported(text):
     with pytest.raises(ConfigurationError, match=r"uses `(nope|range)`, which") as refused:
         evaluate(text, {"config": {"a": SECRET}})
 
@@ -221,7 +221,7 @@ def test_an_unknown_variable_is_named_and_nothing_else_is_told(text):
         "{{ [].index(config.token) }}",
     ],
 )
-def test_no_failure_tells_a_secret(text):
+def test_no_failure_contains_a_secret(text):
     with pytest.raises(ConfigurationError) as refused:
         as_text(text, {"config": {"token": SECRET}})
 
@@ -493,7 +493,7 @@ def test_stream_state_is_refused_with_advice():
         evaluate("{{ stream_state['updated_at'] }}", {"stream_state": {"updated_at": 1}})
 
 
-def test_escapes_that_python_warns_of_are_what_a_template_says() -> None:
+def test_escapes_that_python_warns_of_are_kept_in_templates() -> None:
     # Warnings are errors in tests.
     template = r"{{ config.uri | regex_search('\/([a-z]+-\d+)$') }}"
     assert evaluate(template, {"config": {"uri": "https://a/b-1"}}) == "b-1"

@@ -264,7 +264,7 @@ def _one(found: Manifest) -> Problem:
         (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not supported", "https://"),
     ],
 )
-def test_a_text_that_cannot_be_used_is_told_where_it_stands(
+def test_an_invalid_text_is_reported_with_its_location(
     described: dict[str, Any], path: str, message: str, hint: str
 ) -> None:
     found = _manifest(described)
@@ -324,7 +324,7 @@ def test_requests_know_what_partitions_carry() -> None:
     assert _one(_manifest(described)).message == "the variable `regon` does not exist there"
 
 
-def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
+def test_texts_of_streams_with_other_problems_are_reported_too() -> None:
     described = _asking(request_headers={"a": "{{ confg.x }}"})
     del described["retriever"]["record_selector"]
 
@@ -392,7 +392,7 @@ def _dynamic(template: dict[str, Any], value: str) -> dict[str, Any]:
     }
 
 
-def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> None:
+def test_problems_of_stream_templates_are_reported_once_and_without_inserted_values() -> None:
     template = _asking(path="{{ to be replaced }}", request_headers={"a": "{{ confg.x }}"})
     named = "{{ components_values['name'] }}"
 
@@ -414,7 +414,7 @@ def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> N
     assert _one(wrong).hint == "Did you mean 'components_values'?"
 
 
-def test_a_check_tells_the_line_the_path_and_what_to_do(tmp_path: Path) -> None:
+def test_a_check_reports_line_path_and_hint(tmp_path: Path) -> None:
     file = tmp_path / "manifest.yaml"
     file.write_text(
         """\
@@ -471,7 +471,7 @@ _SPEC = {
         (_dependent(stream("parents")), "has no effect", "", Level.WARNING),
     ],
 )
-def test_a_setting_that_the_spec_has_not_is_told(
+def test_a_setting_that_the_spec_lacks_is_reported(
     described: dict[str, Any], message: str, hint: str, level: Level
 ) -> None:
     found = _manifest(described, spec=_SPEC)

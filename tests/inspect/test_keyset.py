@@ -167,7 +167,7 @@ def test_fingerprints_differ_where_values_do(kind: str, values: list[Any]) -> No
     assert not marks.of([array]).equals(Fingerprints(bytes(16)).of([array]))
 
 
-def test_fingerprints_tell_columns_apart_and_both_zeros_not() -> None:
+def test_fingerprints_distinguish_columns_but_not_both_zeros() -> None:
     marks = Fingerprints(b"0123456789abcdef")
     one, other = pa.chunked_array([["x", "y"]]), pa.chunked_array([["y", "x"]])
     first, second = marks.of([one, other]).to_pylist()

@@ -35,7 +35,7 @@ def test_a_catalog_without_tables_is_an_empty_lake(config: LakeConfig) -> None:
     assert tables(config) == []
 
 
-def test_a_file_that_is_no_catalog_is_said_to_be_none(config: LakeConfig) -> None:
+def test_a_file_that_is_not_a_catalog_is_reported_as_such(config: LakeConfig) -> None:
     config.catalog_file.write_bytes(b"no database, certainly" * 100)
 
     with pytest.raises(LakeError, match="cannot be read"):
@@ -152,7 +152,7 @@ def test_missing_metadata_names_the_table(config: LakeConfig, make: Make) -> Non
     assert refused.value.file == table.metadata_location
 
 
-def test_a_postgresql_catalog_that_does_not_answer_tells_no_password(config: LakeConfig) -> None:
+def test_the_error_of_an_unreachable_postgresql_catalog_has_no_password(config: LakeConfig) -> None:
     closed = load(
         config.path, overrides={"catalog.uri": "postgresql://me:hunter2@127.0.0.1:9/lake"}
     )
@@ -197,7 +197,7 @@ def test_a_name_is_printed_as_a_command_takes_it(
     assert f"table {printed}" in failed
 
 
-def test_a_name_that_is_not_there_is_told_as_it_was_given(
+def test_a_missing_name_is_reported_as_it_was_given(
     config: LakeConfig, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(ORDERS, ["id*:INT"])

@@ -437,7 +437,7 @@ def test_without_history_a_life_is_that_of_the_snapshots(
     assert sum(bucket.ended for bucket in found.buckets) == 4 + 2 + 5 + 1
 
 
-def test_what_is_wrong_is_said(lake: Lake, pasts: dict[str, Made]) -> None:
+def test_invalid_arguments_are_errors(lake: Lake, pasts: dict[str, Made]) -> None:
     made = pasts["odd"]
     for text in ("yesterday", "2024-02-30", "", "12:00", "2024-01-01T25:00:00Z", "20240-01-01"):
         with pytest.raises(ValueRefusedError, match="is not a valid time"):

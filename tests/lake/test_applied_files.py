@@ -143,7 +143,7 @@ def test_another_lake_is_refused_and_the_same_in_another_place_is_not(pipeline: 
     assert {row["Name"] for row in pipeline.rows()} == {"of Y"}
 
 
-def test_a_table_is_read_while_it_is_made_anew(
+def test_a_table_can_be_read_while_it_is_rebuilt(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = pipeline.versions("N")

@@ -162,7 +162,7 @@ def test_keys_stand_in_no_plan(spark: SparkSession, tmp_path: Path) -> None:
     assert repr(file.key)[2:-1] not in plan
 
 
-def test_a_missing_file_is_told_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(FileAccessError) as caught:
         changes(spark, [BatchFile(str(tmp_path / "gone"), Op.REPLACE, bytes(32))])
     assert caught.value.place == {

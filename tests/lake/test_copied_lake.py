@@ -152,7 +152,7 @@ def test_a_copy_is_not_written_and_its_original_stays_as_it_is(
     assert keys_in(original)[-10:] == list(range(100, 110))
 
 
-def test_maintain_of_a_copy_says_what_to_do(
+def test_maintain_of_a_copy_has_a_hint(
     original: Lake, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, reported = ran(copy, capsys, "maintain")

@@ -260,7 +260,7 @@ def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     ]
 
 
-def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
+def test_a_purge_may_erase_the_values_of_versions(pipeline: Pipeline) -> None:
     pipeline.source.write(
         "Account", [_row("1", 1, "1", Name="a"), _row("1", 5, "2", Name="b"), _row("2", 1, "1")]
     )
@@ -441,7 +441,7 @@ def test_what_files_may_look_like(pipeline: Pipeline) -> None:
     assert (types["N"], types["D"], "Empty" in types) == ("int", "date", False)
 
 
-def test_a_row_that_says_what_is_there_already_changes_nothing(pipeline: Pipeline) -> None:
+def test_a_row_that_equals_the_stored_one_changes_nothing(pipeline: Pipeline) -> None:
     rows = [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name=None), _row("2", 1, "1", Name="b")]
     pipeline.source.write("Account", rows)
     pipeline.done()
@@ -499,7 +499,7 @@ def test_fields_get_other_names(pipeline: Pipeline) -> None:
     assert "The field _fivetran_deleted cannot be renamed to N" in (stream.error or "")
 
 
-def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:
+def test_a_table_is_not_rebuilt_from_fewer_files(pipeline: Pipeline) -> None:
     path = pipeline.source.write("Account", [_row("1", 1, "1", N="5", N_i=5)])
     pipeline.source.write("Account", [_row("2", 1, "1", N="6", N_i=6)])
     pipeline.done()
@@ -806,7 +806,7 @@ def test_a_column_that_is_renamed_while_its_pipeline_runs(pipeline: Pipeline) ->
     assert [row[-1] for row in pipeline.versions("title")] == ["n0", "n1", "n2", "n3"]
 
 
-def test_types_that_go_on_changing_make_the_table_anew_once(pipeline: Pipeline) -> None:
+def test_several_type_changes_cause_one_rebuild(pipeline: Pipeline) -> None:
     for key, fields in enumerate(
         [{"N": "5", "N_i": 5}, {"N": "6", "N_i": 6}, {"N": "x"}, {"D": "1", "D_i": 1}, {"D": "y"}]
     ):
@@ -930,7 +930,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     assert pipeline.versions("Name") == before
 
 
-def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
+def test_a_rebuilt_table_equals_the_table(pipeline: Pipeline) -> None:
     rows = _random_rows(7, files=4, rows=40)
     _write_random(pipeline.source, rows)
     pipeline.done()
@@ -1099,7 +1099,7 @@ def test_ten_thousand_files_with_three_hundred_schemas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, seed: int) -> None:
+def test_forms_of_fields_are_found_in_footers_and_columns(pipeline: Pipeline, seed: int) -> None:
     """Footers and columns show the forms of fields, also without statistics or rows."""
     chance = random.Random(seed)
     forms: dict[str, set[str]] = {}

@@ -96,7 +96,7 @@ def in_spark(lake: Lake, statement: str) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in lake.spark.sql(statement).collect()]
 
 
-def test_the_page_tells_what_the_tables_hold(
+def test_the_page_shows_what_the_tables_contain(
     lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core.create(lake, NAME, COLUMNS)

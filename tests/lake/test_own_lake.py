@@ -383,7 +383,7 @@ def test_records_that_were_deleted_are_ended_though_each_is_there_once(own: Own)
     assert own.rows("id", "_fivetran_active") == [(1, False), (2, True)]
 
 
-def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
+def test_a_purged_version_lands_without_values(own: Own) -> None:
     columns = (
         column("a", Kind.INT, key=True),
         column("b", Kind.INT, key=True),

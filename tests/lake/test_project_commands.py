@@ -231,7 +231,7 @@ def test_what_fails_within_spark_is_an_error_like_others(
     assert "--debug" in failure["hint"]
 
 
-def test_a_run_that_is_partly_done_says_so(
+def test_a_partial_run_is_reported_as_partial(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (broken,) = (folder / "source").rglob("object=Contact/batch=*/*.parquet")

@@ -144,7 +144,7 @@ def _changed(register: Register, chance: random.Random, number: int) -> None:
             register.put(key, _fields(chance, names))
 
 
-def test_reading_anew_lands_what_differs(tmp_path: Path) -> None:
+def test_a_full_refresh_lands_what_differs(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     register = there.register
     for no, title in enumerate(["kept", "changed", "gone"]):
@@ -211,7 +211,7 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["history", "soft-delete", "live"])
 @pytest.mark.parametrize("seed", and_drawn(1, test="reread", number=2))
-def test_whatever_fails_reading_anew_finds_what_there_is(
+def test_a_full_refresh_after_any_failure_matches_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -327,7 +327,7 @@ def test_names_do_not_depend_on_what_failed(
     assert there.agrees()
 
 
-def test_the_lake_says_how_its_table_is_kept(tmp_path: Path) -> None:
+def test_the_lake_records_the_modes_of_its_table(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     there.register.put(("a", 1), {"title": "first", "pages": 1})
     there.synced()

@@ -149,7 +149,7 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     )
 
 
-def test_a_stream_that_fails_says_what_to_do(
+def test_a_stream_that_fails_has_a_hint(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = pipeline.project.lake
@@ -197,7 +197,7 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
     assert "does not contain parquet/v2/org=X" in " ".join(reported.split())
 
 
-def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:
+def test_an_interrupted_run_is_reported_as_interrupted(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row(1, 11)])
 
     def interrupt(event: Event) -> None:

@@ -102,7 +102,9 @@ def test_a_table_stands_as_it_stood(
     assert len(found) == len(names)
 
 
-def test_two_times_differ_by_what_records_say(lake: Lake, versions: TableName) -> None:
+def test_diff_lists_the_records_that_differ_between_two_times(
+    lake: Lake, versions: TableName
+) -> None:
     def between(before: str, after: str) -> dict[int, tuple[Any, ...]]:
         rows = lake.table(versions).diff(before, after).collect()
         return {
@@ -210,7 +212,7 @@ def test_a_question_about_the_time_before_the_switch_is_answered_with_a_warning(
     assert lake.table(copy).describe().history_since is None
 
 
-def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
+def test_mode_prints_its_plan_and_requires_yes_before_data_is_lost(
     lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("mode", f"`in time`.{versions.table}", "soft-delete")

@@ -143,7 +143,7 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
     assert monthly_properties(lake.catalog.load(name), sketch(0, 9_000), now=october) == {}
 
 
-def test_the_command_tells_every_table_and_all_together(
+def test_the_command_prints_every_table_and_the_total(
     lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core.create(lake, name, LIVE)

@@ -98,13 +98,13 @@ def test_all_addresses_are_listened_on_as_in_a_container(
             assert capabilities(grpc.insecure_channel(f"{host}:{server.port}")) is not None
 
 
-def test_the_server_answers_what_batch_files_it_was_told_to_ask_for(lake: Lake) -> None:
+def test_capabilities_return_the_configured_batch_format(lake: Lake) -> None:
     with Server(lake, ServeOptions(port=0, batch_format="parquet")) as server:
         answer = capabilities(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
     assert answer.batch_file_format == destination_sdk_pb2.PARQUET
 
 
-def test_health_is_told_while_every_worker_is_busy(
+def test_health_is_reported_while_every_worker_is_busy(
     lake: Lake, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = tmp_path / "held"

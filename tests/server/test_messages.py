@@ -121,7 +121,7 @@ def test_a_long_failure_is_cut_and_the_connection_stays(caller: Caller, letter: 
     assert caller.describe("t").table.columns
 
 
-def test_the_health_service_says_that_the_destination_serves(channel: grpc.Channel) -> None:
+def test_the_health_service_reports_that_the_destination_serves(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for service in ("", SERVICE):
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service))

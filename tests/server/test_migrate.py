@@ -96,7 +96,7 @@ def refused(caller: Caller, name: str, operation: str, **parts: Any) -> str:
 # ------------------------------------------------------------------ columns
 
 
-def test_a_column_is_added_with_a_default_in_every_row_and_twice_sets_it_anew(
+def test_adding_a_column_again_sets_its_default_in_every_row_again(
     caller: Caller,
 ) -> None:
     fill(caller, LIVE, [live(1), live(2), live(3)])

@@ -311,7 +311,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert caller.rows("t", "v") == [("before",)]
 
 
-def test_a_server_ends_with_its_java_and_says_so(
+def test_a_server_ends_with_its_java_and_logs_it(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     held = tmp_path / "held"
@@ -343,7 +343,7 @@ def java_of(process: int) -> list[int]:
     return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"]
 
 
-def test_a_server_that_cannot_start_says_why_and_ends_with_1(
+def test_a_server_that_cannot_start_logs_why_and_exits_with_1(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -358,7 +358,7 @@ def test_a_server_that_cannot_start_says_why_and_ends_with_1(
     assert str(tmp_path / "file" / "lake") in line["reason"]
 
 
-def test_a_wrong_option_is_told_before_the_lake_is_opened(
+def test_a_wrong_option_is_reported_before_the_lake_is_opened(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     served = serving("--files-root", str(tmp_path / "missing"))
@@ -370,7 +370,7 @@ def test_a_wrong_option_is_told_before_the_lake_is_opened(
 
 
 @pytest.mark.parametrize("port", ["0", "50052"])
-def test_an_unknown_host_is_told_before_the_lake_is_opened(
+def test_an_unknown_host_is_reported_before_the_lake_is_opened(
     serving: Callable[..., Serving], port: str
 ) -> None:
     served = serving("--port", port, "--host", "nowhere.invalid", "--allow-plaintext")
@@ -381,7 +381,9 @@ def test_an_unknown_host_is_told_before_the_lake_is_opened(
     assert not served.lake.exists()
 
 
-def test_a_port_in_use_is_told_before_the_lake_is_opened(serving: Callable[..., Serving]) -> None:
+def test_a_port_in_use_is_reported_before_the_lake_is_opened(
+    serving: Callable[..., Serving],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         served = serving("--port", str(port))

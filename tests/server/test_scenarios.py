@@ -143,7 +143,7 @@ def test_truncates_in_between_end_in_the_modelled_tables(
     assert_stored_as_modelled(lake, tables)
 
 
-def test_the_official_sample_is_stored_as_the_specification_says(
+def test_the_official_sample_is_stored_as_specified(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
     tables = played(server, tmp_path, [INPUTS / "input.json"])
@@ -174,7 +174,7 @@ def test_the_official_sample_is_stored_as_the_specification_says(
 
 
 @pytest.mark.long
-def test_missing_records_and_truncates_end_as_the_specification_says(
+def test_missing_records_and_truncates_end_as_specified(
     server: Server, lake: Lake, tmp_path: Path
 ) -> None:
     for name in ("delete_missing_record", "soft_delete_missing_record", "update_missing_record"):
@@ -189,7 +189,7 @@ def test_missing_records_and_truncates_end_as_the_specification_says(
     ]
 
 
-def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
+def test_a_table_changed_by_alter_table_ends_as_specified(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
     tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_ddl.json"])
@@ -202,9 +202,7 @@ def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
     assert str(schema.find_type("amount")) == "float"
 
 
-def test_migrations_of_data_end_as_the_specification_says(
-    lake: Lake, server: Server, tmp_path: Path
-) -> None:
+def test_migrations_of_data_end_as_specified(lake: Lake, server: Server, tmp_path: Path) -> None:
     tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_dml.json"])
     names = {key.split(".", 1)[1]: key for key in tables}
     assert set(names) == {"transaction", "transaction_renamed"}
@@ -221,9 +219,7 @@ def test_migrations_of_data_end_as_the_specification_says(
         assert {"two", "three"} <= {row["desc_detailed"] for row in detailed}
 
 
-def test_migrations_of_modes_end_as_the_specification_says(
-    lake: Lake, server: Server, tmp_path: Path
-) -> None:
+def test_migrations_of_modes_end_as_specified(lake: Lake, server: Server, tmp_path: Path) -> None:
     tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
     names = {key.split(".", 1)[1]: key for key in tables}
     kinds = {
@@ -280,7 +276,7 @@ def test_migrations_of_modes_end_as_the_specification_says(
         assert ("_fivetran_deleted" in description.by_name) is (len(key) == 1)
 
 
-def test_history_in_four_files_ends_as_the_specification_says(
+def test_history_in_four_files_ends_as_specified(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
     names = SCENARIOS["history"]

@@ -122,12 +122,12 @@ def _tell(how: settings, stories: Any, play: Callable[[list[Sent]], None]) -> No
     tell_story()
 
 
-def test_a_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) -> None:
+def test_a_history_table_contains_the_result_of_its_batches(caller: Caller, lake: Lake) -> None:
     _tell(_sample, _histories, partial(_play_history, caller, lake))
 
 
 @pytest.mark.long
-def test_a_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
+def test_a_soft_delete_table_contains_the_result_of_its_batches(caller: Caller) -> None:
     _tell(_sample, _keyed_stories, partial(_play_keyed, caller))
 
 
@@ -140,11 +140,11 @@ def _session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_session")
-def test_any_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) -> None:
+def test_any_history_table_contains_the_result_of_its_batches(caller: Caller, lake: Lake) -> None:
     _tell(_many, _histories, partial(_play_history, caller, lake))
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_session")
-def test_any_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
+def test_any_soft_delete_table_contains_the_result_of_its_batches(caller: Caller) -> None:
     _tell(_many, _keyed_stories, partial(_play_keyed, caller))

@@ -58,7 +58,7 @@ def test_both_orders_of_truncates_are_modelled(vendor, tmp_path, scenario, mode)
     assert_contents_agree(outcome)
 
 
-def test_the_official_sample_ends_as_the_specification_says(vendor, tmp_path):
+def test_the_official_sample_ends_as_specified(vendor, tmp_path):
     outcome = played([vendor / "inputs" / "input.json"], tmp_path)
     table = outcome.model["tester"]["transaction"]
     assert {"old_column", "new_column"} <= set(table["columns"])
@@ -104,7 +104,7 @@ def test_the_official_sample_ends_as_the_specification_says(vendor, tmp_path):
         ("soft_delete_missing_record campaign merged", []),
     ],
 )
-def test_truncates_end_as_the_specification_says(vendor, tmp_path, case, names):
+def test_truncates_end_as_specified(vendor, tmp_path, case, names):
     scenario, table, mode = case.split()
     path = vendor / "inputs" / f"{scenario}.json"
     rows = played([path], tmp_path, mode=FlushMode(mode)).rows(table)
@@ -113,7 +113,7 @@ def test_truncates_end_as_the_specification_says(vendor, tmp_path, case, names):
     ] == names
 
 
-def test_plain_migrations_end_as_the_specification_says(vendor, tmp_path):
+def test_plain_migrations_end_as_specified(vendor, tmp_path):
     ddl = played([vendor / "inputs" / "schema_migrations_input_ddl.json"], tmp_path)
     table = ddl.model["tester"]["transaction"]
     assert "desc" not in table["columns"]
@@ -129,7 +129,7 @@ def test_plain_migrations_end_as_the_specification_says(vendor, tmp_path):
         assert {row["operation_time"] for row in rows} == {"2005-05-28T20:57:00Z"}
 
 
-def test_mode_migrations_end_as_the_specification_says(vendor, tmp_path):
+def test_mode_migrations_end_as_specified(vendor, tmp_path):
     path = vendor / "inputs" / "schema_migrations_input_sync_modes.json"
     outcome = played([path], tmp_path)
     rows = outcome.rows("transaction_history")
@@ -179,7 +179,7 @@ def test_a_folder_plays_with_a_schema_for_each_file(vendor, tmp_path):
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_examples_tell_their_story(tmp_path):
+def test_the_examples_end_with_the_documented_contents(tmp_path):
     outcome = played([EXAMPLES], tmp_path, schema="shop")
     assert outcome.failures == []
     assert_contents_agree(outcome)

@@ -76,7 +76,9 @@ def test_a_destination_that_is_wrong_is_found_out(simple, tmp_path, fault, found
 
 
 @pytest.mark.parametrize("fault", ["WriteBatch is silent", "WriteBatch warns", "Truncate warns"])
-def test_what_lets_a_sync_go_on_is_told_and_is_no_failure(simple, tmp_path, fault):
+def test_a_response_that_lets_a_sync_continue_is_a_notice_and_not_a_failure(
+    simple, tmp_path, fault
+):
     outcome = played([simple], tmp_path, ReferenceDestination(faults=[fault]))
     assert outcome.code == 0
     assert any("warning" in text or "empty" in text for text in outcome.notices)
@@ -118,7 +120,7 @@ def test_a_table_of_somebody_else_is_taken_from_its_description(simple, tmp_path
     assert any("no table 'none'" in text for text in outcome.notices)
 
 
-def test_soft_deletes_bring_their_column_with_them(tmp_path):
+def test_soft_deletes_add_their_column(tmp_path):
     first = story(tmp_path, create_table={"t": TABLE}, ops=[{"upsert": {"t": [{"id": 1}]}}])
     later = tmp_path / "later.json"
     later.write_text(json.dumps({"ops": [{"soft_delete": {"t": [{"id": 1}]}}]}))
@@ -202,7 +204,7 @@ def test_a_migration_that_must_be_refused_must_not_succeed(tmp_path):
     assert "no column 'nope'" in outcome.failures[0]["expected"]
 
 
-def test_nobody_says_what_becomes_of_a_migration_without_its_table(tmp_path):
+def test_a_migration_without_its_table_has_no_specified_result(tmp_path):
     rename = {"rename_column": [{"table": "none", "from_column": "a", "to_column": "b"}]}
     path = migrating(tmp_path, rename)
     strict = played([path], tmp_path)
@@ -485,7 +487,7 @@ def test_a_destination_that_is_still_starting_is_waited_for(simple):
     assert code == 0
 
 
-def test_the_tester_says_why_nobody_answered(simple, tmp_path):
+def test_the_tester_reports_why_there_was_no_response(simple, tmp_path):
     def reason(target, **options):
         report = io.StringIO()
         wanted = RunOptions(target=target, json_lines=True, **options)

@@ -99,7 +99,7 @@ LIFE = timeline(
 )
 
 
-def test_a_list_says_what_came_back_and_what_was_never_true_for_any_time() -> None:
+def test_a_list_marks_reinserted_records_and_versions_that_were_never_valid() -> None:
     shown = version_page(LIFE, 1, size=10).versions
 
     assert [version.number for version in shown] == [1, 2, 3, 4]
@@ -224,12 +224,12 @@ def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
         (-timedelta(days=1), "just now"),
     ],
 )
-def test_ages_are_told_in_their_largest_unit(passed: timedelta, words: str) -> None:
+def test_ages_are_printed_in_their_largest_unit(passed: timedelta, words: str) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     assert rendering.age((now - passed).isoformat(), now=now) == words
 
 
-def test_links_carry_nothing_but_what_is_said() -> None:
+def test_links_contain_only_the_given_parameters() -> None:
     assert links.to("/past", at=None, than="") == "/past"
     url = links.record(TableName("a.b", "c&d=?#"), {"k&": "v=%+ ", "n": None}, page=2)
     assert parse_qsl(urlsplit(url).query) == [

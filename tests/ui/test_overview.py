@@ -96,7 +96,7 @@ def test_a_table_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     catalog.engine.dispose()
 
 
-def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> None:
+def test_a_copied_lake_reports_that_its_tables_are_located_elsewhere(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{original}/catalog.db")
@@ -115,7 +115,7 @@ def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> Non
             stop(served)
 
 
-def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
+def test_with_a_rest_catalog_a_table_is_read_again_after_a_while() -> None:
     now = time.monotonic()
     name = TableName("s", "t")
     # A REST catalog returns a table's metadata location only when the table is loaded.
@@ -167,7 +167,7 @@ def health_of(health: Health, fresh: Freshness | None) -> str:
     return " ".join(re.sub("<[^>]*>", " ", reported).split())
 
 
-def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> None:
+def test_health_shows_all_that_is_known_and_only_verified_tables_are_good() -> None:
     stream_properties = StreamProperties(TableName("s", "t"))
     verified = VerificationResult("s.t", now(), holds=True, rows=1, against_lake=False)
     kept = Health(3, 9, 0.05, now(), 2)

@@ -168,14 +168,14 @@ def test_tables_are_sorted_filtered_and_searched_without_a_reload(visit: Open) -
     )
 
 
-def test_a_table_that_cannot_be_read_says_so_in_its_row(visit: Open) -> None:
+def test_a_table_that_cannot_be_read_shows_the_error_in_its_row(visit: Open) -> None:
     row = visit("/").locator("tbody tr", has_text="broken")
 
     expect(row).to_contain_text("unreadable")
     expect(row).to_contain_text("metadata cannot be read")
 
 
-def test_the_list_tells_what_chronolake_tables_tells(visit: Open, shop: Shop) -> None:
+def test_the_list_shows_what_chronolake_tables_prints(visit: Open, shop: Shop) -> None:
     page = visit("/")
     config = load(shop.folder)
     for name in (ORDERS, SENSOR, NOTES):
@@ -600,7 +600,7 @@ def test_on_a_phone_no_cell_reaches_into_its_neighbour(visit: Open, width: int) 
     assert page.evaluate(overlapping) == []
 
 
-def test_columns_that_have_no_lane_are_told(visit: Open) -> None:
+def test_columns_without_a_lane_are_listed(visit: Open) -> None:
     page = visit(links.record(ORDERS, {"id": 104}))
     expect(page.locator("[data-chart-more]")).to_be_hidden()
 

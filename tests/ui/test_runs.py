@@ -149,7 +149,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
 
 
 @pytest.mark.long
-def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
+def test_a_failed_run_has_a_hint(visit: Open, folder: Path) -> None:
     partial = _run_of(folder, "crm", Status.PARTIAL)
     (contact,) = [stream.record for stream in partial.streams if stream.record.error]
     assert contact.hint
@@ -304,7 +304,7 @@ def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path)
         page.close()
 
 
-def test_a_lake_without_runs_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+def test_a_lake_without_runs_has_a_hint(browser: Browser, tmp_path: Path) -> None:
     SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db").engine.dispose()
     running = start(tmp_path)
     try:

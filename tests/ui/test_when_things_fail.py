@@ -38,7 +38,7 @@ def browsed(chromium: str) -> Iterator[Page]:
         browser.close()
 
 
-def test_a_run_stays_in_sight_while_the_store_cannot_be_read(tmp_path: Path, browsed: Page) -> None:
+def test_a_run_stays_visible_while_the_store_cannot_be_read(tmp_path: Path, browsed: Page) -> None:
     store = Store.open(load(tmp_path))
     with hold_lease(store, "shop"):
         store.begin_run(Run("r1", "shop", now(), None, Status.RUNNING, holder()))
@@ -184,7 +184,7 @@ def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake
         assert asked.get("/table?name=s.t").status_code == 200
 
 
-def test_what_is_still_being_read_is_not_said_to_be_missing() -> None:
+def test_what_is_still_being_read_is_not_reported_as_missing() -> None:
     seen = {"count": 3, "found": 0, "tables": [], "broken": 0, "headings": HEADINGS}
 
     def rendered(text: str, unread: int) -> str:

@@ -102,7 +102,7 @@ def test_a_column_given_twice_is_named(
     ],
 )
 @pytest.mark.parametrize("as_json", [True, False])
-def test_wrong_usage_is_told_as_other_errors_are(
+def test_wrong_usage_is_reported_like_other_errors(
     words: tuple[str, ...],
     told: str,
     hint: str,
@@ -162,7 +162,7 @@ def test_options_that_contradict_themselves_are_wrong_usage(words: str, told: st
     assert told in done.stderr
 
 
-def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_lake_is_an_error_with_location_and_hint(tmp_path: Path) -> None:
     done = run("tables", "--lake", str(tmp_path / "lake"))
 
     assert done.returncode == 1

@@ -37,7 +37,7 @@ def test_a_stream_that_is_history_is_nothing_else(
         (False, True, "reads the whole stream"),
     ],
 )
-def test_a_stream_that_does_not_tell_changes_has_no_history(
+def test_a_stream_that_does_not_report_changes_has_no_history(
     *, reports_changes: bool, is_reimported: bool, reason: str
 ) -> None:
     stream = StreamCapabilities("account", reports_changes, is_reimported)

@@ -85,7 +85,7 @@ def test_of_a_large_state_what_differs_is_kept() -> None:
     }
 
 
-def test_of_many_changes_the_first_are_kept_and_their_number_is_told() -> None:
+def test_the_first_of_many_changes_are_kept_with_their_number() -> None:
     before = {f"partition {number}": "2026-01-01" for number in range(10_000)}
     after = dict.fromkeys(before, "2026-01-02")
     texts = encode_states(before, after)

@@ -103,7 +103,7 @@ def test_a_command_finds_the_lake_of_the_project_around_it(
 
 
 @pytest.mark.parametrize("command", WORDS)
-def test_a_command_without_a_project_says_what_to_name(
+def test_a_command_without_a_project_names_the_missing_option(
     command: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

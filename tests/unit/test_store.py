@@ -303,7 +303,7 @@ def test_how_fresh_a_stream_is_is_known_however_long_it_fails(tmp_path: Path) ->
     assert run_history.last_runs(config, "crm") == {}
 
 
-def test_a_summary_says_what_the_streams_say(tmp_path: Path) -> None:
+def test_a_summary_agrees_with_its_streams(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
     with hold_lease(store, "shop"):

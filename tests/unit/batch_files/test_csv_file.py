@@ -124,7 +124,7 @@ def flags(table: Any, names: list[str]) -> list[set[str] | None]:
 
 @pytest.mark.parametrize("with_null", [True, False])
 @pytest.mark.parametrize("with_empty", [True, False])
-def test_unmodified_cells_of_every_type_are_told_from_null(
+def test_unmodified_cells_of_every_type_are_distinguished_from_null(
     decode: Decode, *, with_null: bool, with_empty: bool
 ) -> None:
     names = list(ALL_KINDS)
@@ -176,7 +176,7 @@ def test_markers_may_hold_quotes(decode: Decode, kind: Kind, *, with_null: bool)
 
 @pytest.mark.parametrize("op", [Op.EARLIEST, Op.DELETE])
 @pytest.mark.parametrize("cell", ["text", f'"{UNMODIFIED}"', "1e99", ""])
-def test_rows_that_only_name_a_record_may_hold_anything_besides(
+def test_rows_that_only_identify_a_record_may_have_any_other_cells(
     decode: Decode, op: Op, cell: str
 ) -> None:
     kinds = {"k": Kind.INT, "v": Kind.INT}
@@ -327,13 +327,13 @@ def test_a_malformed_row_is_named(decode: Decode, content: str, row: int, block_
         (Kind.STRING, b"\xff", "UTF-8"),
     ],
 )
-def test_an_error_says_what_helps(decode: Decode, kind: Kind, cell: bytes, hint: str) -> None:
+def test_an_error_has_a_hint(decode: Decode, kind: Kind, cell: bytes, hint: str) -> None:
     with pytest.raises(ValueRefusedError) as caught:
         decode(b'k,v\n1,"' + cell + b'"\n', {"k": Kind.INT, "v": kind})
     assert hint in str(caught.value.hint)
 
 
-def test_an_empty_line_is_not_mended_by_quotes(decode: Decode) -> None:
+def test_quotes_do_not_make_an_empty_line_valid(decode: Decode) -> None:
     with pytest.raises(MalformedFileError, match="a line is empty") as caught:
         decode("a,b\n1,2\n\n3,4\n", {"a": Kind.STRING, "b": Kind.STRING})
     assert "Do not write empty lines" in str(caught.value.hint)
