@@ -69,7 +69,7 @@ def _compared(
 
 
 @pytest.mark.differs("more than 10,000 partitions")
-def test_the_oldest_partitions_are_dropped_where_the_reference_goes_global(
+def test_the_oldest_partitions_are_dropped_where_the_reference_switches_to_a_global_cursor(
     reader: Reference, server: Server
 ) -> None:
     """The document drops the oldest partitions beyond 10,000; the reference then has one cursor."""

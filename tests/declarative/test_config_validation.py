@@ -119,7 +119,7 @@ def test_fields_are_removed() -> None:
     assert _ready(config, _remove(["a"], condition="{{ config['a'] > 1 }}")) == config
 
 
-def test_migrations_come_first_and_python_is_passed_over() -> None:
+def test_migrations_run_first_and_python_is_skipped() -> None:
     custom = {"type": "CustomConfigTransformation", "class_name": "source_x.components.Old"}
     found = _ready(
         {"key": "k"},
@@ -255,6 +255,6 @@ def test_values_fit_schemas(schema: Any, fitting: list[Any], others: list[Any]) 
         "text",
     ],
 )
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(ConfigurationError, match="JSON schema"):
         find_violation(["x"] if schema == {"items": 5} else "x", schema)

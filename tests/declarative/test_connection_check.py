@@ -269,7 +269,7 @@ def test_an_unreadable_stream_is_reported_once_and_another_one_is_tried(api: Api
 
 
 @pytest.mark.parametrize("answer", [Reply({"data": _TABLES}), Reply(status=403)])
-def test_a_check_asks_once_which_streams_there_are(
+def test_a_check_requests_the_list_of_streams_once(
     api: Api, answer: Reply, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.on("/tables", answer)
@@ -350,7 +350,7 @@ def test_a_look_takes_the_first_slice_alone(api: Api) -> None:
 
 
 @pytest.mark.differs("a check of a stream without slices")
-def test_a_stream_without_slices_is_no_failure(api: Api) -> None:
+def test_a_stream_without_slices_is_not_a_failure(api: Api) -> None:
     api.on("/tables", Reply({"data": []}))
 
     assert _tried(_findings(_nested(), api)) == {"items": Level.WARNING}

@@ -223,7 +223,7 @@ def test_an_error_handler_determines_the_action_and_the_backoff(tmp_path: Path) 
     assert "status 418 after 3 attempts. the pot is empty" in str(failure)
 
 
-def test_a_backoff_strategy_stands_among_others(tmp_path: Path) -> None:
+def test_a_custom_backoff_strategy_works_beside_others(tmp_path: Path) -> None:
     code = """
     class Reset:
         def backoff_time(self, response_or_exception, attempt_count):

@@ -163,7 +163,7 @@ def test_only_a_connectors_own_classes_can_be_named(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", ["Popen", "json", "number"])
-def test_what_a_module_has_imported_is_none_of_its_classes(tmp_path: Path, name: str) -> None:
+def test_imported_classes_are_not_classes_of_a_module(tmp_path: Path, name: str) -> None:
     code = "import json\nfrom subprocess import Popen\nnumber = 1\n"
     found = connector(tmp_path, code)
     with pytest.raises(ConfigurationError, match=rf"names the class {name}, which"):
@@ -243,7 +243,7 @@ def test_a_constructor_that_fails_is_named(tmp_path: Path) -> None:
         found.reading(api)
 
 
-def test_what_stands_within_a_component_is_checked_too(tmp_path: Path) -> None:
+def test_nested_components_are_checked_too(tmp_path: Path) -> None:
     code = """
     class Holding:
         def __init__(self, inner):

@@ -101,7 +101,7 @@ def test_a_body_without_values_is_an_empty_object(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<x>", b'{"a": 1', b'{"a": "\xe4"}', b"[" * 2000 + b"]" * 2000])
-def test_what_is_no_json_is_no_empty_page(body: bytes) -> None:
+def test_invalid_json_is_not_an_empty_page(body: bytes) -> None:
     with pytest.raises(SourceError, match="A response is not valid JSON"):
         _bodies(_JSON, body)
 
@@ -130,7 +130,7 @@ def test_each_line_of_jsonl_is_a_body() -> None:
         (_items("data.items"), b'"busy"', "no list at data.items"),
     ],
 )
-def test_a_body_in_another_format_is_no_empty_page(
+def test_a_body_in_another_format_is_not_an_empty_page(
     decoder: dict[str, Any], body: bytes, message: str
 ) -> None:
     with pytest.raises(SourceError, match=message):
@@ -164,7 +164,7 @@ def test_rows_of_csv_have_the_names_of_its_header(
 
 
 @pytest.mark.parametrize("options", [{"encoding": "utf-99"}, {"delimiter": "||"}])
-def test_csv_that_nobody_could_write_is_refused(options: dict[str, Any]) -> None:
+def test_csv_with_invalid_options_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         _bodies(_CSV | options, b"a\n1\n")
 
@@ -211,7 +211,7 @@ def test_what_a_decoder_cannot_read_is_an_error(decoder: dict[str, Any], body: b
         (_zip(_CSV), _archive(x="a\n" + "1\n" * 400, y="a\n" + "1\n" * 400)),
     ],
 )
-def test_no_more_comes_out_of_a_body_than_is_allowed(
+def test_a_decompressed_body_never_exceeds_the_limit(
     decoder: dict[str, Any], body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoders, "MOST_DECOMPRESSED", 1000)

@@ -158,7 +158,7 @@ def test_streams_of_partitions(server: Server) -> None:
     assert [*_api(manifest, server).manifest.streams] == ["a x", "b y"]
 
 
-def test_nothing_is_asked_for_streams_that_are_listed(server: Server) -> None:
+def test_listed_streams_need_no_request(server: Server) -> None:
     resolver = _resolver("Http", _NAMED, retriever=_retriever("/tables"))
     manifest = _manifest(_dynamic(resolver), streams=[_stream("items")])
     assert [*_api(manifest, server, wanted=["items"]).manifest.streams] == ["items"]
@@ -176,7 +176,7 @@ def test_streams_of_the_configuration() -> None:
     assert [*_made(named).streams] == []
 
 
-def test_default_values_come_after_the_configuration() -> None:
+def test_default_values_are_applied_after_the_configuration() -> None:
     lists = (
         {
             "configs_pointer": ["{{ parameters['where'] }}", "tables"],

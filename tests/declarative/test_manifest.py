@@ -151,7 +151,7 @@ def test_a_page_token_with_the_target_of_the_page_size_is_reported(
         ("a: &a [*a]", "is nested too deeply"),
     ],
 )
-def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         manifest(tmp_path, text)
 
@@ -247,7 +247,7 @@ def test_invalid_parameters_are_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -> None:
+def test_an_api_with_missing_secrets_is_not_requested(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -270,7 +270,7 @@ def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -
         pytest.fail("it was opened")
 
 
-def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
+def test_problems_have_hints(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\

@@ -91,7 +91,7 @@ def _told(asked: ReceivedRequest) -> Any:
         ("body_json", {"http_method": "POST", "request_body_json": {"kind": "page"}}),
     ],
 )
-def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str, Any]) -> None:
+def test_page_tokens_are_sent_unchanged(api: Api, place: str, asks: dict[str, Any]) -> None:
     _pages(api, _told)
     described = stream(retriever=retriever(paginator=_paged(place), asks=asks))
 
@@ -120,7 +120,7 @@ def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str,
         },
     ],
 )
-def test_page_tokens_in_templates_are_sent_as_they_came(api: Api, asks: dict[str, Any]) -> None:
+def test_page_tokens_in_templates_are_sent_unchanged(api: Api, asks: dict[str, Any]) -> None:
     _pages(api, _told)
     paginator = {
         name: option for name, option in _paged("header").items() if name != "page_token_option"
@@ -155,7 +155,7 @@ def test_an_empty_token_ends_the_pages(api: Api, nothing: Any) -> None:
     assert len(api.requests) == 1
 
 
-def test_a_stop_condition_sees_tokens_as_they_came(api: Api) -> None:
+def test_a_stop_condition_gets_unchanged_tokens(api: Api) -> None:
     _pages(api, _told)
     paginator = _paged("request_parameter", stop_condition="{{ not response.next }}")
 
@@ -176,7 +176,7 @@ _TEXTS = TOKENS
         ({}, {"path": "{{ stream_partition.parent | urlencode }}"}),
     ],
 )
-def test_partitions_are_asked_for_by_their_keys_as_they_are(
+def test_partitions_are_requested_by_their_unchanged_keys(
     api: Api, parts: dict[str, Any], asks: dict[str, Any]
 ) -> None:
     api.on("/parents", Reply({"data": [{"id": text} for text in _TEXTS]}))

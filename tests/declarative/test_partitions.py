@@ -56,7 +56,7 @@ def _children(router: dict[str, Any], **more: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------- several routers
 
 
-def test_each_partition_of_several_routers_comes_once() -> None:
+def test_each_partition_of_several_routers_is_read_once() -> None:
     described = _children(
         _union(_list("1", "9"), _union(_list("9"), _parents(extra_fields=[["items", "next"]]))),
         incremental_sync=_DAYS,
@@ -103,7 +103,7 @@ def test_partitions_keep_the_digits_of_their_numbers() -> None:
 
 
 @pytest.mark.differs("a duplicate partition")
-def test_a_partition_that_has_a_cursor_comes_once() -> None:
+def test_a_partition_that_has_a_cursor_is_read_once() -> None:
     rows = Reply({"data": [{"id": 5, "updated": "2024-01-02"}]})
     with Api({f"/teams/{team}/items": rows for team in "ab"}) as api:
         found = reading(_children(_list("a", "b", "a"), incremental_sync=_DAYS), api)
@@ -154,7 +154,7 @@ def test_groups_are_made_of_several_routers() -> None:
         ([_list("1"), _parents(request_option=option("t"))], "request_option"),
     ],
 )
-def test_what_is_no_union_of_routers(routers: list[dict[str, Any]], reason: str) -> None:
+def test_invalid_unions_of_routers_are_errors(routers: list[dict[str, Any]], reason: str) -> None:
     with Api() as api, pytest.raises(ConfigurationError, match=reason):
         reading(_children(_union(*routers)), api)
 
@@ -199,7 +199,7 @@ def test_first_pages_come_from_the_parents() -> None:
     assert asked == [("/teams", {}), ("/teams/1/items", {"after": "x"})]
 
 
-def test_with_a_state_all_pages_are_asked_for() -> None:
+def test_with_a_state_all_pages_are_requested() -> None:
     described = _within(incremental_sync={**_DAYS, "end_datetime": "2024-02-01"})
     with Api(
         {
@@ -259,7 +259,7 @@ def _day(age: int) -> str:
     return (datetime.now(UTC) - timedelta(days=age)).strftime("%Y-%m-%d")
 
 
-def test_a_state_that_is_too_old_is_none() -> None:
+def test_a_state_that_is_too_old_is_ignored() -> None:
     assert _path_read(_turns(), {"updated": _day(20)}) == "/new"
     assert _path_read(_turns(), {"updated": _day(40)}) == "/all"
     assert _path_read(_turns(), {"other": 1}) == "/all"

@@ -148,7 +148,7 @@ def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcom
         ({"type": "ZipfileDecoder", "decoder": {"type": "CsvDecoder"}}, ()),
     ],
 )
-def test_answers_come_in_the_format_that_the_decoder_reads(
+def test_responses_have_the_format_that_the_decoder_reads(
     decoder: dict[str, Any], path: tuple[str, ...], tmp_path: Path
 ) -> None:
     described = _described(decoder=decoder, extractor=list(path))

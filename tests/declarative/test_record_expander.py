@@ -48,12 +48,12 @@ def test_an_answer_counts_the_items() -> None:
 
 
 @pytest.mark.parametrize("record", [{"id": 1}, {"lines": {"data": []}}, {"lines": {"data": {}}}])
-def test_a_record_without_items_is_none_or_itself(record: dict[str, Any]) -> None:
+def test_a_record_without_items_is_dropped_or_kept(record: dict[str, Any]) -> None:
     assert _expanded(record) == []
     assert _expanded(record, on_no_records="emit_parent") == [record]
 
 
-def test_what_is_no_object_stays_as_it_is() -> None:
+def test_a_value_that_is_not_an_object_is_unchanged() -> None:
     assert _expanded(7) == [7]
     assert _expanded(_ORDER, expand_records_from_field=[]) == [_ORDER]
 
@@ -104,7 +104,7 @@ def test_patterns_lead_to_several_lists() -> None:
     assert found == [{**base, "a": 1}, {**base, "a": 2}, {**base, "value": 3}]
 
 
-def test_items_that_are_no_objects_become_some_with_what_they_carry() -> None:
+def test_items_that_are_not_objects_become_objects_with_parent_fields() -> None:
     record = {"id": 1, "lines": {"data": [7]}}
 
     assert _expanded(record) == [7]

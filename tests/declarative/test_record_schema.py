@@ -115,7 +115,7 @@ def test_values_that_do_not_fit_make_a_column_wider_for_good() -> None:
     }
 
 
-def test_fields_that_nobody_declares_become_columns_with_their_first_value() -> None:
+def test_undeclared_fields_become_columns_with_their_first_value() -> None:
     free = shape()
     assert told(free, [{"a": None}]) == {}
     assert told(free, [{"a": 1, "b": [1]}, {"c": True}]) == {
@@ -262,7 +262,7 @@ def test_a_key_within_an_object_or_none_at_all_is_a_hash() -> None:
     assert pa.array([large[HASHED]]).type == pa.string()
 
 
-def test_half_a_character_is_none() -> None:
+def test_a_lone_surrogate_is_replaced() -> None:
     whole = to_array(["cut \ud83d", "\U0001f600", None], ColumnType(Kind.STRING))
     assert whole is not None
     assert whole.to_pylist() == ["cut \ufffd", "\U0001f600", None]

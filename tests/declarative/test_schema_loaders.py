@@ -189,7 +189,7 @@ def test_several_loaders_make_one_schema(server: Server) -> None:
         ({"fields": [{"name": "x", "kind": None}]}, "type for the field x"),
     ],
 )
-def test_what_is_no_schema_fails_the_stream(server: Server, answer: Any, told: str) -> None:
+def test_an_invalid_schema_fails_the_stream(server: Server, answer: Any, told: str) -> None:
     server.on("/schema", Reply([answer, {"fields": []}] if answer else [{"other": 1}]))
     with pytest.raises(SourceError, match=told):
         _schema(server, _loader())

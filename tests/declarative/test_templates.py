@@ -51,7 +51,7 @@ def test_templates_fail_that_fail_in_the_reference():
 
 
 @pytest.mark.parametrize("value", [5, 2.5, None, True, ["{{ x }}"], {"a": 1}])
-def test_what_is_no_text_comes_back_as_it_is(value):
+def test_a_value_that_is_not_a_text_is_returned_unchanged(value):
     assert evaluate(value, {}) is value
 
 
@@ -62,7 +62,7 @@ def test_is_template_distinguishes_templates_from_plain_texts():
     assert not is_template(5)
 
 
-def test_a_default_stands_in_for_what_is_empty_or_missing(context):
+def test_a_default_replaces_an_empty_or_missing_value(context):
     def made(text):
         return evaluate(text, context, default="{{ config.n }}")
 
@@ -172,7 +172,7 @@ def test_nested_mappings_lose_what_becomes_none(context):
         as_nested({"{{ config.d }}": 1}, context)
 
 
-def test_read_only_mappings_and_slices_are_looked_into():
+def test_templates_read_read_only_mappings_and_slices():
     context = {
         "config": MappingProxyType({"a": {"b": 1}}),
         "stream_slice": StreamSlice(extra_fields={"name": "n"}),
@@ -433,7 +433,7 @@ LOOKUPS = [
 @example(text="'quoted'", template=LOOKUPS[0])
 @example(text="65e123456789012345678901", template=LOOKUPS[0])
 @example(text="0x" + "f" * 5000, template=LOOKUPS[0])
-def test_a_text_that_is_looked_up_is_sent_as_it_is(text, template):
+def test_a_text_that_is_looked_up_is_sent_unchanged(text, template):
     made = evaluate(template, {"record": {"a": text}})
 
     # Null is printed as None: the two cannot be distinguished.

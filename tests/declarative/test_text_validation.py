@@ -301,7 +301,7 @@ def test_an_invalid_text_is_reported_with_its_location(
         _asking(purpose="to ask", use_caches=True, **{"$parameters": {"use_caches": True}}),
     ],
 )
-def test_what_the_reference_reads_is_no_problem(described: dict[str, Any]) -> None:
+def test_what_the_reference_reads_is_not_a_problem(described: dict[str, Any]) -> None:
     assert _manifest(described).problems == ()
 
 
@@ -337,7 +337,7 @@ def test_texts_of_streams_with_other_problems_are_reported_too() -> None:
     assert not found.streams
 
 
-def test_budget_concurrency_and_rules_are_looked_at() -> None:
+def test_budget_concurrency_and_rules_are_checked() -> None:
     window = {
         "type": "FixedWindowCallRatePolicy",
         "period": "1h",
@@ -506,7 +506,7 @@ def test_a_setting_that_the_spec_lacks_is_reported(
         _paged(type="PageIncrement", page_size="10"),
     ],
 )
-def test_what_is_there_or_need_not_be_is_no_problem(described: dict[str, Any]) -> None:
+def test_existing_and_optional_names_are_not_problems(described: dict[str, Any]) -> None:
     assert _manifest(described, spec=_SPEC).problems == ()
 
 
@@ -520,5 +520,5 @@ def test_settings_that_the_manifest_makes_itself_are_there() -> None:
     assert _manifest(_asking(path="/{{ config['made'] }}"), spec=spec).problems == ()
 
 
-def test_without_a_spec_nobody_knows_the_settings() -> None:
+def test_without_a_spec_the_settings_are_unknown() -> None:
     assert _manifest(_asking(path="/{{ config['made'] }}")).problems == ()

@@ -276,7 +276,7 @@ def test_the_first_format_that_fits_is_taken():
 
 
 @pytest.mark.parametrize("value", [None, [], {}, b"170", object()])
-def test_what_is_no_text_and_no_number_fits_no_format(value):
+def test_values_other_than_texts_and_numbers_match_no_format(value):
     assert [Reader([format_]).micros(value) for format_ in FORMATS] == [None] * len(FORMATS)
 
 
@@ -288,7 +288,7 @@ def test_durations_are_those_of_iso_8601():
         iso_duration("1 day")
 
 
-def test_a_duration_that_no_time_can_have_is_none():
+def test_an_impossible_duration_is_invalid():
     with pytest.raises(ValueError, match="too long: P9999999999999D"):
         iso_duration("P9999999999999D")
 

@@ -67,7 +67,7 @@ def test_rows_are_ordered_as_their_type_is_and_each_cursor_divides_them(
 
 
 @given(st.lists(st.none() | st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(1, 9))
-def test_the_smallest_rows_are_kept_however_they_come(
+def test_the_smallest_rows_are_kept_in_any_order(
     values: list[int | None], count: int, size: int
 ) -> None:
     order, keys = keyed("INT", values)
@@ -102,7 +102,7 @@ def test_the_smallest_rows_are_kept_however_they_come(
         None,
     ],
 )
-def test_a_cursor_that_is_none_is_refused(content: Any) -> None:
+def test_an_invalid_cursor_is_refused(content: Any) -> None:
     order = Order(ORDERS, (column("k*:INT"),))
     value = [order.fingerprint, *content] if isinstance(content, list) else content
     text = base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
@@ -116,7 +116,7 @@ def test_a_cursor_that_is_none_is_refused(content: Any) -> None:
     "text",
     ["", "é", "AAAA", "====", "W10", "W10=", "[]", "a b", "x" * 2_000_000, "W1tbW1tb" * 9_999],
 )
-def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueRefusedError, match="cursor"):
         decode_cursor(Order(ORDERS, (column("k*:STRING"),)), text)
 
@@ -135,7 +135,7 @@ def test_cursors_of_other_tables_and_keys_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bad", ["1e9999999", "NaN", "x", "1.00000000001"])
-def test_a_decimal_that_is_none_is_refused_in_a_cursor(bad: str) -> None:
+def test_an_invalid_decimal_in_a_cursor_is_refused(bad: str) -> None:
     order = Order(ORDERS, (column("k*:DECIMAL(38;10)"),))
     reported = json.dumps([order.fingerprint, bad, 1, 2]).encode()
 

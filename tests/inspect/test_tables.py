@@ -43,7 +43,7 @@ def test_a_file_that_is_not_a_catalog_is_reported_as_such(config: LakeConfig) ->
 
 
 @pytest.mark.long
-def test_tables_may_be_dropped_and_made_while_they_are_looked_at(
+def test_tables_may_be_dropped_and_created_while_they_are_read(
     config: LakeConfig, make: Make
 ) -> None:
     make(ORDERS, ["id*:LONG"], [(1,)])

@@ -69,7 +69,7 @@ def test_moved_back_it_is_still_not_made_of_less(
     assert iceberg(pipeline.project, "crm", "Account").metadata.table_uuid == before
 
 
-def test_what_is_skipped_comes_with_a_rebuild(pipeline: Pipeline) -> None:
+def test_skipped_files_are_applied_by_a_rebuild(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("4")])
     pipeline.source.write("Account", [_row("5")])
     _moved(pipeline, 2)
@@ -185,7 +185,7 @@ def test_a_re_sync_is_a_run(pipeline: Pipeline) -> None:
     assert reported["Contact"] == (Status.SUCCEEDED, 1, 1, 1)
 
 
-def test_a_column_that_was_dropped_is_noticed_and_comes_back(pipeline: Pipeline) -> None:
+def test_a_dropped_column_is_noticed_and_restored_by_a_rebuild(pipeline: Pipeline) -> None:
     pipeline.lake.spark.sql("ALTER TABLE chronolake.crm.Account DROP COLUMN N")
     (stream,) = streams_of(pipeline.project, "crm")
     with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
@@ -244,7 +244,7 @@ def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: i
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4"]
 
 
-def test_what_a_table_had_before_goes_after_its_grace(pipeline: Pipeline) -> None:
+def test_files_of_a_replaced_table_are_removed_after_their_grace_period(pipeline: Pipeline) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     hours = 3600 * 1_000_000
     folder = Path(pipeline.lake.catalog.load(stream.table).location.removeprefix("file:"))

@@ -167,7 +167,7 @@ def test_a_column_has_the_narrowest_type_and_keeps_the_sources_spelling(
     assert {row["Id"]: (row["Name"], row["New"]) for row in pipeline.rows()}["1"] == ("one", None)
 
 
-def test_integers_that_are_no_doubles_become_texts_beside_them(pipeline: Pipeline) -> None:
+def test_integers_that_are_not_exact_doubles_make_a_text_column(pipeline: Pipeline) -> None:
     wide = 2**53 + 1
     pipeline.source.write("Account", [_row("1", 1, "1", N=str(wide), N_i=wide)])
     pipeline.done()
@@ -456,7 +456,7 @@ def test_a_row_that_equals_the_stored_one_changes_nothing(pipeline: Pipeline) ->
     assert [(row["Id"], row["Name"]) for row in changed] == [("2", "other")]
 
 
-def test_a_column_of_somebody_else_stays(pipeline: Pipeline) -> None:
+def test_a_column_that_another_program_added_is_kept(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
     pipeline.done()
     name = "chronolake.crm.`Account`"
@@ -850,7 +850,7 @@ def test_a_file_without_rows_is_passed_over(pipeline: Pipeline) -> None:
     assert [row[0] for row in pipeline.versions()] == ["1", "3"]
 
 
-def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> None:
+def test_only_its_pipeline_may_change_a_pipeline_table(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.done()
     lake, name = pipeline.lake, TableName("crm", "Account")

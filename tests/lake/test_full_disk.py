@@ -225,7 +225,7 @@ def test_a_destination_answers_with_the_path(disk: SmallDisk, tmp_path: Path) ->
         assert caller.write("t", columns, replace=rows(500)).success
 
 
-def test_maintain_and_verify_go_on_after_a_table_that_fails(
+def test_maintain_and_verify_continue_after_a_table_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "lake"

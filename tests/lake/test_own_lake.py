@@ -196,7 +196,7 @@ _GREATEST: Final = {
 }
 
 
-def test_every_type_comes_back_as_it_was_declared(own: Own) -> None:
+def test_every_type_is_read_as_it_was_declared(own: Own) -> None:
     rows = [
         version(1, id=-(2**63), **_LEAST),
         version(2, id=2**63 - 1, **_GREATEST),
@@ -430,7 +430,7 @@ def _said(folder: ObjectFolder) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
+def test_erased_values_are_removed_from_our_own_files(own: Own, lake: Lake) -> None:
     own.keep(on_purge=OnPurge.ERASE, is_ours=True)
     columns = _purgeable(own)
     before = {file.mark: file.path.stat().st_ino for file in own.folder.files()}

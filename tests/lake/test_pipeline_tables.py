@@ -451,7 +451,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
     assert written(_difference(chance, 13, at + 101 * eps, 60))[0] is is_history
 
 
-def test_a_table_that_others_have_written_to_is_looked_at_again(lake: Lake) -> None:
+def test_a_table_that_another_writer_changed_is_read_again(lake: Lake) -> None:
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
 

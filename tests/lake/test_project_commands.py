@@ -126,7 +126,7 @@ def test_runs_of_no_pipeline_are_an_error(folder: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.long
-def test_a_pipeline_may_come_while_sync_goes_on(folder: Path) -> None:
+def test_a_pipeline_may_be_added_while_sync_is_running(folder: Path) -> None:
     program = "from chronolake.cli import main; main()"
     words = ["sync", "--every", "1s", "--json", "--project", str(folder)]
     running = subprocess.Popen(
@@ -313,7 +313,7 @@ def test_status_shows_what_the_lake_has_while_a_source_is_away(
         (("state", "set", "crm", "Account", "x"), "Confirm with --yes"),
     ],
 )
-def test_what_is_asked_wrongly_is_explained(
+def test_wrong_arguments_are_explained(
     folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     code, _, reported = _ran(folder, capsys, *words)

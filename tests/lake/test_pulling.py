@@ -110,7 +110,7 @@ def _model(rows: list[LandedRow]) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
-def test_what_is_pulled_lands_and_is_applied(tmp_path: Path) -> None:
+def test_changes_of_a_source_land_and_are_applied(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     rows = list(_changes(1, 100))
     there.log.append(rows)
@@ -140,7 +140,7 @@ def test_what_is_pulled_lands_and_is_applied(tmp_path: Path) -> None:
     assert there.agrees()
 
 
-def test_a_source_that_fails_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
+def test_a_source_that_fails_continues_at_its_checkpoint(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     rows = list(_changes(3, 100))
     there.log.append(rows)

@@ -226,7 +226,7 @@ def test_when_a_table_was_verified_is_known(
     assert (found.holds, found.rows, found.against_lake, found.broken) == (True, 10, False, None)
 
 
-def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> None:
+def test_landed_counts_and_state_of_a_stream_are_recorded(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     there.log.append(list(_changes(1, 100)))
     there.sync()

@@ -94,7 +94,7 @@ def fill(lake: Lake, name: TableName, *, soft: bool) -> None:
         ("9999-12-31T23:59:59.999999Z", {2: "c", 3: "d", 4: "e"}),
     ],
 )
-def test_a_table_stands_as_it_stood(
+def test_time_travel_returns_earlier_states_of_a_table(
     lake: Lake, versions: TableName, at: str, names: dict[int, str]
 ) -> None:
     found = lake.table(versions).as_of(at).select("id", "name").collect()
@@ -169,7 +169,7 @@ def test_diff_prints_what_differs(
 
 
 @pytest.mark.parametrize("soft", [True, False])
-def test_a_table_goes_into_history_and_back_without_losing_a_row(
+def test_a_switch_to_history_and_back_loses_no_row(
     lake: Lake, name: TableName, *, soft: bool
 ) -> None:
     fill(lake, name, soft=soft)
@@ -252,7 +252,7 @@ def test_mode_prints_its_plan_and_requires_yes_before_data_is_lost(
     assert "nothing to do" in reported
 
 
-def test_a_marker_that_is_none_loses_no_marks(
+def test_an_invalid_marker_loses_no_deletion_marks(
     lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(lake, name, soft=True)
@@ -284,7 +284,7 @@ def test_a_marker_of_another_name_is_made_where_it_is_missing(lake: Lake, name: 
     assert [tuple(row) for row in found] == [(False, False)]
 
 
-def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
+def test_a_view_is_dropped_with_its_table_also_if_the_request_is_repeated(
     lake: Lake, versions: TableName
 ) -> None:
     def view_is_there() -> bool:

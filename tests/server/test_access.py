@@ -87,7 +87,9 @@ def test_a_folder_swapped_for_a_link_is_refused(
 
 
 @pytest.mark.parametrize("rooted", [True, False])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(root: Path, *, rooted: bool) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused_without_waiting(
+    root: Path, *, rooted: bool
+) -> None:
     os.mkfifo(root / "pipe")
     for path in (root / "pipe", root / "in"):
         with pytest.raises(RefusedPathError):

@@ -261,7 +261,7 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         ("STRING", "24:00:00", "NAIVE_TIME"),
     ],
 )
-def test_a_value_that_would_come_back_as_another_does_not_fit(
+def test_a_value_that_would_not_round_trip_does_not_fit(
     caller: Caller, before: str, text: str, after: str
 ) -> None:
     columns = ["id*:LONG", f"v:{before}", SYNCED]

@@ -132,7 +132,7 @@ def test_a_history_table_s_start_is_part_of_its_key(caller: Caller) -> None:
     assert column_texts(caller.describe("t").table.columns) == columns
 
 
-def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Caller) -> None:
+def test_odd_names_of_columns_tables_and_schemas_are_returned_unchanged(caller: Caller) -> None:
     columns = ["id*:LONG", *(f"{name}:STRING" for name in ODD_NAMES), SYNCED]
     odd = replace(caller, schema=f'{caller.schema} a`b"c.d 🦆')
     names = [name for name in ODD_NAMES if len(name) > 1 and name not in ("order", "a b")]

@@ -197,7 +197,7 @@ def test_tls_is_spoken_with_the_given_certificate_and_nothing_else(
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_clients_without_a_known_certificate_are_refused_when_one_is_asked_for(
+def test_clients_without_a_known_certificate_are_refused_if_one_is_required(
     lake: Lake, tmp_path: Path
 ) -> None:
     authority, others = Identity(tmp_path, "authority"), Identity(tmp_path, "others")

@@ -385,7 +385,7 @@ def test_a_value_that_does_not_fit_is_a_task_that_names_the_place_and_not_the_va
     assert table.snapshot("t") == before
 
 
-def test_keys_are_looked_up_by_the_path_as_it_is_spelled(table: Caller) -> None:
+def test_keys_are_found_by_the_exact_path(table: Caller) -> None:
     file = table.file("f", [full(1, "x")])
     request = table.request("t", COLUMNS, replace=[file])
     del request.keys[file.path]

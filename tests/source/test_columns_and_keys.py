@@ -21,7 +21,7 @@ def shop(tmp_path: Path) -> Iterator[ApiShop]:
         yield ApiShop(tmp_path, api)
 
 
-def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
+def test_objects_become_columns_if_configured(shop: ApiShop) -> None:
     shop.configure("orders: {}", "live: {mode: live, nested: columns}")
     ann = {"name": "Ann", "place": {"city": "Bonn", "zip": 1}}
     shop.put(1, "02-01", owner=ann)

@@ -239,7 +239,7 @@ def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: st
     assert shop.agrees()
 
 
-def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
+def test_added_tables_are_copied_later_and_do_not_stop_each_other(shop: Shop) -> None:
     shop.run(
         'CREATE TABLE "Odd/ name." ("Key" uuid PRIMARY KEY, "Va l" text[])',
         """INSERT INTO "Odd/ name." VALUES ('00000000-0000-0000-0000-000000000001', '{a,"b c"}')""",

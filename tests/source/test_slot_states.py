@@ -211,7 +211,7 @@ def _reading(dsn: str) -> Iterator[int]:
         connection.pgconn.finish()
 
 
-def test_a_slot_that_somebody_reads_is_reported(ready: Shop) -> None:
+def test_a_slot_in_use_is_reported(ready: Shop) -> None:
     position = _position(ready, _source(ready))
     ready.run(_CHANGE)
     with _reading(ready.dsn) as pid:

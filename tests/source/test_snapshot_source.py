@@ -325,7 +325,7 @@ def test_tables_without_history(compared: Shop, mode: str) -> None:
     assert len(rows) == (1 if mode == "live" else 2)
 
 
-def test_check_asks_for_the_right_to_read_only(
+def test_check_requires_only_permission_to_read(
     compared: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     compared.run(

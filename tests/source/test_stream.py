@@ -150,7 +150,7 @@ def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
         ).fetchone() == (0, 1)
 
 
-def test_the_first_message_comes_before_all_is_decoded(
+def test_the_first_message_arrives_before_all_is_decoded(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     for _ in range(200):

@@ -137,7 +137,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, api)
 
 
-def test_every_command_goes_on_with_the_token_of_the_last(
+def test_every_command_continues_with_the_token_of_the_last_one(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake = Lake.open(desk.project.lake.path, config=desk.project.lake)

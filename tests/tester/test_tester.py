@@ -108,7 +108,7 @@ def test_a_second_create_of_a_known_table_alters_it(simple, tmp_path):
     assert any("AlterTable in place of CreateTable" in text for text in outcome.notices)
 
 
-def test_a_table_of_somebody_else_is_taken_from_its_description(simple, tmp_path):
+def test_an_existing_table_is_modelled_from_its_description(simple, tmp_path):
     destination = ReferenceDestination()
     played([simple], tmp_path, destination)
     path = tmp_path / "later.json"
@@ -153,7 +153,7 @@ ADD = {"table": "t", "column": "c", "data_type": "INT", "default_value": "5"}
         ("update_column_value", {"table": "t", "column": "n", "value": "9"}, ["t"], "n"),
     ],
 )
-def test_without_a_migration_the_model_goes_the_way_of_the_platform(
+def test_without_a_migration_the_model_follows_the_platform(
     tmp_path, migration, body, tables, columns
 ):
     path = migrating(tmp_path, {migration: [body]})
@@ -257,7 +257,7 @@ def test_files_are_taken_away_unless_they_are_to_be_kept(simple, tmp_path):
     assert [path.name for path in work.iterdir()] == ["t_story_upsert.csv.zstd.aes"]
 
 
-def test_nobody_at_the_target_is_a_failure(simple):
+def test_an_unreachable_target_is_a_failure(simple):
     report = io.StringIO()
     options = RunOptions(target="127.0.0.1:1", connect_timeout=0.2)
     assert run([simple], options, stream=report) == 1
@@ -362,7 +362,7 @@ def test_the_example_in_the_guide_plays(tmp_path):
     assert [row["town"] for row in outcome.rows("customers")] == ["Lisbon", "Bergen"]
 
 
-def test_every_option_stands_in_the_guide():
+def test_every_option_is_documented_in_the_guide():
     guide = (EXAMPLES.parent / "docs" / "test-destination.md").read_text()
     result = CliRunner().invoke(app, ["drive", "--help"], env={"COLUMNS": "200"})
     options = set(re.findall(r"(--[a-z-]+)", result.output)) - {"--help"}

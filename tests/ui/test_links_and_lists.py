@@ -78,7 +78,7 @@ def test_every_instant_that_we_write_is_read(micros: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "1", "", "2026-05-02T25:00"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueRefusedError, match=f"^'{text}' is not a valid time"):
         links.micros_of(text)
 
@@ -171,7 +171,7 @@ def seen(html: str) -> str:
 
 
 @pytest.mark.parametrize(("value", "like"), [(None, "null"), ("", "empty text")])
-def test_a_value_that_is_none_is_unlike_the_text_of_its_name(value: str | None, like: str) -> None:
+def test_null_is_distinguished_from_the_text_null(value: str | None, like: str) -> None:
     real, text = rendering.cell(value), rendering.cell(like)
 
     assert seen(real) == text == like

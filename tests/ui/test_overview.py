@@ -47,7 +47,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_thousand_tables_are_listed_at_once_and_read_while_they_are_looked_at(
+def test_a_thousand_tables_are_listed_at_once_and_read_in_the_background(
     many: Path,
 ) -> None:
     served = start(many)

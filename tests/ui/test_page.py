@@ -485,7 +485,7 @@ def test_a_very_long_text_is_cut_and_can_be_opened(visit: Open) -> None:
 # ------------------------------------------------------------------------- people's ways
 
 
-def test_the_keyboard_comes_everywhere(visit: Open) -> None:
+def test_everything_can_be_reached_by_keyboard(visit: Open) -> None:
     page = visit("/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()

@@ -133,7 +133,7 @@ def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
     ("at", "words"),
     [("0001-01-01", "0001-01-01 00:00:00"), (TMAX, "9999-12-31 23:59:59.999")],
 )
-def test_both_ends_of_time_are_asked_for_as_times(
+def test_the_earliest_and_latest_times_can_be_requested(
     make: Make, get: Get, at: str, words: str
 ) -> None:
     make(ORDERS, ["id*:INT", *HISTORY], [(1, FIRST, TMAX, True)])

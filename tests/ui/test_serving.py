@@ -224,7 +224,7 @@ def test_the_way_to_the_cookie_leads_nowhere_else(guarded: Served, path: str) ->
     assert not place.removeprefix("location: ").startswith(("//", "/\\", "http"))
 
 
-def test_a_link_from_another_site_asks_again_by_itself(guarded: Served) -> None:
+def test_a_link_from_another_site_is_requested_again_automatically(guarded: Served) -> None:
     answer = httpx.get(local(guarded), headers={"sec-fetch-site": "cross-site"})
 
     assert answer.status_code == 401

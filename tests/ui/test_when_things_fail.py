@@ -112,7 +112,7 @@ def test_no_url_breaks_the_page(asked: httpx.Client, path: str, status: int) -> 
     assert asked.get(path).status_code == status
 
 
-def test_usage_that_is_none_makes_no_table_unreadable(asked: httpx.Client) -> None:
+def test_invalid_usage_does_not_make_a_table_unreadable(asked: httpx.Client) -> None:
     assert "unreadable" not in all_read(asked)
 
 
@@ -199,7 +199,7 @@ def test_what_is_still_being_read_is_not_reported_as_missing() -> None:
     assert "No table has this name" in rendered("search=x", 2)
 
 
-def test_a_lake_that_is_missing_is_no_lake_without_runs(tmp_path: Path) -> None:
+def test_a_missing_lake_is_distinguished_from_a_lake_without_runs(tmp_path: Path) -> None:
     with page_over(tmp_path / "lake") as asked:
         for path in ("/runs", "/part/runs", "/run?id=x"):
             assert "There is no lake in" in asked.get(path).text

@@ -182,7 +182,7 @@ def test_asking_for_a_missing_lake_makes_none(command: str, tmp_path: Path) -> N
     assert not (tmp_path / "lake").exists()
 
 
-def test_an_error_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
+def test_an_error_is_json_if_json_is_requested(tmp_path: Path) -> None:
     done = run("history", "a.b", "--key", "id=1", "--lake", str(tmp_path), "--json")
 
     assert done.returncode == 1
@@ -193,7 +193,7 @@ def test_an_error_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
     assert reported["retryable"] is False
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
+def test_debug_shows_the_traceback_at_any_position(tmp_path: Path) -> None:
     done = run("tables", "--lake", str(tmp_path), "--debug")
 
     assert done.returncode == 1

@@ -283,7 +283,7 @@ def test_empty_sections_are_sections_left_out(tmp_path: Path) -> None:
     assert config == load(tmp_path / "lake", file=written(tmp_path / "b", "") / "chronolake.yml")
 
 
-def test_a_relative_warehouse_lies_below_the_lake(tmp_path: Path) -> None:
+def test_a_relative_warehouse_is_below_the_lake(tmp_path: Path) -> None:
     assert load(tmp_path, overrides={"warehouse": "w"}).warehouse_location == str(tmp_path / "w")
     bucket = load(tmp_path, overrides={"warehouse": "s3://bucket/lake/"})
     assert bucket.warehouse_location == "s3://bucket/lake"

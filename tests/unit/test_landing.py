@@ -69,7 +69,7 @@ def test_what_was_written_after_a_watermark_is_found(tmp_path: Path) -> None:
         assert [file.mark for file in folder.files(after=mark)] == marks[number + 1 :]
 
 
-def test_older_batches_are_not_looked_into(tmp_path: Path) -> None:
+def test_older_batches_are_not_listed(tmp_path: Path) -> None:
     for batch, name in [("01", "10"), ("02", "20")]:
         _write(tmp_path, batch, f"data-{name}.parquet")
     old = tmp_path / "parquet/v2/org=X/object=Account/batch=01"
@@ -100,7 +100,7 @@ def test_a_folder_without_the_organisation_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "data-1.parquet", "batch=1/other", "batch=1/data-.parquet"])
-def test_a_text_that_is_no_watermark_is_refused(tmp_path: Path, mark: str) -> None:
+def test_an_invalid_watermark_is_refused(tmp_path: Path, mark: str) -> None:
     with pytest.raises(SourceError, match="not a valid watermark"):
         ObjectFolder(tmp_path, "X", "Account").files(after=mark)
 

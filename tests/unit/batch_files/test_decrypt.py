@@ -46,7 +46,7 @@ def test_padding_is_removed_at_every_length(
 @pytest.mark.parametrize("compression", ["zstd", "gzip"])
 @pytest.mark.parametrize("encrypted", [True, False])
 @pytest.mark.parametrize("step", [13, 1 << 20])
-def test_compressed_content_comes_back(
+def test_compressed_content_round_trips(
     tmp_path: Path, key: bytes, compression: str, *, encrypted: bool, step: int
 ) -> None:
     plain = b"id,name\n" + b"1,sample\n" * 5000

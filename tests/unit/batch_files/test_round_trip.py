@@ -134,7 +134,7 @@ def same(left: Any, right: Any) -> bool:
     st.sampled_from(["\n", "\r\n"]),
     st.booleans(),
 )
-def test_any_table_comes_back(
+def test_any_table_round_trips(
     tmp_path: Path,
     columns: list[Case],
     order: list[int],
