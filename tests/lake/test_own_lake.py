@@ -29,13 +29,13 @@ from chronolake.lake import Lake
 from chronolake.landing import ObjectFolder, inspect_files, parse_field_type, type_of
 from chronolake.landing.file_sequence import publish, staging
 from chronolake.landing.writer import land
-from chronolake.limits import StreamCapabilities
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import Lease, hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor
+from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from support.datalakes import iceberg_in
 

@@ -257,8 +257,8 @@ def discover(
 
     Exit code 1 if requested columns are unknown, or if a stream is configured that does not exist.
     """
-    from chronolake.limits import allowed_modes
     from chronolake.pipeline.streams import list_streams, source_of
+    from chronolake.stream_modes import allowed_modes
 
     wanted = project_of(project, lake, settings)
     source = source_of(wanted, pipeline)

@@ -132,8 +132,8 @@ def _raise_if_a_pipeline_fills(table: CatalogTable, wanted: Mode, project: Path 
 def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wanted: Mode) -> None:
     """Raise if the stream does not support a mode, provided that project and source can be read."""
     from chronolake.config import find_project, load_project
-    from chronolake.limits import check_mode
     from chronolake.pipeline.streams import source_of
+    from chronolake.stream_modes import check_mode
 
     file = find_project(project)
     if file is None:

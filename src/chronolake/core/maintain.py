@@ -28,8 +28,8 @@ from chronolake.iceberg import (
 )
 from chronolake.identity import version_of
 from chronolake.location import is_inside, plain
-from chronolake.presence import are_executors_elsewhere
 from chronolake.session import CATALOG
+from chronolake.shared_storage import are_executors_elsewhere
 from chronolake.types import START, literal, now_micros, quote
 
 if TYPE_CHECKING:

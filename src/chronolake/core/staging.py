@@ -38,8 +38,8 @@ from chronolake.errors import (
 )
 from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
-from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
+from chronolake.shared_storage import expect_stored
 from chronolake.types import TableName, quote
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from chronolake.core.staging import stage_name
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
-from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
+from chronolake.shared_storage import expect_stored
 from chronolake.types import HISTORY_SINCE_PROPERTY, TableName, now_micros
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from chronolake.errors import (
 from chronolake.extras import require
 from chronolake.formatting import did_you_mean
 from chronolake.landing import namings_of
-from chronolake.limits import best_mode, check_mode
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.source.data_lake import DataLake
 from chronolake.source.protocol import TokenHoldingSource
+from chronolake.stream_modes import best_mode, check_mode
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:

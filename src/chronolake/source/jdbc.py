@@ -19,7 +19,6 @@ from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
 from chronolake.iceberg import spark_words
 from chronolake.landing import landed_micros
-from chronolake.limits import StreamCapabilities
 from chronolake.source.protocol import (
     CaptureMethod,
     Snapshot,
@@ -27,6 +26,7 @@ from chronolake.source.protocol import (
     StreamFailure,
     raw_folder,
 )
+from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quote
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from chronolake.config import Project
-from chronolake.limits import StreamCapabilities
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor, raw_folder
+from chronolake.stream_modes import StreamCapabilities
 
 
 def pulled_stream(project: Project, name: str) -> StreamDescriptor:

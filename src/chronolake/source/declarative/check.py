@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.formatting import did_you_mean, format_count
-from chronolake.limits import check_mode
 from chronolake.source.declarative.components.instances import import_classes
 from chronolake.source.declarative.connect import open_api
 from chronolake.source.declarative.manifests.capabilities import capabilities_of, cursor_of
@@ -21,6 +20,7 @@ from chronolake.source.declarative.manifests.manifest import checked_streams
 from chronolake.source.declarative.parent_streams import is_outdated, iterate_parents, select_stream
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import CheckResult, Level
+from chronolake.stream_modes import check_mode
 from chronolake.types import Mode
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Checks that files written by executors exist in the driver's file system before a commit.
+"""Shared storage: checks that files written by executors exist on the driver before a commit.
 
 An executor of a cluster writes to its own file system. If the driver has another one, as on
 machines or in containers that do not share the lake's folder, a write succeeds, but its files are

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chronolake.errors import ConfigurationError
-from chronolake.limits import StreamCapabilities, allowed_modes, check_mode
+from chronolake.stream_modes import StreamCapabilities, allowed_modes, check_mode
 from chronolake.types import Mode
 
 
