@@ -99,7 +99,7 @@ def _api(
 ) -> Api:
     url = server.url if server is not None else "http://nowhere.example"
     with http_client() as client:
-        return create_api(manifest, {"url": url, **config}, Network(client), wanted=wanted)
+        return create_api(manifest, {"url": url, **config}, Network(client), stream_names=wanted)
 
 
 def _made(dynamic: dict[str, Any], **config: Any) -> Manifest:

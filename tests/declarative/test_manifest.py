@@ -265,7 +265,7 @@ def test_an_api_with_missing_secrets_is_not_requested(tmp_path: Path) -> None:
 
     with (
         pytest.raises(ConfigurationError, match=r"line 7: spec.connection_specification"),
-        open_api(found, source, wanted=None),
+        open_api(found, source, stream_names=None),
     ):
         pytest.fail("it was opened")
 

@@ -401,7 +401,7 @@ def test_problems_of_stream_templates_are_reported_once_and_without_inserted_val
         source = DeclarativeSource(
             type="declarative", manifest="manifest.yaml", config={"api": api.url}
         )
-        with open_api(found, source, wanted=None) as ready:
+        with open_api(found, source, stream_names=None) as ready:
             whole = ready.manifest
 
     assert (

@@ -296,14 +296,14 @@ class StoredRows:
         task: FileScanTask,
         fragment: ds.ParquetFileFragment,
         mapping: _FileMapping,
-        wanted: NDArray[np.int64],
+        positions: NDArray[np.int64],
     ) -> Iterator[pa.Table]:
         """Return whole rows of a file from the row groups that contain them."""
         firsts = [*_first_rows(fragment), fragment.metadata.num_rows]
         needed = {field.field_id for field in self._fields.values()}
         names = [field.name for field in mapping.schema.fields if field.field_id in needed]
-        for group in sorted(set(np.searchsorted(firsts, wanted, side="right") - 1)):
-            here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
+        for group in sorted(set(np.searchsorted(firsts, positions, side="right") - 1)):
+            here = positions[(positions >= firsts[group]) & (positions < firsts[group + 1])]
             subset = fragment.subset(row_group_ids=[int(group)])
             row = firsts[group]
             for batch in _batches(subset, mapping.physical, names):

@@ -88,5 +88,5 @@ def _read(
     described = parse(to_mapped(deepcopy(dict(manifest))), file, allow_components=True)
     with http_client() as client:
         network = Network(client, sleep=clock.sleep, now=clock.now)
-        api = create_api(described, config, network, wanted=[stream])
+        api = create_api(described, config, network, stream_names=[stream])
         return read(api.manifest.stream(stream), api, state)

@@ -56,7 +56,7 @@ class Connector:
         with http_client() as client:
             mask = create_mask(whole, manifest)
             network = Network(client, sleep=waits.append, now=time.time, mask=mask)
-            shared = create_api(manifest, whole, network, wanted=[name])
+            shared = create_api(manifest, whole, network, stream_names=[name])
             return StreamRead(read(shared.manifest.stream(name), shared, state), waits)
 
 

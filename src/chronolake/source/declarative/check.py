@@ -135,7 +135,9 @@ def sample(
     """
     raise_if_incomplete(source.config, manifest, "source.config")
     exchanges: list[Exchange] = []
-    with open_api(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
+    with open_api(
+        manifest, source, stream_names=[name], memory=memory, log=exchanges.append
+    ) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
@@ -159,7 +161,7 @@ def complete_manifest(
     """
     if manifest.lists(source.only):
         return manifest
-    with open_api(manifest, source, wanted=source.only, memory=memory) as api:
+    with open_api(manifest, source, stream_names=source.only, memory=memory) as api:
         return api.manifest
 
 
@@ -197,7 +199,7 @@ def check_source(
                 open_api(
                     manifest,
                     source,
-                    wanted=source.only,
+                    stream_names=source.only,
                     memory=memory,
                     overrides=overrides,
                     log=exchanges.append,
@@ -215,12 +217,14 @@ def check_source(
             yield _check_connection(api, name, exchanges)
 
 
-def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
+def _check_streams(
+    manifest: Manifest, stream_names: Collection[str] | None
+) -> Iterator[CheckResult]:
     """Yield a manifest's errors, and the capabilities of its streams."""
     for problem in manifest.problems:
-        if problem.stream is None or wanted is None or problem.stream in wanted:
+        if problem.stream is None or stream_names is None or problem.stream in stream_names:
             # An invalid stream is skipped unless the configuration names it.
-            is_left_out = problem.stream is not None and wanted is None
+            is_left_out = problem.stream is not None and stream_names is None
             where = "" if problem.line is None else f", line {problem.line}"
             of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
             yield CheckResult(
@@ -232,7 +236,7 @@ def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterat
     reported = {
         name for problem in manifest.problems for name in (problem.stream, *problem.streams)
     }
-    for name in manifest.streams if wanted is None else wanted:
+    for name in manifest.streams if stream_names is None else stream_names:
         if name not in manifest.streams:
             if name not in reported and manifest.is_whole:
                 hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")

@@ -387,9 +387,9 @@ def _create_directly(
 ) -> Any:
     hints = _type_hints(kind)
 
-    def replace(described: Mapping[str, Any]) -> Any:
-        found = setting.requesting(described)
-        return setting.reading(described) if found is None else found
+    def replace(component: Mapping[str, Any]) -> Any:
+        found = setting.requesting(component)
+        return setting.reading(component) if found is None else found
 
     fields = {
         # Copies, because a class may change its own arguments.

@@ -155,7 +155,7 @@ class DeclarativeApi:
                     yield DescribedStream(name, shape.columns(settings.identity_of(stream).columns))
 
     def _open(self) -> AbstractContextManager[Api]:
-        return open_api(self._known, self.config, wanted=self.config.only, memory=self.memory)
+        return open_api(self._known, self.config, stream_names=self.config.only, memory=self.memory)
 
     def use_token_store(self, memory: TokenStore) -> None:
         """Set the store for tokens that change with each use."""

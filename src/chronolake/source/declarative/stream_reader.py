@@ -190,12 +190,12 @@ class SliceReader:
             )
         return None if count is None else partial(LatestRecord, count, count, "start")
 
-    def _keep(self, wanted: tuple[int, int] | None) -> Callable[[Record], bool]:
+    def _keep(self, time_range: tuple[int, int] | None) -> Callable[[Record], bool]:
         """Return a filter for records within a time range; records without a time are kept."""
-        if self.cursor is None or wanted is None:
+        if self.cursor is None or time_range is None:
             return lambda _: True
         name, read = self.cursor.field, self.cursor.reader.micros
-        lowest, greatest = wanted
+        lowest, greatest = time_range
 
         def keep(record: Record) -> bool:
             at = read(record.get(name))

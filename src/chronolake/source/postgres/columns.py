@@ -222,7 +222,7 @@ def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
 
 
 def assign_numbers(
-    described: Sequence[SourceColumn],
+    described_columns: Sequence[SourceColumn],
     before: Sequence[SourceColumn],
     now: Sequence[SourceColumn],
     *,
@@ -234,7 +234,7 @@ def assign_numbers(
     an unknown name at the position of a known column is that column, renamed.
 
     Args:
-        described: columns without numbers, as they were at some time.
+        described_columns: columns without numbers, as they were at some time.
         before: the columns when the log was last read.
         now: the columns in the catalog, at that time or after further changes.
         greatest: the greatest column number known when the log was last read.
@@ -242,12 +242,12 @@ def assign_numbers(
     Returns:
         The same columns with numbers; without a number where the column cannot be identified.
     """
-    names = [column.name for column in described]
+    names = [column.name for column in described_columns]
     for known in (before, now):
         if names == [column.name for column in known]:
             return tuple(
                 replace(column, number=other.number)
-                for column, other in zip(described, known, strict=True)
+                for column, other in zip(described_columns, known, strict=True)
             )
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
@@ -258,7 +258,8 @@ def assign_numbers(
         # Names were swapped: the columns cannot be identified.
         assigned = [None] * len(assigned)
     return tuple(
-        replace(column, number=number) for column, number in zip(described, assigned, strict=True)
+        replace(column, number=number)
+        for column, number in zip(described_columns, assigned, strict=True)
     )
 
 

@@ -246,7 +246,7 @@ class Changes:
         """Return the number of changes."""
         return len(self.kinds)
 
-    def first_invalid(self, wanted: Flags) -> tuple[int, str] | None:
+    def first_invalid(self, selected: Flags) -> tuple[int, str] | None:
         """Return the index of the first change with an invalid text, and the text's column.
 
         None means that the texts of all flagged changes are valid in the encoding in which they
@@ -257,13 +257,13 @@ class Changes:
         undecodable = next(
             (column_.name for column_ in columns if isinstance(column_.name, Undecodable)), None
         )
-        if undecodable is not None and wanted.any():
-            return int(np.argmax(wanted)), undecodable
+        if undecodable is not None and selected.any():
+            return int(np.argmax(selected)), undecodable
         for column, *cells in zip(columns, self.new, self.old, strict=True):
             for cell in cells:
                 if cell.is_invalid is None:
                     continue
-                places = np.flatnonzero(cell.is_invalid & wanted)
+                places = np.flatnonzero(cell.is_invalid & selected)
                 if len(places) and (first is None or places[0] < first[0]):
                     first = int(places[0]), column.name
         return first
@@ -500,13 +500,15 @@ def _decode_changes(
 
 
 def _decode_flagged(
-    packed: Messages, places: Places, ends: Places, columns: int, wanted: Flags
+    packed: Messages, places: Places, ends: Places, columns: int, selected: Flags
 ) -> tuple[tuple[Cells, ...], Places]:
     """Decode the row after its tag in the flagged messages; the others get nulls."""
-    if not wanted.any():
-        return (Cells.nulls(len(wanted)),) * columns, places
+    if not selected.any():
+        return (Cells.nulls(len(selected)),) * columns, places
     after = places.copy()
-    column_cells, after[wanted] = decode_rows(packed, places[wanted] + 1, ends[wanted], columns)
-    if wanted.all():
+    column_cells, after[selected] = decode_rows(
+        packed, places[selected] + 1, ends[selected], columns
+    )
+    if selected.all():
         return tuple(column_cells), after
-    return tuple(cells.scatter(wanted) for cells in column_cells), after
+    return tuple(cells.scatter(selected) for cells in column_cells), after

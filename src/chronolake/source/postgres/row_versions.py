@@ -94,7 +94,7 @@ def _digits(numbers: Places, count: int) -> Bytes:
 
 
 def convert_changes(
-    changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], wanted: Flags
+    changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], selected: Flags
 ) -> tuple[pa.Table, bool]:
     """Return the record versions of changes.
 
@@ -102,7 +102,7 @@ def convert_changes(
         key: the names of the columns that identify a record.
         times: the commit time of each change's transaction, in microseconds since 1970.
         commits: the commit LSNs of the batch's transactions.
-        wanted: which changes to convert.
+        selected: which changes to convert.
 
     Returns:
         A table, unordered, with the relation's columns as texts and those of `SYSTEM`. It has a row
@@ -115,10 +115,10 @@ def convert_changes(
     is_delete = changes.kinds == Kind.DELETE
     new = _fill_unchanged(changes, is_key)
     has_new_key = changes.has_old & ~is_delete & _changes_key(changes, new, is_key)
-    is_version = wanted & ~is_delete
+    is_version = selected & ~is_delete
     # If a partition had another replica identity, the old row does not contain the key.
-    lacks_key = wanted & is_delete & _lacks_key(changes, is_key)
-    is_ended = wanted & (is_delete | has_new_key) & ~lacks_key
+    lacks_key = selected & is_delete & _lacks_key(changes, is_key)
+    is_ended = selected & (is_delete | has_new_key) & ~lacks_key
     lsns = np.array(commits, np.int64)[changes.transactions]
     # The record of the old key ends before that of the new key begins.
     ordinals = changes.ordinals * 2
@@ -156,7 +156,7 @@ def convert_changes(
             [*tombstones, *system(is_ended, is_tombstone=True)],
         )
     )
-    return rows, not (lacks_key | wanted & _may_hide_key(changes, is_key)).any()
+    return rows, not (lacks_key | selected & _may_hide_key(changes, is_key)).any()
 
 
 def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
@@ -281,7 +281,7 @@ class RowKey:
         self,
         rows: ArrowRows,
         columns: Sequence[SourceColumn],
-        wanted: Sequence[Column],
+        target_columns: Sequence[Column],
         *,
         others: str = "",
         out_of_range: Mapping[str, str] | None = None,
@@ -292,7 +292,7 @@ class RowKey:
             rows: rows whose columns are texts. If no columns identify them, these must be all rows
                 of the table, with only its columns.
             columns: the source's columns.
-            wanted: the same columns as returned by `declare`.
+            target_columns: the same columns as returned by `declare`.
             others: columns that stay unchanged, as a Spark schema.
             out_of_range: see `TypeConversion`.
 
@@ -301,7 +301,7 @@ class RowKey:
             values of its columns stay the same, even if columns are renamed, or added without
             values.
         """
-        data_columns = tuple(column for column in wanted if column is not ROW_KEY)
+        data_columns = tuple(column for column in target_columns if column is not ROW_KEY)
         if not self.is_hashed:
             typing = TypeConversion(tuple(columns), data_columns, others, out_of_range or {})
             return rows.then(typing, typing.schema)

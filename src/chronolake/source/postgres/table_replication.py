@@ -203,7 +203,7 @@ class TableReplication:
             spool = self._spool_for(change.relation)
             at = times[change.transactions]
             versions, is_complete = convert_changes(
-                change, spool.key.names, times=at, commits=commits, wanted=wanted
+                change, spool.key.names, times=at, commits=commits, selected=wanted
             )
             self._has_unlogged = (
                 self._has_unlogged

@@ -157,7 +157,7 @@ class Trial:
 
     def _access(self, name: str) -> Api:
         """Return access as each run has it: without cached responses or tokens."""
-        return create_api(self.real.understood, self.config, self.network, wanted=[name])
+        return create_api(self.real.understood, self.config, self.network, stream_names=[name])
 
     def _misplaced(self, problem: Problem) -> list[str]:
         """Return what is wrong with the problem that is reported for an unsupported stream."""

@@ -210,11 +210,11 @@ def _parse_document(body: bytes, memory: Memory) -> list[Any]:
     return [{}] if document is None else _items_of(document) or [{}]
 
 
-def _wrong_format_error(wanted: str, error: BaseException | None = None) -> SourceError:
+def _wrong_format_error(expected: str, error: BaseException | None = None) -> SourceError:
     """Return the error for a body in another format, such as a maintenance page."""
     why = "" if error is None else f": {type(error).__name__}"
     return SourceError(
-        f"A response is not valid {wanted}{why}.",
+        f"A response is not valid {expected}{why}.",
         hint="Read again later. If the error persists, choose the decoder that "
         "matches the API's response.",
     )

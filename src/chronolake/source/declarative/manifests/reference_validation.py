@@ -335,15 +335,15 @@ def _property_names(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def problems_of_lookups(
-    described: Any, spot: Spot, stream: str, settings: Collection[str] | None
+    component: Any, spot: Spot, stream: str, settings: Collection[str] | None
 ) -> Iterator[Problem]:
     """Yield a problem for each name that a stream looks up and that the manifest does not define.
 
-    `described` is the stream with inherited values filled in. `settings` are the names that a
+    `component` is the stream with inherited values filled in. `settings` are the names that a
     configuration can have, or None if they are unknown.
     """
-    for keys, message, hint, is_warning in _check_node(described, (), None, None, settings):
-        yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
+    for keys, message, hint, is_warning in _check_node(component, (), None, None, settings):
+        yield spot.within(component, keys).problem(message, stream, hint, is_warning=is_warning)
 
 
 _Found = tuple[_Keys, str, str, bool]

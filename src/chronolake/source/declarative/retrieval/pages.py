@@ -446,10 +446,10 @@ class Retrieval:
         retrieval = Retrieval(retriever, self._api, "properties")
         return lambda: retrieval.records(StreamSlice())
 
-    def _fetch_of(self, described: Mapping[str, Any]) -> Fetch:
+    def _fetch_of(self, component: Mapping[str, Any]) -> Fetch:
         """Return a function that reads the complete list of a record whose list is truncated."""
         try:
-            retriever = SimpleRetriever.model_validate(described)
+            retriever = SimpleRetriever.model_validate(component)
         except ValidationError as failure:
             (problem, *_) = failure.errors(include_url=False, include_input=False)
             where = ".".join(["truncated_list_retriever", *map(str, problem["loc"])])
