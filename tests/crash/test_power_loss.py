@@ -181,7 +181,9 @@ def test_a_source_forgets_only_what_survives_a_loss_of_power(
                     for n in range(begin, begin + 60)
                 ]
             )
-            code, reported = processes.ran(_PROGRAM, str(log.project.file.parent), str(notes))
+            code, reported = processes.run_program(
+                _PROGRAM, str(log.project.file.parent), str(notes)
+            )
             assert code == 0, reported
     forgotten = [tuple(map(int, line.split())) for line in notes.read_text().splitlines()]
     assert forgotten[-1][1] == 120

@@ -18,7 +18,7 @@ from chronolake.types import ACTIVE, END, START
 from support import pipeline_model
 from support.datalakes import DataLake, file_row, iceberg, project
 from support.pipeline_model import LandedRow
-from support.processes import COMMAND, ran
+from support.processes import COMMAND, run_program
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -56,7 +56,9 @@ class Synced:
         self.source.write("Account", [file_row(row, **row.fields, **more) for row in rows])
 
     def run(self, *words: str, failpoint: str = "") -> int:
-        code, self.told = ran(COMMAND, *words, "--project", str(self.folder), failpoint=failpoint)
+        code, self.told = run_program(
+            COMMAND, *words, "--project", str(self.folder), failpoint=failpoint
+        )
         return code
 
     def versions(self) -> list[tuple[Any, ...]] | None:

@@ -13,7 +13,7 @@ from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.check import check_source
 from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 from chronolake.source.protocol import CheckResult, Level
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.declarative.apis import Api, Reply
 from support.declarative.stream_reads import requester, retriever, stream
@@ -281,7 +281,7 @@ def test_a_check_requests_the_list_of_streams_once(
         f"config: {{api: '{api.url}'}}}}\n",
     )
 
-    code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+    code, reported, _ = run_words(capsys, "check", "--json", "--project", str(tmp_path))
 
     assert api.paths().count("/tables") == 1
     words = {load["what"]: load for load in json.loads(reported)}["pipelines.shop"]
@@ -302,17 +302,17 @@ def test_what_is_configured_for_no_stream_hides_none(
     )
     where = ("--project", str(tmp_path))
 
-    code, reported, error = ran_words(capsys, "discover", "shop", "--json", *where)
+    code, reported, error = run_words(capsys, "discover", "shop", "--json", *where)
 
     assert code == 1
     assert [load["stream"] for load in json.loads(reported)] == ["items", "orders"]
     hints = [json.loads(line)["hint"] for line in error.splitlines()]
     assert hints == ["Did you mean 'items'?", "Did you mean 'orders'?"]
-    code, reported, error = ran_words(capsys, "discover", "shop", *where)
+    code, reported, error = run_words(capsys, "discover", "shop", *where)
     assert code == 1
     assert "orders" in reported
     assert "pipelines.shop.streams.itmes: the source has no such stream" in error
-    code, reported, _ = ran_words(capsys, "check", "--json", *where)
+    code, reported, _ = run_words(capsys, "check", "--json", *where)
     assert code == 1
     found = [load for load in json.loads(reported) if load["what"] == "pipelines.shop"]
     assert [result["ok"] for result in found] == [False, False, False, True]

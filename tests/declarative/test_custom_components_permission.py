@@ -21,7 +21,7 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import Level
-from support.commands import ran_words
+from support.commands import run_words
 from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.declarative.connector_folders import HIDDEN, Connector, connector, own
 from support.declarative.stream_reads import retriever, stream
@@ -93,7 +93,7 @@ def test_the_project_determines_whether_code_may_run(
         pipelines = {"shop": {"source": source}}
         project.write_text(yaml.safe_dump({"lake": {"path": "./lake"}, "pipelines": pipelines}))
         words = ("read", "shop", "items", "--json", "--project", str(tmp_path))
-        code, out, err = ran_words(capsys, *words)
+        code, out, err = run_words(capsys, *words)
     if allowed:
         assert code == 0
         assert orjson.loads(out)["records"] == ITEMS["data"]

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.declarative.stream_reads import option, reading, requester, retriever, stream
+from support.declarative.stream_reads import option, read_stream, requester, retriever, stream
 
 #: Tokens that Python's parser reads as a number, a list or None.
 TOKENS = [
@@ -95,7 +95,7 @@ def test_page_tokens_are_sent_unchanged(api: Api, place: str, asks: dict[str, An
     _pages(api, _told)
     described = stream(retriever=retriever(paginator=_paged(place), asks=asks))
 
-    read = reading(described, api)
+    read = read_stream(described, api)
 
     assert read.result.failure is None
     assert read.ids == ["first", *TOKENS]
@@ -127,7 +127,7 @@ def test_page_tokens_in_templates_are_sent_unchanged(api: Api, asks: dict[str, A
     }
     described = stream(retriever=retriever(paginator=paginator, asks=asks))
 
-    read = reading(described, api)
+    read = read_stream(described, api)
 
     assert read.result.failure is None
     assert read.ids == ["first", *TOKENS]
@@ -138,7 +138,7 @@ def test_blanks_and_braces_of_a_token_are_sent(api: Api, token: str) -> None:
     api.on("/items", Reply({"data": [{"id": 1}], "next": token}), Reply({"data": []}))
     api.requests.clear()
 
-    read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
+    read = read_stream(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
 
     assert read.result.failure is None
     assert [request.params.get("page") for request in api.requests] == [None, token]
@@ -149,7 +149,7 @@ def test_an_empty_token_ends_the_pages(api: Api, nothing: Any) -> None:
     api.on("/items", Reply({"data": [{"id": 1}], "next": nothing}))
     api.requests.clear()
 
-    read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
+    read = read_stream(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
 
     assert read.ids == [1]
     assert len(api.requests) == 1
@@ -159,7 +159,7 @@ def test_a_stop_condition_gets_unchanged_tokens(api: Api) -> None:
     _pages(api, _told)
     paginator = _paged("request_parameter", stop_condition="{{ not response.next }}")
 
-    read = reading(stream(retriever=retriever(paginator=paginator)), api)
+    read = read_stream(stream(retriever=retriever(paginator=paginator)), api)
 
     assert read.ids == ["first", *TOKENS]
 
@@ -208,7 +208,7 @@ def test_partitions_are_requested_by_their_unchanged_keys(
     )
     api.requests.clear()
 
-    read = reading(described, api)
+    read = read_stream(described, api)
 
     if by_path:
         asked = [request.path for request in api.requests if request.path != "/parents"]
@@ -239,7 +239,7 @@ def test_values_of_a_list_in_the_configuration_are_sent_as_they_are(
         "request_option": option("team"),
     }
 
-    read = reading(
+    read = read_stream(
         stream(retriever=retriever(partition_router=router)), api, None, {"teams": values}
     )
 

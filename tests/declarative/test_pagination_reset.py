@@ -10,10 +10,10 @@ from chronolake.errors import ConfigurationError
 from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.declarative.stream_reads import (
     StreamRead,
-    does,
     option,
-    reading,
+    read_stream,
     requester,
+    response_filter,
     retriever,
     stream,
 )
@@ -65,7 +65,7 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
 
 def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[StreamRead, list[Any]]:
     with Api({"/items": answer}) as api:
-        found = reading(described, api, **options)
+        found = read_stream(described, api, **options)
         return found, [request.params for request in api.requests]
 
 
@@ -73,7 +73,7 @@ def _reducing(answer: Any, **reduction: Any) -> tuple[StreamRead, list[Any]]:
     strategy = reduction.pop("strategy", _PAGES["pagination_strategy"])
     described = stream(
         retriever=retriever(
-            asks=does("REDUCE_PAGE_SIZE", 413),
+            asks=response_filter("REDUCE_PAGE_SIZE", 413),
             paginator={**_PAGES, "pagination_strategy": strategy},
             page_size_reduction={"type": "PageSizeReduction", **reduction},
         )
@@ -176,12 +176,12 @@ def test_conditions_see_the_requested_page_size() -> None:
 )
 def test_page_size_reduction_conflicts(changes: dict[str, Any], reason: str) -> None:
     whole = retriever(
-        asks=does("REDUCE_PAGE_SIZE", 413),
+        asks=response_filter("REDUCE_PAGE_SIZE", 413),
         paginator=_PAGES,
         page_size_reduction={"type": "PageSizeReduction"},
     )
     with Api() as api, pytest.raises(ConfigurationError, match=reason):
-        reading(stream(retriever={**whole, **changes}), api)
+        read_stream(stream(retriever={**whole, **changes}), api)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,11 @@ def test_stop_conditions_that_end_at_a_smaller_page_are_refused(
 
 def _resetting(answer: Any, **more: Any) -> tuple[StreamRead, list[Any]]:
     reset = more.pop("reset", None)
-    parts = {"asks": does("RESET_PAGINATION", 410), "paginator": _PAGES, "pagination_reset": reset}
+    parts = {
+        "asks": response_filter("RESET_PAGINATION", 410),
+        "paginator": _PAGES,
+        "pagination_reset": reset,
+    }
     return _read(stream(retriever=retriever(**parts), **more), answer)
 
 
@@ -342,7 +346,7 @@ def test_record_limit_conflicts_with_a_filter() -> None:
         "condition": "{{ true }}",
     }
     with Api() as api, pytest.raises(ConfigurationError, match="record_filter"):
-        reading(described, api)
+        read_stream(described, api)
 
 
 # ---------------------------------------------------------------------- halves of slices
@@ -354,7 +358,7 @@ def _splitting(
     described = stream(
         incremental_sync={**_DAYS, **(cursor or {})},
         retriever=retriever(
-            asks=does("SPLIT_REQUEST_WINDOW", 413),
+            asks=response_filter("SPLIT_REQUEST_WINDOW", 413),
             request_window_splitting={"type": "RequestWindowSplitting", **splitting},
         ),
     )
@@ -414,6 +418,6 @@ def test_request_window_splitting_conflicts(
 
 
 def test_an_action_needs_its_component() -> None:
-    described = stream(retriever=retriever(asks=does("SPLIT_REQUEST_WINDOW", 413)))
+    described = stream(retriever=retriever(asks=response_filter("SPLIT_REQUEST_WINDOW", 413)))
     with Api() as api, pytest.raises(ConfigurationError, match="request_window_splitting"):
-        reading(described, api)
+        read_stream(described, api)

@@ -17,7 +17,7 @@ import yaml
 from chronolake.source.declarative.manifests.manifest import load
 from support.declarative.mockapi import configurations, raw_manifest
 from support.declarative.mockapi.coverage import outcomes, table
-from support.declarative.mockapi.trials import MANIFESTS, Outcome, Real, mocked, names, real
+from support.declarative.mockapi.trials import MANIFESTS, Outcome, Real, mock_api, names, real
 
 _ARE_HERE = MANIFESTS.is_dir()
 _SAMPLE = random.Random(119).sample(names(), 16) if _ARE_HERE else []
@@ -47,7 +47,7 @@ def test_each_form_of_a_configuration_gives_access(name: str) -> None:
     manifest = real(name)
     named = next(iter(raw_manifest.streams(manifest.written)))
     for branch in range(1, configurations.branches(manifest.written)):
-        with mocked(manifest, branch) as trial:
+        with mock_api(manifest, branch) as trial:
             assert trial.tried(*named).faults == []
 
 
@@ -133,7 +133,7 @@ def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcom
     """Read a stream; its API knows one description of it, its reader the other."""
     known = raw_manifest.manifest(_file(api, folder, "api.yaml"))
     manifest = Real("things", known, load(_file(reader, folder, "reader.yaml")))
-    with mocked(manifest) as trial:
+    with mock_api(manifest) as trial:
         return trial.tried("things", next(raw_manifest.streams(known))[1])
 
 

@@ -13,7 +13,7 @@ from chronolake.source.declarative.models.records import DpathExtractor, JsonDec
 from chronolake.source.declarative.records.extractors import Expansion, create_extraction
 from support.declarative.apis import Api, Reply
 from support.declarative.responses import answer
-from support.declarative.stream_reads import option, reading, retriever, stream
+from support.declarative.stream_reads import option, read_stream, retriever, stream
 
 _ORDER = {"id": 1, "at": {"day": "mon"}, "lines": {"data": [{"id": 11}, {"id": 12}], "more": True}}
 
@@ -166,7 +166,7 @@ def test_the_whole_of_a_list_that_is_cut_is_read() -> None:
             "/orders/1/lines": lambda asked: Reply({"data": lines[asked.params.get("page")]}),
         }
     ) as api:
-        found = reading(_cut(paginator=pages), api)
+        found = read_stream(_cut(paginator=pages), api)
         paths = api.paths()
 
     assert found.result.records == [
@@ -180,18 +180,18 @@ def test_the_whole_of_a_list_that_is_cut_is_read() -> None:
 
 def test_what_is_there_counts_if_the_whole_is_empty() -> None:
     with Api({"/items": Reply({"data": [_ORDER]}), "/orders/1/lines": Reply({"data": []})}) as api:
-        assert reading(_cut(), api).ids == [11, 12]
+        assert read_stream(_cut(), api).ids == [11, 12]
 
 
 def test_a_whole_list_that_cannot_be_read_fails() -> None:
     with Api({"/items": Reply({"data": [_ORDER]})}) as api:
-        assert "/orders/1/lines" in str(reading(_cut(), api).result.failure)
+        assert "/orders/1/lines" in str(read_stream(_cut(), api).result.failure)
 
 
 def test_a_retriever_of_whole_lists_is_checked_first() -> None:
     router = {"type": "ListPartitionRouter", "cursor_field": "a", "values": ["b"]}
     with Api() as api:
         with pytest.raises(ConfigurationError, match="partition_router"):
-            reading(_cut(partition_router=router), api)
+            read_stream(_cut(partition_router=router), api)
         with pytest.raises(ConfigurationError, match=r"truncated_list_retriever\.requester"):
-            reading(_cut(requester=None), api)
+            read_stream(_cut(requester=None), api)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.declarative.apis import Api, Reply
-from support.declarative.stream_reads import option, reading, retriever, stream
+from support.declarative.stream_reads import option, read_stream, retriever, stream
 
 _START = {"updated": "2024-01-01"}
 _DPATH = {"type": "DpathExtractor", "field_path": ["data"]}
@@ -103,7 +103,7 @@ def outcome(
     api.on(
         "/items", lambda asked: reply if asked.params["since"] == "2024-01-01" else Reply(record)
     )
-    read = reading(stream_definition, api)
+    read = read_stream(stream_definition, api)
     if read.result.failure is None:
         assert read.ids == [1], reply
         assert read.result.state == {"updated": "2024-01-15"}, reply
@@ -188,7 +188,7 @@ def test_other_formats_are_empty_or_fail_their_slice(
     )
     extractor = {"type": "DpathExtractor", "field_path": path}
 
-    read = reading(described(extractor, decoder), api)
+    read = read_stream(described(extractor, decoder), api)
 
     assert (_FAILS if read.result.failure else _NONE) == wanted
     if wanted == _FAILS:
@@ -280,7 +280,7 @@ def test_configuration_lists_streams_that_may_lack_records(
             reply if asked.params["since"] == "2024-01-01" else Reply({"data": [_RECORD]})
         ),
     )
-    read = reading(described(_DPATH), api, may_lack_records=names)
+    read = read_stream(described(_DPATH), api, may_lack_records=names)
     assert (_FAILS if read.result.failure else _NONE) == wanted
 
 
@@ -298,6 +298,6 @@ def test_a_later_page_without_the_path_fails_the_slice(api: Api) -> None:
             {"error": "busy"} if asked.params.get("page") == "2" else {"data": [_RECORD]}
         ),
     )
-    read = reading(stream_definition, api)
+    read = read_stream(stream_definition, api)
     assert read.result.failure is not None
     assert read.result.state == _START

@@ -23,7 +23,7 @@ from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.declarative.stream_reads import option, reading, stream
+from support.declarative.stream_reads import option, read_stream, stream
 
 _START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -566,7 +566,7 @@ def test_no_change_is_missed_whether_an_api_reads_its_own_clock_or_utc(
         with Api({"/items": answer}) as api:
             for number in range(len(rows)):
                 there.append(number)
-                found = reading(described, api, state)
+                found = read_stream(described, api, state)
                 assert found.result.failure is None
                 state = found.result.state
                 seen |= set(found.ids)

@@ -28,7 +28,7 @@ from chronolake.source.declarative.spark.coordinator import Coordinator, Driver
 from chronolake.types import ColumnType
 from support.declarative.api_access import HIDDEN, NOW, Visit
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.declarative.stream_reads import reading, stream
+from support.declarative.stream_reads import read_stream, stream
 
 LATER = int(NOW) + 3600
 
@@ -157,7 +157,7 @@ def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
     described["retriever"]["partition_router"] = router
     described["retriever"]["requester"]["authenticator"] = rotating(api)
 
-    found = reading(described, api, config={"tokens": "one,two,three"})
+    found = read_stream(described, api, config={"tokens": "one,two,three"})
 
     assert sorted(found.ids) == sorted(values)
     assert api.paths().count("/quotas") == 3

@@ -15,7 +15,7 @@ from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError
 from chronolake.inspect import check, names, tables
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from support.commands import ran
+from support.commands import run_command
 from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
@@ -185,14 +185,14 @@ def test_a_name_is_printed_as_a_command_takes_it(
 ) -> None:
     make(name, ["id*:INT"], [(1,)])
 
-    _, listed, _ = ran(config.path, capsys, "tables")
+    _, listed, _ = run_command(config.path, capsys, "tables")
     assert printed in listed
-    (reported,) = json.loads(ran(config.path, capsys, "tables", "--json")[1])
+    (reported,) = json.loads(run_command(config.path, capsys, "tables", "--json")[1])
     assert reported["table"] == printed
-    code, shown, _ = ran(config.path, capsys, "history", printed, "--key", "id=1")
+    code, shown, _ = run_command(config.path, capsys, "history", printed, "--key", "id=1")
     assert code == 0
     assert printed in shown
-    code, _, failed = ran(config.path, capsys, "history", printed, "--key", "no=1")
+    code, _, failed = run_command(config.path, capsys, "history", printed, "--key", "no=1")
     assert code == 1
     assert f"table {printed}" in failed
 
@@ -202,7 +202,7 @@ def test_a_missing_name_is_reported_as_it_was_given(
 ) -> None:
     make(ORDERS, ["id*:INT"])
 
-    _, _, failed = ran(config.path, capsys, "history", "`a.b`.c", "--key", "id=1", "--json")
+    _, _, failed = run_command(config.path, capsys, "history", "`a.b`.c", "--key", "id=1", "--json")
 
     assert json.loads(failed)["table"] == "`a.b`.c"
 
@@ -227,7 +227,7 @@ def test_a_table_that_is_not_there_names_the_nearest(
     make(ORDERS, ["id*:INT"])
     make(TableName("shop.v2", "items"), ["id*:INT"])
 
-    code, _, failed = ran(config.path, capsys, "history", asked, "--key", "id=1", "--json")
+    code, _, failed = run_command(config.path, capsys, "history", asked, "--key", "id=1", "--json")
 
     reported = json.loads(failed)
     if near is None:

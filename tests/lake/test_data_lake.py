@@ -40,11 +40,11 @@ from chronolake.types import (
     TableName,
 )
 from support import pipeline_model
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import DataLake, file_row, iceberg
 from support.lake.pipelines import Pipeline
 from support.pipeline_model import LandedRow
-from support.seeds import and_drawn
+from support.seeds import with_drawn_seeds
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -616,7 +616,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         pipeline.source.write(name, [_row("later", 1, "1", Name="y")])
     pipeline.done()
     project = str(pipeline.project.file)
-    reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
+    reported = json.loads(run_words(capsys, "status", "--project", project, "--json")[1])
     assert {
         table["stream"]: [file["mark"] for file in table["quarantined"]] for table in reported
     } == {objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()}
@@ -630,9 +630,9 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         rebuild(pipeline.lake, stream, lease)
         assert differences(pipeline.lake, stream, lease).count == 0
     assert len(pipeline.rows(stream.name)) == 2_002
-    reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
+    reported = json.loads(run_words(capsys, "status", "--project", project, "--json")[1])
     assert [table["quarantined"] for table in reported if table["stream"] == stream.name] == [[]]
-    code, out, _ = ran_words(
+    code, out, _ = run_words(
         capsys, "verify", f"crm.{objects['brotli']}", "--project", project, "--json"
     )
     assert code == 0
@@ -1037,7 +1037,7 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, test="data lake", number=10))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="data lake", number=10))
 def test_a_table_is_a_function_of_its_files(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

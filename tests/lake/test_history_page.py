@@ -18,7 +18,7 @@ from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
 from chronolake.table_diff import compare
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
-from support.commands import ran_words
+from support.commands import run_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "history.md"
 NAME = TableName("shop", "counters")
@@ -137,7 +137,7 @@ def test_the_page_shows_what_the_tables_contain(
             for line in text.splitlines():
                 words = shlex.split(line.removeprefix("$ chronolake "))
                 words[words.index("./lake")] = str(lake.config.path)
-                code, _, problem = ran_words(capsys, *words)
+                code, _, problem = run_words(capsys, *words)
                 assert code == 0, problem
         else:
             assert what in _TOLD, f"a block of {what} is not run"

@@ -33,7 +33,7 @@ from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Ki
 from support import pipeline_model
 from support.lakes import lake_config
 from support.pipeline_model import LandedRow
-from support.seeds import drawn
+from support.seeds import draw_seeds
 
 _T: Final = 1_704_067_200_000_000
 _MS: Final = 1_000
@@ -233,7 +233,7 @@ _WORLDS: Final = [
     pytest.param(3, 1, 1, False, marks=pytest.mark.long),
     *(
         pytest.param(seed, *world, marks=pytest.mark.long)
-        for seed in drawn("pulled", 4)
+        for seed in draw_seeds("pulled", 4)
         for world in [(_MS, 400, False), (1, 3_600_000_000, True)]
     ),
 ]
@@ -248,7 +248,7 @@ _WORLDS: Final = [
         *(
             pytest.param(mode, seed, *world, erases, marks=pytest.mark.long)
             for mode in Mode
-            for seed in drawn("pulled log", 2)
+            for seed in draw_seeds("pulled log", 2)
             for world in [(1, 3_600_000_000, True), (_MS, 400, False), (1, 1, True)]
             for erases in (False, True)
         ),

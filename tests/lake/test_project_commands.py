@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 import chronolake
 from chronolake.config import FileConfig
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import DataLake, project
 
 _DROPPED = "columns_of_others_dropped"
@@ -42,7 +42,7 @@ def _row(key: str, at: int, sequence: str, **fields: Any) -> dict[str, Any]:
 
 
 def _ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    return ran_words(capsys, *words, "--project", str(folder))
+    return run_words(capsys, *words, "--project", str(folder))
 
 
 def test_a_pipeline_from_its_check_to_its_rebuild(
@@ -86,7 +86,7 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert [stream["written"] for stream in run["streams"]] == [2, 1]
     _, reported, _ = _ran(folder, capsys, "state", "show", "crm")
     assert json.loads(reported)["Account"] == {"applied": ANY, "landed": None}
-    code, reported, _ = ran_words(
+    code, reported, _ = run_words(
         capsys,
         *("verify", "crm.Account", "--against-lake", "--json"),
         *("--lake", str(folder / "lake"), "--config", str(folder / "chronolake.yml")),
@@ -179,7 +179,7 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
 ) -> None:
     assert _ran(folder, capsys, "sync")[0] == 0
 
-    code, _, reported = ran_words(
+    code, _, reported = run_words(
         capsys,
         *("mode", "crm.Account", "live", "--lake", str(folder / "lake")),
         *("--config", str(folder / "chronolake.yml")),
@@ -218,7 +218,7 @@ def test_what_fails_within_spark_is_an_error_like_others(
     for file in (folder / "lake").rglob("data/**/*.parquet"):
         file.unlink()
 
-    code, _, reported = ran_words(
+    code, _, reported = run_words(
         capsys,
         *("verify", "crm.Account", "--lake", str(folder / "lake"), "--json"),
         *("--config", str(folder / "chronolake.yml")),
@@ -326,7 +326,7 @@ def test_a_new_project_is_right_and_known_to_editors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert ran_words(capsys, "init", "shop")[0] == 0
+    assert run_words(capsys, "init", "shop")[0] == 0
 
     text = (tmp_path / "shop" / "chronolake.yml").read_text()
     schema = json.loads((tmp_path / "shop" / "chronolake.schema.json").read_text())
@@ -338,4 +338,4 @@ def test_a_new_project_is_right_and_known_to_editors(
     pipelines = FileConfig.model_validate(yaml.safe_load(reported)).pipelines
     assert pipelines["crm"].streams["Account"].table == "accounts"
     assert _ran(tmp_path / "shop", capsys, "check")[0] == 0
-    assert ran_words(capsys, "init", "shop")[0] == 1
+    assert run_words(capsys, "init", "shop")[0] == 1

@@ -25,8 +25,8 @@ from support import pipeline_model
 from support.datalakes import iceberg
 from support.lake.changelog import STREAM, ChangeLog, shop
 from support.pipeline_model import LandedRow
-from support.processes import killed
-from support.seeds import and_drawn
+from support.processes import run_until_failpoint
+from support.seeds import with_drawn_seeds
 
 _T: Final = 1_767_225_600_000_000
 _PROGRAM: Final = f"""
@@ -186,7 +186,7 @@ def test_who_lost_the_lease_lands_nothing(tmp_path: Path) -> None:
 _POINTS: Final = [name for name in FAILPOINTS if not name.startswith(("create.", "rewrite."))]
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, test="pulling", number=4))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="pulling", number=4))
 def test_whatever_fails_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -230,8 +230,8 @@ def test_a_run_may_be_killed_at_every_step(tmp_path: Path, failpoint: str) -> No
     log = ChangeLog(shop(tmp_path))
     log.append(rows)
 
-    assert killed(_PROGRAM, str(tmp_path), failpoint=failpoint)
-    assert not killed(_PROGRAM, str(tmp_path), failpoint="")
+    assert run_until_failpoint(_PROGRAM, str(tmp_path), failpoint=failpoint)
+    assert not run_until_failpoint(_PROGRAM, str(tmp_path), failpoint="")
 
     there = Shop(tmp_path)
     assert there.versions() == _model(rows)

@@ -25,7 +25,7 @@ from support import pipeline_model
 from support.datalakes import iceberg, project
 from support.lake.register import STREAM, Key, Register
 from support.pipeline_model import LandedRow
-from support.seeds import and_drawn
+from support.seeds import with_drawn_seeds
 
 _PIPELINES: Final = (
     "  shop:\n    source: {{type: data_lake_v2, path: none, org: X}}\n    mode: {}\n"
@@ -210,7 +210,7 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["history", "soft-delete", "live"])
-@pytest.mark.parametrize("seed", and_drawn(1, test="reread", number=2))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="reread", number=2))
 def test_a_full_refresh_after_any_failure_matches_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
 ) -> None:

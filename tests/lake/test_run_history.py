@@ -19,12 +19,12 @@ from chronolake.pipeline import run_history
 from chronolake.pipeline.events import Event, EventKind
 from chronolake.pipeline.freshness import Freshness, StreamProperties, WaitingFiles, freshness
 from chronolake.pipeline.runs import Stage, Status
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.declarative.apis import Api, ReceivedRequest
 from support.lake.changelog import STREAM
 from support.lake.pipelines import Pipeline
-from support.processes import COMMAND, killed
+from support.processes import COMMAND, run_until_failpoint
 from support.source.apishop import ApiShop
 
 _T = 1_767_225_600_000_000
@@ -170,7 +170,7 @@ def test_a_stream_that_fails_has_a_hint(
     assert (table.fresh_as_of, table.waiting) == (fresh, WaitingFiles(1, broken.stat().st_size))
     assert table.last is not None
     assert table.last.hint == contact.record.hint
-    code, reported, _ = ran_words(
+    code, reported, _ = run_words(
         capsys, "runs", "--json", "--limit", "1", "--project", str(pipeline.folder)
     )
     (run,) = json.loads(reported)
@@ -185,7 +185,7 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
 ) -> None:
     root = pipeline.source.root / "parquet"
     root.rename(root.with_name("away"))
-    code, _, reported = ran_words(capsys, "sync", "--project", str(pipeline.folder))
+    code, _, reported = run_words(capsys, "sync", "--project", str(pipeline.folder))
     root.with_name("away").rename(root)
 
     assert code == 1
@@ -193,7 +193,7 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
     assert (found.run.status, found.streams) == (Status.FAILED, ())
     assert "does not contain parquet/v2/org=X" in (found.run.error or "")
     assert found.run.hint == "Check `path` and `org` of the source in chronolake.yml."
-    _, reported, _ = ran_words(capsys, "runs", "--project", str(pipeline.folder))
+    _, reported, _ = run_words(capsys, "runs", "--project", str(pipeline.folder))
     assert "does not contain parquet/v2/org=X" in " ".join(reported.split())
 
 
@@ -220,7 +220,7 @@ def test_when_a_table_was_verified_is_known(
 ) -> None:
     assert _tables(pipeline)["crm.Contact"].verified is None
     words = ("verify", "--all", "--lake", str(pipeline.project.lake.path))
-    assert ran_words(capsys, *words)[0] == 0
+    assert run_words(capsys, *words)[0] == 0
     found = _tables(pipeline)["crm.Contact"].verified
     assert found is not None
     assert (found.holds, found.rows, found.against_lake, found.broken) == (True, 10, False, None)
@@ -298,7 +298,7 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     there.source.write("Account", [_row(1, 1)])
     words = ("sync", "--project", str(tmp_path))
 
-    assert killed(COMMAND, *words, failpoint="sync.surveyed=kill")
+    assert run_until_failpoint(COMMAND, *words, failpoint="sync.surveyed=kill")
 
     (dead,) = run_history.runs(found.lake).runs
     assert (dead.run.status, dead.seconds) == (Status.DEAD, None)

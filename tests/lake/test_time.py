@@ -22,7 +22,7 @@ from chronolake.errors import (
 )
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from support.commands import ran
+from support.commands import run_command
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -143,7 +143,7 @@ def test_diff_prints_what_differs(
     lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("diff", f"`in time`.{versions.table}", "--from", "2024-01-02", "--to", "2024-01-04")
-    code, reported, _ = ran(lake.config.path, capsys, *words, "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, "--json")
     assert code == 0
     assert [json.loads(line) for line in reported.splitlines()] == [
         {
@@ -159,11 +159,11 @@ def test_diff_prints_what_differs(
             "new": {"name": "d", "old": None},
         },
     ]
-    code, reported, _ = ran(lake.config.path, capsys, *words)
+    code, reported, _ = run_command(lake.config.path, capsys, *words)
     assert code == 0
     assert "a → b" in reported
     assert "id=3, key.2=x" in reported
-    code, reported, _ = ran(lake.config.path, capsys, *words, "--limit", "1")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, "--limit", "1")
     assert "first 1 records" in reported
     assert "id=3" not in reported
 
@@ -228,14 +228,14 @@ def test_mode_prints_its_plan_and_requires_yes_before_data_is_lost(
         "loses": "all versions except the newest of each record, and the times at which versions "
         "were valid",
     }
-    code, reported, _ = ran(lake.config.path, capsys, *words, "--dry-run", "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, "--dry-run", "--json")
     assert (code, json.loads(reported)) == (0, plan)
-    code, _, reported = ran(lake.config.path, capsys, *words)
+    code, _, reported = run_command(lake.config.path, capsys, *words)
     assert code == 2
     assert "2 of 6 rows" in reported
     assert lake.table(versions).describe().mode is Mode.HISTORY
     keep = ("--yes", "--keep-history-as", f"`in time`.{versions.table}_kept")
-    code, reported, _ = ran(lake.config.path, capsys, *words, *keep, "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, *keep, "--json")
     assert (code, json.loads(reported)) == (0, plan | {"done": True})
     assert lake.table(f"`in time`.{versions.table}_kept").df.count() == 6
     found = lake.table(versions).df.orderBy("id").collect()
@@ -246,8 +246,8 @@ def test_mode_prints_its_plan_and_requires_yes_before_data_is_lost(
         (4, "e", False),
     ]
     # The copy is not overwritten, and a table without history has no history to keep.
-    assert ran(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
-    code, reported, _ = ran(lake.config.path, capsys, *words)
+    assert run_command(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
+    code, reported, _ = run_command(lake.config.path, capsys, *words)
     assert code == 0
     assert "nothing to do" in reported
 
@@ -260,7 +260,7 @@ def test_an_invalid_marker_loses_no_deletion_marks(
 
     for mode in ("history", "live"):
         for more in ((), ("--dry-run",), ("--yes", "--json")):
-            code, _, reported = ran(
+            code, _, reported = run_command(
                 lake.config.path, capsys, *words, mode, "--marker", "deletd", *more
             )
             assert code == 1
@@ -270,10 +270,10 @@ def test_an_invalid_marker_loses_no_deletion_marks(
         lake, name, Column("gone", ColumnType(Kind.BOOLEAN)), lambda _: pa.scalar(False)
     )
     marked = (*words, "history", "--marker", "gone")
-    code, reported, _ = ran(lake.config.path, capsys, *marked, "--dry-run", "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *marked, "--dry-run", "--json")
     assert code == 0
     assert "the values of _fivetran_deleted" in json.loads(reported)["loses"]
-    assert ran(lake.config.path, capsys, *marked)[0] == 2
+    assert run_command(lake.config.path, capsys, *marked)[0] == 2
     assert [row.id for row in lake.table(name).df.where("_fivetran_deleted").collect()] == [2]
 
 
@@ -362,7 +362,7 @@ def test_a_view_shows_todays_state(
 ) -> None:
     words = ("view", f"`in time`.{versions.table}", "--json")
     for _ in range(2):
-        code, reported, _ = ran(lake.config.path, capsys, *words)
+        code, reported, _ = run_command(lake.config.path, capsys, *words)
         assert (code, json.loads(reported)["view"]) == (0, f"{versions}_current")
     view = f"`in time`.{versions.table}_current"
     found = lake.spark.sql(f"SELECT * FROM {view} ORDER BY id")

@@ -16,7 +16,7 @@ from chronolake.core import migration
 from chronolake.core.usage import monthly_properties
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
-from support.commands import ran
+from support.commands import run_command
 
 LIVE = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -150,7 +150,7 @@ def test_the_command_prints_every_table_and_the_total(
     send(lake, name, (Op.REPLACE, 1, "a", "x", 0))
 
     def told_by(*words: str) -> tuple[int, str]:
-        code, reported, _ = ran(lake.config.path, capsys, "usage", *words)
+        code, reported, _ = run_command(lake.config.path, capsys, "usage", *words)
         return code, reported
 
     code, reported = told_by("--json")

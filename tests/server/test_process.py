@@ -22,7 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.server.caller import SYNCED, Caller
-from support.server.sent_files import SentFile, written
+from support.server.sent_files import SentFile, write_batch_file
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
 # 127.0.0.1, ::1, and the first as an IPv6 address, as in /proc/net.
@@ -202,7 +202,7 @@ def test_a_run_prints_json_lines_leaks_no_secret_and_ends_well(
         assert len(caller.rows("t", "id")) == 1_000
         assert caller.truncate("t", MIDNIGHT + 1).success
         assert caller.rows("t", "id") == []
-        outside = written(served.folder, 'out"side\n', "id\n")
+        outside = write_batch_file(served.folder, 'out"side\n', "id\n")
         answer = caller.stub.WriteBatch(caller.request("t", COLUMNS, replace=[outside]))
         assert answer.WhichOneof("response") == "task"
     finally:
@@ -289,7 +289,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert caller.write("t", COLUMNS, replace=[row(1, "before")]).success
     before = caller.snapshot("t")
     lines = "".join(f"{number},x,2024-01-01T00:00:00Z\n" for number in range(1_500_000))
-    sent = written(served.files, "big", "id,v,_fivetran_synced\n" + lines)
+    sent = write_batch_file(served.files, "big", "id,v,_fivetran_synced\n" + lines)
     with ThreadPoolExecutor(1) as thread:
         request = caller.request("t", COLUMNS, replace=[sent])
         running = thread.submit(caller.stub.WriteBatch, request)

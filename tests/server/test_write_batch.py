@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from support.server.caller import DELETED, SYNCED, Caller
-from support.server.sent_files import UNMODIFIED, SentFile, csv_text, written
+from support.server.sent_files import UNMODIFIED, SentFile, csv_text, write_batch_file
 
 COLUMNS = ["id*:LONG", "a:STRING", "b:STRING", "c:INT", SYNCED, DELETED]
 T1, T2 = "2024-01-01T00:00:00Z", "2024-01-02T00:00:00.123Z"
@@ -282,7 +282,7 @@ def test_a_request_without_files_or_rows_changes_nothing(table: Caller) -> None:
     assert table.write("t", COLUMNS).success
     assert table.snapshot("t") == before
     header = [text.partition(":")[0].rstrip("*") for text in COLUMNS]
-    empty = written(table.folder, "empty", csv_text(header, []))
+    empty = write_batch_file(table.folder, "empty", csv_text(header, []))
     everywhere = table.request("t", COLUMNS, replace=[empty], update=[empty], delete=[empty])
     assert table.stub.WriteBatch(everywhere).success
     assert table.rows("t") == []

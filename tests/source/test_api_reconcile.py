@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.types import ACTIVE, DELETED, END, START
-from support.commands import ran_words
+from support.commands import run_words
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.processes import COMMAND, killed
+from support.processes import COMMAND, run_until_failpoint
 from support.source.apishop import ApiShop, parameter
 
 
@@ -117,7 +117,7 @@ def test_incomplete_reconciliation_deletes_nothing(
     shop.sync_or_fail()
     gone = [row[0] for row in shop.rows("orders", "id", ACTIVE) if not row[1]]
     assert gone == [2, 4]
-    _, reported, _ = ran_words(capsys, "status", "--project", str(shop.folder))
+    _, reported, _ = run_words(capsys, "status", "--project", str(shop.folder))
     assert "reconciled with its source" in reported
     assert "2 deleted" in reported
     assert not list(shop.folder.rglob("*.arrow"))
@@ -322,15 +322,15 @@ def test_reconciliation_can_be_killed_at_every_step(shop: ApiShop) -> None:
     for number in range(1, 20):
         shop.put(number, state="new")
     shop.put(20, "08-01", state="new")
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
     for number, failpoint in enumerate(_STEPS, 1):
         del shop.orders[number]
         # The cursor does not show this change.
         shop.put(number + 10, state=f"state {number}")
-        assert killed(COMMAND, *words, failpoint=failpoint), failpoint
+        assert run_until_failpoint(COMMAND, *words, failpoint=failpoint), failpoint
         there = {row[0] for row in shop.rows("orders", "id", ACTIVE) if row[1]}
         assert there >= shop.orders.keys(), failpoint
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
 
     now = {row[0]: row[1] for row in shop.rows("orders", "id", "state", ACTIVE) if row[2]}
     assert now == {number: order["state"] for number, order in shop.orders.items()}

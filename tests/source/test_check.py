@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from chronolake.config import load
 from chronolake.errors import LakeError
 from chronolake.pipeline.store import Store
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.source.databases import Shop
 
@@ -37,7 +37,7 @@ def _run(address: str, *statements: str) -> None:
 def _run_check(
     folder: Path, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
+    code, reported, _ = run_words(capsys, "check", "--json", "--project", str(folder), *words)
     found: dict[str, list[dict[str, Any]]] = {}
     for result in json.loads(reported):
         found.setdefault(result["what"].removeprefix("pipelines.shop: "), []).append(result)
@@ -86,14 +86,14 @@ def test_check_create_creates_publication_and_slot(
     assert "created" not in found, "everything exists"
 
     where = ("--json", "--project", str(tmp_path))
-    _, reported, _ = ran_words(capsys, "discover", "shop", *where)
+    _, reported, _ = run_words(capsys, "discover", "shop", *where)
     streams = [(row["stream"], row["table"], row["key"]) for row in json.loads(reported)]
     assert streams == [
         ("public.log", "shop.log", ["line"]),
         ("public.orders", "shop.orders", ["id"]),
     ]
     _run(address, "INSERT INTO orders SELECT generate_series(1, 1000)")
-    _, reported, _ = ran_words(capsys, "status", *where)
+    _, reported, _ = run_words(capsys, "status", *where)
     for row in json.loads(reported):
         assert row["sees"] == "every-change"
         assert row["lag"]["behind_bytes"] > 50_000
@@ -118,7 +118,7 @@ def test_status_shows_what_the_lake_has_while_the_server_is_away(
     shop.configure()
     shop.dsn = dsn
 
-    code, reported, problem = ran_words(capsys, "status", "--project", str(shop.folder))
+    code, reported, problem = run_words(capsys, "status", "--project", str(shop.folder))
 
     assert code == 1
     assert "The server cannot be reached" in problem
@@ -177,7 +177,7 @@ def test_check_reports_problems_with_fixes(
 
 def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _project(tmp_path, "postgresql://me:very-secret@127.0.0.1:1/lake")
-    code, reported, error = ran_words(capsys, "check", "--project", str(tmp_path))
+    code, reported, error = run_words(capsys, "check", "--project", str(tmp_path))
     assert code == 1
     assert "cannot be reached" in reported
     assert "very-secret" not in reported + error

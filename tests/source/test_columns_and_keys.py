@@ -10,7 +10,7 @@ import pytest
 
 from chronolake.pipeline.store import Status
 from chronolake.types import ACTIVE
-from support.commands import ran_words
+from support.commands import run_words
 from support.declarative.apis import Api, Reply
 from support.source.apishop import ApiShop
 
@@ -68,7 +68,7 @@ def test_cursor_in_the_key_distinguishes_changes(
         (1, "paid", True),
         (2, "new", True),
     ]
-    _, reported, _ = ran_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
+    _, reported, _ = run_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
     keys = {load["stream"]: load["key"] for load in json.loads(reported)}
     assert keys == {"orders": ["id", "updated_at"], "live": ["id"]}
 

@@ -15,7 +15,7 @@ from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.slot import Evidence, bytes_before, durable_lsn, emit_evidence
-from support.seeds import drawn
+from support.seeds import draw_seeds
 from support.source.databases import Shop
 
 _MANY_BYTES = 200_000
@@ -296,7 +296,7 @@ def test_standbys_have_the_same_log_bytes(place: Cluster, version: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, *drawn("other log", 6)])
+@pytest.mark.parametrize("seed", [1, *draw_seeds("other log", 6)])
 def test_a_sync_that_succeeds_has_what_the_server_has(
     shop: Shop, place: Cluster, seed: int
 ) -> None:

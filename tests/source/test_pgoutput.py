@@ -20,7 +20,7 @@ from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Decoder
 from chronolake.source.postgres.row_versions import sequence_of, sequences_of
 from chronolake.source.postgres.slot import format_lsn
-from support.seeds import and_drawn
+from support.seeds import with_drawn_seeds
 from support.source.plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 
 _PEEK: Final = (
@@ -160,7 +160,7 @@ def _change(database: psycopg.Connection, chance: random.Random, number: int) ->
                 database.execute("TRUNCATE two, plain")
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, 2, test="pgoutput", number=20))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, 2, test="pgoutput", number=20))
 def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed: int) -> None:
     chance = random.Random(seed)
     _run_random_statements(database, chance)

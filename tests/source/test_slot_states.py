@@ -24,7 +24,7 @@ from chronolake.source.postgres.database import PostgresDatabase
 from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.slot import confirmed_lsn
 from chronolake.source.protocol import ChangeBatch, CheckResult, Level, StreamFailure
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.source.databases import Shop
 
@@ -228,7 +228,7 @@ def test_slot_without_an_offset_causes_a_warning(
     ready: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warned(*words: str) -> list[str]:
-        _, reported, _ = ran_words(
+        _, reported, _ = run_words(
             capsys, "check", "--json", "--project", str(ready.project.file.parent), *words
         )
         return [

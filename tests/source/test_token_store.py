@@ -20,7 +20,7 @@ from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.sync import sync
 from chronolake.pipeline.token_store import StoredTokens
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND
@@ -147,24 +147,24 @@ def test_every_command_continues_with_the_token_of_the_last_one(
         assert sync(lake, desk.project, "desk").status is Status.SUCCEEDED
         return iceberg(desk.project, "desk", "orders").scan().to_arrow()["state"].to_pylist()
 
-    def ran(*words: str) -> None:
+    def run(*words: str) -> None:
         nonlocal shown
         before = desk.given
-        code, out, err = ran_words(capsys, *words, "--project", str(desk.folder))
+        code, out, err = run_words(capsys, *words, "--project", str(desk.folder))
         assert code == 0, out + err
         assert desk.given > before, "no token was used"
         shown += out + err
 
     assert sync_or_fail() == ["new"]
-    ran("check")
-    ran("discover", "desk")
-    ran("read", "desk", "orders", "--json")
-    ran("status")
-    ran("state", "show", "desk")
+    run("check")
+    run("discover", "desk")
+    run("read", "desk", "orders", "--json")
+    run("status")
+    run("state", "show", "desk")
     # Nobody waits for a run: it holds another lease.
     with hold_lease(Store.open(desk.project.lake), "desk"):
-        ran("check")
-        ran("read", "desk", "orders")
+        run("check")
+        run("read", "desk", "orders")
     desk.rows = [{"id": 1, "state": "paid"}]
     assert sync_or_fail() == ["paid"]
     assert desk.refused == []
@@ -174,7 +174,7 @@ def test_every_command_continues_with_the_token_of_the_last_one(
 
 def test_check_creates_the_token_store(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        code, out, err = ran_words(capsys, "read", "desk", "orders", "--project", str(desk.folder))
+        code, out, err = run_words(capsys, "read", "desk", "orders", "--project", str(desk.folder))
         assert code == 0, out + err
 
     assert desk.project.lake.catalog_file.is_file()
@@ -186,7 +186,7 @@ def test_a_token_that_is_still_good_is_used_by_all(
 ) -> None:
     desk.seconds = 3600
     for words in (("read", "desk", "orders"), ("discover", "desk"), ("check",)):
-        code, out, err = ran_words(capsys, *words, "--project", str(desk.folder))
+        code, out, err = run_words(capsys, *words, "--project", str(desk.folder))
         assert code == 0, out + err
 
     assert desk.given == 1

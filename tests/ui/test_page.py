@@ -19,7 +19,7 @@ from chronolake.inspect.tables import summary
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TMAX_TEXT
 from chronolake.ui import links
-from support.commands import ran
+from support.commands import run_command
 from support.ui.uiprocess import Served, Shop, start, stop
 from support.ui.uishop import (
     AFTER,
@@ -197,7 +197,7 @@ def read_history(shop: Shop, capsys: pytest.CaptureFixture[str]) -> ReadHistory:
     """Return the versions that `chronolake history --json` prints of a record."""
 
     def read(table: str, key: str) -> list[dict[str, Any]]:
-        code, out, _ = ran(shop.folder, capsys, "history", table, "--key", key, "--json")
+        code, out, _ = run_command(shop.folder, capsys, "history", table, "--key", key, "--json")
         assert code == 0
         versions: list[dict[str, Any]] = json.loads(out)["versions"]
         return versions

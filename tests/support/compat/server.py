@@ -107,7 +107,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serve() -> Iterator[Server]:
     """Run an empty API on loopback; it ends with the block."""
     server = _Server(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

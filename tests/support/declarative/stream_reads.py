@@ -59,13 +59,13 @@ def option(name: str) -> dict[str, Any]:
     return {"type": "RequestOption", "inject_into": "request_parameter", "field_name": name}
 
 
-def does(action: str, *codes: int) -> dict[str, Any]:
+def response_filter(action: str, *codes: int) -> dict[str, Any]:
     """Return an error handler that does something about some statuses."""
     response_filter = {"type": "HttpResponseFilter", "action": action, "http_codes": list(codes)}
     return {"error_handler": {"type": "DefaultErrorHandler", "response_filters": [response_filter]}}
 
 
-def reading(
+def read_stream(
     described: Mapping[str, Any],
     api: Api,
     state: Mapping[str, Any] | None = None,

@@ -14,7 +14,7 @@ from sqlalchemy import NullPool, create_engine
 
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
-from support.server.sent_files import NULL, UNMODIFIED, SentFile, csv_text, written
+from support.server.sent_files import NULL, UNMODIFIED, SentFile, csv_text, write_batch_file
 
 SYNCED = "_fivetran_synced:UTC_DATETIME"
 DELETED = "_fivetran_deleted:BOOLEAN"
@@ -151,7 +151,9 @@ class Caller:
         """Return a file whose header is `columns`, or the first row's keys."""
         header = list(columns or rows[0])
         text = csv_text(header, [[row.get(name) for name in header] for row in rows])
-        return written(self.folder, name, text, compression=compression, encrypted=encrypted)
+        return write_batch_file(
+            self.folder, name, text, compression=compression, encrypted=encrypted
+        )
 
     def request(
         self,

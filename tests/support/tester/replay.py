@@ -8,7 +8,7 @@ import json
 from chronolake.tester import RunOptions, run
 from chronolake.tester.values import to_json
 from chronolake.types import Kind
-from support.tester.reference_destination import ReferenceDestination, serving
+from support.tester.reference_destination import ReferenceDestination, serve
 
 
 class Outcome:
@@ -34,10 +34,10 @@ class Outcome:
         return self.model[schema][table]["rows"]
 
 
-def played(scenarios, tmp_path, destination=None, **options):
+def play(scenarios, tmp_path, destination=None, **options):
     destination = destination or ReferenceDestination()
     report, dump = io.StringIO(), tmp_path / "model.json"
-    with serving(destination) as target:
+    with serve(destination) as target:
         code = run(
             scenarios,
             RunOptions(target=target, json_lines=True, dump_model=dump, **options),

@@ -112,11 +112,11 @@ def mutate(folder: Path, seeds: range) -> None:
         where = draw.choice(["text", "text", "compressed", "file"])
         if where == "text":
             content = mutated(content, draw)
-        content = batch_writer.compressed(content, compression)
+        content = batch_writer.compress(content, compression)
         if where == "compressed":
             content = mutated(content, draw)
         if key:
-            content = batch_writer.encrypted(content, key)
+            content = batch_writer.encrypt(content, key)
         if where == "file":
             content = mutated(content, draw)
         path.write_bytes(content)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from support.declarative.mockapi import raw_manifest
-from support.declarative.mockapi.trials import Outcome, mocked, names, real
+from support.declarative.mockapi.trials import Outcome, mock_api, names, real
 
 
 def outcomes(chosen: Iterable[str]) -> list[Outcome]:
@@ -19,7 +19,7 @@ def outcomes(chosen: Iterable[str]) -> list[Outcome]:
     found = []
     for name in chosen:
         manifest = real(name)
-        with mocked(manifest) as trial:
+        with mock_api(manifest) as trial:
             found += [trial.tried(*named) for named in raw_manifest.streams(manifest.written)]
     return found
 

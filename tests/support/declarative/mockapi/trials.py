@@ -105,7 +105,7 @@ def real(name: str) -> Real:
 
 
 @contextmanager
-def mocked(real: Real, branch: int = 0) -> Iterator[Trial]:
+def mock_api(real: Real, branch: int = 0) -> Iterator[Trial]:
     """Run a manifest's API; yield access to it."""
     config = configurations.configuration(real.written, branch)
     with MockApi(config) as api, httpx.Client(transport=ToTheTest(api.url)) as client:
