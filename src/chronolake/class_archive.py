@@ -144,7 +144,7 @@ def _start_training(parent: int) -> None:
 
 
 @contextmanager
-def recorded(java_home: str) -> Iterator[Path | None]:
+def record_archive(java_home: str) -> Iterator[Path | None]:
     """Give the path at which a JVM may store an archive, and publish the file afterwards.
 
     It is None if the archive exists or another process creates it. An error is recorded in a file

@@ -157,9 +157,9 @@ def test_missing_and_read_intervals_cover_the_range(
         *(moments(interval.start, interval.end) for interval in (*left, *intervals))
     )
     # The gap between neighbors is smaller than the API's granularity.
-    joined = slice_rules.merge([*intervals, *(Interval(one.start, one.end) for one in left)])
-    covered |= set().union(*(moments(one.start, one.end) for one in joined))
+    joined = slice_rules.merge([*intervals, *(Interval(gap.start, gap.end) for gap in left)])
+    covered |= set().union(*(moments(interval.start, interval.end) for interval in joined))
     if wanted.start < wanted.end or grain:
         assert moments(wanted.start, wanted.end) <= covered
-    for one in left:
-        assert wanted.start <= one.start <= one.end <= wanted.end
+    for gap in left:
+        assert wanted.start <= gap.start <= gap.end <= wanted.end

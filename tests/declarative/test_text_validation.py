@@ -14,7 +14,7 @@ from chronolake.source.declarative.manifests.manifest import Manifest, load, par
 from chronolake.source.declarative.manifests.problems import Problem
 from chronolake.source.protocol import Level
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import requester, retriever, stream
+from support.declarative.stream_reads import requester, retriever, stream
 
 _CURSOR = {
     "type": "DatetimeBasedCursor",
@@ -459,7 +459,7 @@ def _one(found: Manifest) -> Problem:
         (_by_path("PageIncrement"), "page_token_option", "cannot be a number", "RequestOption"),
     ],
 )
-def test_a_text_that_cannot_be_used_is_told_where_it_stands(
+def test_an_invalid_text_is_reported_with_its_location(
     described: dict[str, Any], path: str, message: str, hint: str
 ) -> None:
     found = _manifest(described)
@@ -515,7 +515,7 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
         _asking(purpose="to ask", use_caches=True, **{"$parameters": {"use_caches": True}}),
     ],
 )
-def test_what_the_reference_reads_is_no_problem(described: dict[str, Any]) -> None:
+def test_what_the_reference_reads_is_not_a_problem(described: dict[str, Any]) -> None:
     assert _manifest(described).problems == ()
 
 
@@ -538,7 +538,7 @@ def test_requests_know_what_partitions_carry() -> None:
     assert _one(_manifest(described)).message == "the variable `regon` does not exist there"
 
 
-def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
+def test_texts_of_streams_with_other_problems_are_reported_too() -> None:
     described = _asking(request_headers={"a": "{{ confg.x }}"})
     del described["retriever"]["record_selector"]
 
@@ -551,7 +551,7 @@ def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
     assert not found.streams
 
 
-def test_budget_concurrency_and_rules_are_looked_at() -> None:
+def test_budget_concurrency_and_rules_are_checked() -> None:
     window = {
         "type": "FixedWindowCallRatePolicy",
         "period": "1h",
@@ -606,7 +606,7 @@ def _dynamic(template: dict[str, Any], value: str) -> dict[str, Any]:
     }
 
 
-def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> None:
+def test_problems_of_stream_templates_are_reported_once_and_without_inserted_values() -> None:
     template = _asking(path="{{ to be replaced }}", request_headers={"a": "{{ confg.x }}"})
     named = "{{ components_values['name'] }}"
 
@@ -615,7 +615,7 @@ def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> N
         source = DeclarativeSource(
             type="declarative", manifest="manifest.yaml", config={"api": api.url}
         )
-        with open_api(found, source, wanted=None) as ready:
+        with open_api(found, source, stream_names=None) as ready:
             whole = ready.manifest
 
     assert (
@@ -628,7 +628,7 @@ def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> N
     assert _one(wrong).hint == "Did you mean 'components_values'?"
 
 
-def test_a_check_tells_the_line_the_path_and_what_to_do(tmp_path: Path) -> None:
+def test_a_check_reports_line_path_and_hint(tmp_path: Path) -> None:
     file = tmp_path / "manifest.yaml"
     file.write_text(
         """\
@@ -700,7 +700,7 @@ _SPEC = {
         (_dependent(stream("parents")), "has no effect", "", Level.WARNING),
     ],
 )
-def test_a_setting_that_the_spec_has_not_is_told(
+def test_a_setting_that_the_spec_lacks_is_reported(
     described: dict[str, Any], message: str, hint: str, level: Level
 ) -> None:
     found = _manifest(described, spec=_SPEC)
@@ -710,7 +710,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
     assert "items" in found.streams
 
     source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
-    (reported,) = [one for one in check_source(found, source) if one.what == "manifest"]
+    (reported,) = [result for result in check_source(found, source) if result.what == "manifest"]
     assert reported.level is level
 
 
@@ -740,7 +740,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
         _paged(type="PageIncrement", page_size="10"),
     ],
 )
-def test_what_is_there_or_need_not_be_is_no_problem(described: dict[str, Any]) -> None:
+def test_existing_and_optional_names_are_not_problems(described: dict[str, Any]) -> None:
     assert _manifest(described, spec=_SPEC).problems == ()
 
 
@@ -754,5 +754,5 @@ def test_settings_that_the_manifest_makes_itself_are_there() -> None:
     assert _manifest(_asking(path="/{{ config['made'] }}"), spec=spec).problems == ()
 
 
-def test_without_a_spec_nobody_knows_the_settings() -> None:
+def test_without_a_spec_the_settings_are_unknown() -> None:
     assert _manifest(_asking(path="/{{ config['made'] }}")).problems == ()

@@ -14,7 +14,7 @@ from chronolake.pipeline.store import Status
 from chronolake.source.postgres.connection import connect
 from chronolake.source.protocol import CaptureMethod
 from chronolake.types import ACTIVE, DELETED
-from support.commands import ran_words
+from support.commands import run_words
 from support.source.databases import Shop
 
 
@@ -241,7 +241,7 @@ def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: st
 
 
 @pytest.mark.long
-def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
+def test_added_tables_are_copied_later_and_do_not_stop_each_other(shop: Shop) -> None:
     shop.run(
         'CREATE TABLE "Odd/ name." ("Key" uuid PRIMARY KEY, "Va l" text[])',
         """INSERT INTO "Odd/ name." VALUES ('00000000-0000-0000-0000-000000000001', '{a,"b c"}')""",
@@ -586,7 +586,7 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
         assert shop.versions("orders", ("id", "code")) == before
 
     # `check` reports it before any run does.
-    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
     assert code == 1
     assert "The source's key is code, but the table's key is id" in reported
     assert "rename.tables: {public.orders: " in reported
@@ -595,7 +595,7 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
     assert str(folder) in (stream.hint or "")
     folder.rename(shop.folder / "away")
     shop.configure(rename="{tables: {public.orders: orders_by_code}}")
-    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
     assert code == 0, reported
     shop.sync_or_fail()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, True), ("d", 3, True)]

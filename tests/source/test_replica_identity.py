@@ -208,7 +208,7 @@ def test_concurrent_statement_does_not_wait_forever(
 
 @pytest.mark.parametrize("is_large", [True, False])
 @pytest.mark.long
-def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
+def test_a_clock_set_back_after_a_crash_does_not_change_the_order(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
 ) -> None:
     if is_large:

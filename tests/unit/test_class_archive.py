@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chronolake import class_archive, class_training, jars
-from chronolake.class_archive import archive_file, java_options, recorded
+from chronolake.class_archive import archive_file, java_options, record_archive
 from chronolake.config import CatalogKind, load_project
 from chronolake.errors import LakeError
 from chronolake.session import java_home
@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def create(home: str) -> Path:
-    with recorded(home) as file:
+    with record_archive(home) as file:
         assert file is not None
         file.write_bytes(b"classes")
     return archive_file(home)
@@ -57,14 +57,14 @@ def test_java_starts_with_an_archive_if_there_is_one(
 
 def test_an_archive_is_created_by_one_process_and_once(cache: Path) -> None:
     home = java_home()
-    with recorded(home) as file:
+    with record_archive(home) as file:
         assert file is not None
-        with recorded(home) as other:
+        with record_archive(home) as other:
             assert other is None
         assert not archive_file(home).exists()
         file.write_bytes(b"classes")
     assert archive_file(home).read_bytes() == b"classes"
-    with recorded(home) as again:
+    with record_archive(home) as again:
         assert again is None
 
 
@@ -72,7 +72,7 @@ def test_an_archive_that_fails_is_not_tried_by_every_command(cache: Path) -> Non
     home = java_home()
 
     def fail() -> None:
-        with recorded(home) as file:
+        with record_archive(home) as file:
             assert file is not None
             file.write_bytes(b"half of the clas")
             raise LakeError("Java ended with exit code 1.")
@@ -80,7 +80,7 @@ def test_an_archive_that_fails_is_not_tried_by_every_command(cache: Path) -> Non
     with pytest.raises(LakeError):
         fail()
     assert not list(cache.glob("*.jsa")) + list(cache.glob("*.tmp"))
-    with recorded(home) as file:
+    with record_archive(home) as file:
         assert file is None
     (failure,) = cache.glob("*.failed")
     assert "exit code 1" in failure.read_text()

@@ -97,7 +97,9 @@ def test_the_names_for_authors_of_sources_are_these() -> None:
     assert callable(protocol.ChangeSource.acknowledge)
 
 
-@pytest.mark.parametrize("module", [chronolake, inspect, protocol], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "module", [chronolake, inspect, protocol], ids=lambda module: module.__name__
+)
 def test_every_exported_name_can_be_imported(module: ModuleType) -> None:
     for name in module.__all__:
         assert getattr(module, name) is not None

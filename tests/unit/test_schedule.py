@@ -10,7 +10,7 @@ from chronolake.cli.pipelines import LONGEST_SECONDS, Schedule
 _EVERY = st.sampled_from([1.0, 30.0, 300.0, 3_600.0])
 
 
-def test_a_pipeline_that_fails_backs_off_and_comes_back() -> None:
+def test_a_pipeline_that_fails_backs_off_and_resumes() -> None:
     schedule = Schedule(1.0)
     waited = [schedule.note("a", began=0.0, has_failed=True) for _ in range(12)]
     assert waited[:5] == [2.0, 4.0, 8.0, 16.0, 32.0]
@@ -24,7 +24,7 @@ def test_a_pipeline_that_fails_backs_off_and_comes_back() -> None:
 
 
 @given(_EVERY, st.lists(st.booleans(), max_size=80))
-def test_runs_are_never_closer_than_asked_nor_too_far_apart(
+def test_runs_are_never_closer_than_the_interval_nor_too_far_apart(
     every: float, ended: list[bool]
 ) -> None:
     schedule, at, before = Schedule(every), 0.0, 0.0

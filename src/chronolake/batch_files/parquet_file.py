@@ -97,13 +97,13 @@ def pieces(
         ValueRefusedError: a value does not fit its column.
         BatchFileError: the content cannot be read.
     """
-    reading = _ParquetFile(file, form, columns, required, tallies)
+    file_reader = _ParquetFile(file, form, columns, required, tallies)
     if form.compression == "off" and not form.encrypted:
         with open_file(file.path, file.root) as raw, pa.PythonFile(raw, mode="r") as source:
-            yield from reading.pieces(source)
+            yield from file_reader.pieces(source)
     else:
         with open_plain(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:
-            yield from reading.pieces(source)
+            yield from file_reader.pieces(source)
 
 
 def _content(file: BatchFile, plain: Plain) -> bytearray:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.formatting import cell, counted, label, name_of, size
+from chronolake.formatting import cell, format_count, label, name_of, size
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def counted_rows(number: int, mode: Mode) -> str:
     """Format a number of rows, which are versions in a history table."""
-    return counted(number, "version" if mode is Mode.HISTORY else "row")
+    return format_count(number, "version" if mode is Mode.HISTORY else "row")
 
 
 def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str
         "holds": report.holds,
         "promises": [
             {
-                "promise": promise.text,
-                "holds": promise.holds,
-                "broken": promise.broken,
-                "sample": promise.sample,
+                "promise": invariant.text,
+                "holds": invariant.holds,
+                "broken": invariant.violations,
+                "sample": invariant.sample,
             }
-            for promise in report.promises
+            for invariant in report.invariants
         ],
         "quarantined": [vars(file) for file in quarantine.files],
     }
@@ -52,16 +52,16 @@ def format_verify_report(report: VerifyReport, quarantine: Quarantine) -> Render
         (f"  {report.mode.value}, {counted_rows(report.rows, report.mode)}", "dim"),
     )
     grid = Table.grid(padding=(0, 2))
-    if not report.promises:
+    if not report.invariants:
         grid.add_row(Text("  no key, and so no invariants", style="dim"))
-    for promise in report.promises:
-        if promise.holds:
-            grid.add_row(Text("  ok", style="green"), Text(promise.text))
+    for invariant in report.invariants:
+        if invariant.holds:
+            grid.add_row(Text("  ok", style="green"), Text(invariant.text))
             continue
         grid.add_row(
             Text("  violated", style="bold red"),
             Text.assemble(
-                promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
+                invariant.text, f": {invariant.violations:,} rows, such as ", cell(invariant.sample)
             ),
         )
     for file in quarantine.files:

@@ -74,12 +74,12 @@ class CatalogTable:
         name: schema and table.
         columns: the columns in table order, with declared types; inferred for columns of other
             engines.
-        table: PyIceberg's view of the metadata.
+        iceberg: PyIceberg's table: its metadata, and its scans.
     """
 
     name: TableName
     columns: tuple[Column, ...]
-    table: Table
+    iceberg: Table
 
     @property
     def mode(self) -> Mode:

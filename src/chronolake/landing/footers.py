@@ -67,7 +67,7 @@ class ColumnStatistics:
     has_text: bool = False
     is_complete: bool = True
 
-    def merged_with(self, other: ColumnStatistics) -> ColumnStatistics:
+    def merge(self, other: ColumnStatistics) -> ColumnStatistics:
         """Return the statistics of these files and others together."""
         bounds = [
             bound
@@ -137,7 +137,7 @@ def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Naming
         for row in rows:
             for name, reported in orjson.loads(row["columns"]).items():
                 known = ColumnStatistics(**reported)
-                columns[name] = known.merged_with(columns.get(name, ColumnStatistics()))
+                columns[name] = known.merge(columns.get(name, ColumnStatistics()))
         count = sum(row["rows"] for row in rows)
         first = files[numbers[0]]
         declaration = _declaration(schema, first)
@@ -221,7 +221,7 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             numbers.append(number)
             rows.append(footer.num_rows)
             for name, known in statistics:
-                sums[name] = known.merged_with(sums.get(name, ColumnStatistics()))
+                sums[name] = known.merge(sums.get(name, ColumnStatistics()))
     reported: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
         (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None, False)
         for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()

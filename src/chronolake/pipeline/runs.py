@@ -123,7 +123,7 @@ class StreamRun:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationResult:
     """The last result of `chronolake verify` for a table.
 
     Attributes:

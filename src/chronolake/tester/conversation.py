@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from chronolake.formatting import counted
+from chronolake.formatting import format_count
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import client
 from chronolake.tester.client import UNIMPLEMENTED
@@ -71,7 +71,7 @@ class CallChecks:
 
 
 def check_description(
-    described: TableDefinition,
+    description: TableDefinition,
     table: ModelTable,
     *,
     accepted: Mapping[Kind, Kind],
@@ -79,7 +79,7 @@ def check_description(
     """Compare a described table with the expected one, column by column.
 
     Args:
-        described: the destination's description.
+        description: the destination's description.
         table: the expected table, including retained columns.
         accepted: for a declared type, another type that may be described instead.
 
@@ -88,7 +88,7 @@ def check_description(
         whether it belongs to the key.
     """
     result = CallChecks()
-    described_columns = {column.name: column for column in described.columns}
+    described_columns = {column.name: column for column in description.columns}
     wanted = {column.name: column for column in table.definition.columns}
     result.checked.append(f"{len(wanted)} columns")
     # One failure for each column: a list would be another finding after each change of the table.
@@ -102,7 +102,7 @@ def check_description(
         for name in described_columns
         if name not in wanted
     ]
-    if len(described_columns) < len(described.columns):
+    if len(described_columns) < len(description.columns):
         result.failures.append(Failure("columns", "unique names", "a duplicate name"))
     retained = [name for name in wanted if name not in table.sent]
     if retained:
@@ -292,7 +292,7 @@ class TextReport:
             (f"{answer.member or 'answered'}  ", "green" if good else "red"),
             (f"{answer.seconds * 1000:.0f} ms", "dim"),
             (f"  checked: {'; '.join(outcome.checked)}" if outcome.checked else "", "dim"),
-            (f"  {counted(call.known, 'finding')} as before" if call.known else "", "dim"),
+            (f"  {format_count(call.known, 'finding')} as before" if call.known else "", "dim"),
         )
         if answer.text:
             self._line((f"      {answer.text}", "yellow"))
@@ -564,17 +564,17 @@ class Conversation:
         )
 
     def _compare(
-        self, answer: Answer, outcome: CallChecks, model: Model, wanted: ModelTable
+        self, answer: Answer, outcome: CallChecks, model: Model, expected: ModelTable
     ) -> None:
-        outcome.expect("name", wanted.name, answer.message.table.name)
+        outcome.expect("name", expected.name, answer.message.table.name)
         described, unknown = client.table_definition(answer.message.table)
         for name in unknown:
             outcome.failures.append(Failure(f"type of {name!r}", "a type", "UNSPECIFIED"))
-        found = check_description(described, wanted, accepted=self._accepted)
+        found = check_description(described, expected, accepted=self._accepted)
         outcome.checked.extend(found.checked)
         outcome.failures.extend(found.failures)
         outcome.notices.extend(found.notices)
-        model.settle_decimals(wanted.name, described)
+        model.settle_decimals(expected.name, described)
 
     def _describe_request(self, schema: str, table: str) -> sdk.DescribeTableRequest:
         return sdk.DescribeTableRequest(

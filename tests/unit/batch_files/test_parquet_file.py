@@ -190,7 +190,7 @@ def test_the_unmodified_marker_in_a_key_is_refused(decode: Decode) -> None:
     assert (caught.value.row, caught.value.column) == (2, "k")
 
 
-def test_an_empty_text_in_a_key_that_is_no_text_is_refused(decode: Decode) -> None:
+def test_an_empty_text_in_a_key_of_another_type_is_refused(decode: Decode) -> None:
     table = pa.table({"k": ["2024-01-01T00:00:00Z", None, ""], "v": [1, 2, 3]})
     kinds = {"k": Kind.UTC_DATETIME, "v": Kind.LONG}
     with pytest.raises(ValueRefusedError, match="it is empty") as caught:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.formatting import counted, did_you_mean
-from chronolake.limits import check_mode
+from chronolake.formatting import did_you_mean, format_count
 from chronolake.source.declarative.components.instances import import_classes
 from chronolake.source.declarative.connect import open_api
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
@@ -32,6 +31,7 @@ from chronolake.source.declarative.parent_streams import (
 from chronolake.source.declarative.retrieval.paginator import Pages
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import CheckResult, Level
+from chronolake.stream_modes import check_mode
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def read(
                         result.records = result.records[:limit]
                         return result
             except ChronolakeError as failure:
-                reader.failed()
+                reader.mark_failed()
                 result.failure = result.failure or failure
                 continue
-            reader.done(work, slice_read.latest)
+            reader.mark_read(work, slice_read.latest)
     except ChronolakeError as failure:
-        reader.failed()
+        reader.mark_failed()
         result.failure = result.failure or failure
     reader.complete()
     result.state = reader.state.export()
@@ -146,7 +146,9 @@ def sample(
     """
     raise_if_incomplete(source.config, manifest, "source.config")
     exchanges: list[Exchange] = []
-    with open_api(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
+    with open_api(
+        manifest, source, stream_names=[name], memory=memory, log=exchanges.append
+    ) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
@@ -170,7 +172,7 @@ def complete_manifest(
     """
     if manifest.lists(source.only):
         return manifest
-    with open_api(manifest, source, wanted=source.only, memory=memory) as api:
+    with open_api(manifest, source, stream_names=source.only, memory=memory) as api:
         return api.manifest
 
 
@@ -208,7 +210,7 @@ def check_source(
                 open_api(
                     manifest,
                     source,
-                    wanted=source.only,
+                    stream_names=source.only,
                     memory=memory,
                     overrides=overrides,
                     log=exchanges.append,
@@ -228,12 +230,14 @@ def check_source(
             yield _check_connection(api, name, exchanges)
 
 
-def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
+def _check_streams(
+    manifest: Manifest, stream_names: Collection[str] | None
+) -> Iterator[CheckResult]:
     """Yield a manifest's errors, and the capabilities of its streams."""
     for problem in manifest.problems:
-        if problem.stream is None or wanted is None or problem.stream in wanted:
+        if problem.stream is None or stream_names is None or problem.stream in stream_names:
             # An invalid stream is skipped unless the configuration names it.
-            is_left_out = problem.stream is not None and wanted is None
+            is_left_out = problem.stream is not None and stream_names is None
             where = "" if problem.line is None else f", line {problem.line}"
             of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
             yield CheckResult(
@@ -245,7 +249,7 @@ def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterat
     reported = {
         name for problem in manifest.problems for name in (problem.stream, *problem.streams)
     }
-    for name in manifest.streams if wanted is None else wanted:
+    for name in manifest.streams if stream_names is None else stream_names:
         if name not in manifest.streams:
             if name not in reported and manifest.is_whole:
                 hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
@@ -328,7 +332,7 @@ def _check_connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckRe
     except ChronolakeError as failure:
         return CheckResult(what, Level.FAILED, failure.message, failure.hint)
     got = "records found" if has_records else "no records found"
-    return CheckResult(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
+    return CheckResult(what, Level.OK, f"{format_count(len(exchanges), 'request')}, {got}")
 
 
 def _describe_stream(stream: AnyStream) -> str:

@@ -309,18 +309,18 @@ def _parse_duration(name: str, text: str | None) -> Gap | None:
 
 
 def _evaluate_time(
-    described: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
+    bound: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
 ) -> datetime:
     """Return a template's time, limited by its minimum and maximum; None: the present."""
-    if not described:
+    if not bound:
         return datetime.now(UTC)
-    if isinstance(described, str):
-        return _parse_time(_evaluate(model, config, described), model.datetime_format)
-    datetime_format = described.datetime_format or model.datetime_format
-    time = _parse_time(_evaluate(described, config, described.datetime), datetime_format)
-    if floor := _evaluate(described, config, described.min_datetime):
+    if isinstance(bound, str):
+        return _parse_time(_evaluate(model, config, bound), model.datetime_format)
+    datetime_format = bound.datetime_format or model.datetime_format
+    time = _parse_time(_evaluate(bound, config, bound.datetime), datetime_format)
+    if floor := _evaluate(bound, config, bound.min_datetime):
         time = max(time, _parse_time(floor, datetime_format))
-    if ceiling := _evaluate(described, config, described.max_datetime):
+    if ceiling := _evaluate(bound, config, bound.max_datetime):
         time = min(time, _parse_time(ceiling, datetime_format))
     return time
 

@@ -393,15 +393,15 @@ class _Scope(NamedTuple):
 
 
 def problems_of_lookups(
-    described: Any, spot: Spot, stream: str, settings: Names | None
+    component: Any, spot: Spot, stream: str, settings: Names | None
 ) -> Iterator[Problem]:
     """Yield a problem for each name that a stream looks up and that the manifest does not define.
 
-    `described` is the stream with inherited values filled in. `settings` are the names that a
+    `component` is the stream with inherited values filled in. `settings` are the names that a
     configuration can have, or None if they are unknown.
     """
-    for keys, message, hint, is_warning in _check_node(described, (), None, _Scope(settings)):
-        yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
+    for keys, message, hint, is_warning in _check_node(component, (), None, _Scope(settings)):
+        yield spot.within(component, keys).problem(message, stream, hint, is_warning=is_warning)
 
 
 def _check_node(node: Any, keys: Keys, kind: str | None, scope: _Scope) -> Iterator[Found]:
@@ -456,10 +456,10 @@ class _Lookup(NamedTuple):
 
 
 def _unknown_names(
-    keys: Keys, found: _Lookup, scope: _Scope, *, is_warning: bool
+    keys: Keys, lookup: _Lookup, scope: _Scope, *, is_warning: bool
 ) -> Iterator[Found]:
-    names, there = scope.names_in(found.variable)
-    *outer, key = found.path
+    names, there = scope.names_in(lookup.variable)
+    *outer, key = lookup.path
     known: Collection[str] | None = names
     if outer and names is not None:
         # An unknown outer name is reported as such.
@@ -469,11 +469,11 @@ def _unknown_names(
         return
     near = difflib.get_close_matches(key, known, n=1, cutoff=NEAR)
     # A setting with a fallback in the template may be undocumented.
-    if found.variable in {"config", "parameters"} and not found.is_needed and not near:
+    if lookup.variable in {"config", "parameters"} and not lookup.is_needed and not near:
         return
     hint = f"Did you mean {near[0]!r}?" if near else "Use a name that exists."
-    shown = "".join(f"[{name!r}]" for name in found.path)
-    yield keys, f"`{found.variable}{shown}` does not exist: {there}", hint, is_warning
+    shown = "".join(f"[{name!r}]" for name in lookup.path)
+    yield keys, f"`{lookup.variable}{shown}` does not exist: {there}", hint, is_warning
 
 
 def _join_names(names: Collection[str]) -> str:

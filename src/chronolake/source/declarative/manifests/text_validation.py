@@ -35,7 +35,11 @@ from chronolake.source.declarative.manifests.reference_validation import (
     WHOLE,
 )
 from chronolake.source.declarative.manifests.stream_validation import REQUESTER
-from chronolake.source.declarative.models import requests, spec, streams
+from chronolake.source.declarative.models import (  # noqa: F401 - they define all components
+    requests,
+    spec,
+    streams,
+)
 from chronolake.source.declarative.models.base import Component
 from chronolake.source.declarative.templating.template_checks import (
     Fault,
@@ -53,8 +57,6 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.manifests.problems import Problem, Spot
 
 
-#: The modules that import all components.
-_MODULES: Final = (requests, spec, spec, streams, streams)
 _TOKENS: Final = frozenset({("CursorPagination", "cursor_value")})
 #: The texts that conditions may consist of.
 _CONSTANTS: Final = frozenset({"true", "false", "1", "0"})
@@ -111,7 +113,7 @@ _PERIODS: Final = ("DAY", "MONTH", "WEEK")
 
 
 def problems_of_texts(
-    described: Any,
+    component: Any,
     spot: Spot,
     stream: str | None = None,
     *,
@@ -121,25 +123,25 @@ def problems_of_texts(
     """Return the problems of the texts in a component and in its subcomponents.
 
     Args:
-        described: the component, with inherited values filled in.
+        component: the component, with inherited values filled in.
         spot: the location of the component.
         stream: the stream that the component belongs to, or None.
         kind: the component's type, if it has no `type` key.
         open_to: paths whose values will be replaced, optionally patterns or templates. Problems at
             these paths are ignored.
     """
-    carried = _extra_fields_in(described)
+    carried = _extra_fields_in(component)
     return [
-        spot.within(described, keys).problem(fault.message, stream, fault.hint)
-        for keys, fault in _check_component(described, (), kind, carried)
+        spot.within(component, keys).problem(fault.message, stream, fault.hint)
+        for keys, fault in _check_component(component, (), kind, carried)
         if not is_open(keys, open_to)
     ]
 
 
-def _extra_fields_in(described: Any) -> frozenset[str] | None:
+def _extra_fields_in(component: Any) -> frozenset[str] | None:
     """Return the extra fields of partitions, or None if a custom class determines them."""
     found: set[str] = set()
-    left = [described]
+    left = [component]
     while left:
         node = left.pop()
         if isinstance(node, dict):

@@ -84,7 +84,7 @@ _STRUCTURAL = frozenset(
 )
 #: Values that are constant, or counted already.
 _COUNTED = (nodes.Const, nodes.Filter)
-# Names of the filters that `_Measuring` inserts. No template can call them by these names.
+# Names of the filters that `_CounterInserter` inserts. No template can call them by these names.
 _ROUNDS, _MADE, _JOINED = "a round", "a made value", "joined values"
 _SLICED = "a sliced value"
 #: Filters that split strings into pieces, each of which is a string object.
@@ -191,7 +191,7 @@ _allowance: ContextVar[_Allowance] = ContextVar("allowance")
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledTemplate:
     """A compiled template.
 
     Attributes:
@@ -212,7 +212,7 @@ class Compiled:
         return self.template.render(context), allowance.shown
 
 
-def compile_template(text: str) -> Compiled:
+def compile_template(text: str) -> CompiledTemplate:
     """Compile a template.
 
     Raises:
@@ -220,12 +220,12 @@ def compile_template(text: str) -> Compiled:
     """
     # Jinja evaluates constant expressions during compilation.
     _allowance.set(_Allowance())
-    tree = _Measuring().visit(parse_template(ENVIRONMENT, text))
+    tree = _CounterInserter().visit(parse_template(ENVIRONMENT, text))
     variables = frozenset(meta.find_undeclared_variables(tree))
-    return Compiled(ENVIRONMENT.from_string(tree), variables)
+    return CompiledTemplate(ENVIRONMENT.from_string(tree), variables)
 
 
-class _Measuring(NodeTransformer):
+class _CounterInserter(NodeTransformer):
     """A transformer that inserts counters into loops, literals, slices, `in` and `~`.
 
     Jinja has no hooks for them.
@@ -248,8 +248,8 @@ class _Measuring(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
         if node.recursive:
             raise TemplateSyntaxError("recursive loops are not supported", node.lineno)
-        texts = [each.data for each in node.find_all(nodes.TemplateData)]
-        texts += [str(each.value) for each in node.find_all(nodes.Const)]
+        texts = [part.data for part in node.find_all(nodes.TemplateData)]
+        texts += [str(constant.value) for constant in node.find_all(nodes.Const)]
         self.generic_visit(node)
         node.iter = _pipe(cast("nodes.Expr", node.iter), _ROUNDS, nodes.Const(sum(map(len, texts))))
         return node
@@ -481,7 +481,7 @@ def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that counts its arguments and its result."""
 
     @wraps(run)  # also marks, for Jinja, which internal arguments the filter needs
-    def counting(*args: Any, **options: Any) -> Any:
+    def measure_and_run(*args: Any, **options: Any) -> Any:
         allowance = _allowance.get()
         for value in (*args, *options.values()):
             if isinstance(value, str | bytes | int) or (
@@ -501,7 +501,7 @@ def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         allowance.step(_shallow_size(made))
         return made
 
-    return counting
+    return measure_and_run
 
 
 def _format(value: Any, *args: Any, **options: Any) -> Any:

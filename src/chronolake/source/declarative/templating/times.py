@@ -245,8 +245,8 @@ class Reader:
         return None
 
 
-def _any_fraction(found: re.Match[str]) -> str:
-    return "%f" if found[1] == "_ms" else found[0]
+def _any_fraction(match: re.Match[str]) -> str:
+    return "%f" if match[1] == "_ms" else match[0]
 
 
 def _micros(since: timedelta) -> int:
