@@ -31,6 +31,22 @@ def create(home: str) -> Path:
     return archive_file(home)
 
 
+@pytest.mark.parametrize("damage", ["truncated", "longer", "without its size"])
+def test_an_archive_of_another_size_is_not_used(cache: Path, damage: str) -> None:
+    home = java_home()
+    file = create(home)
+    if damage == "without its size":
+        file.with_suffix(".size").unlink()
+    else:
+        file.write_bytes(b"class" if damage == "truncated" else b"classes and more")
+
+    assert java_options(home) == []
+
+    # It is created again.
+    assert create(home).read_bytes() == b"classes"
+    assert java_options(home) != []
+
+
 def test_an_archive_belongs_to_its_java_and_its_jars(cache: Path) -> None:
     home = java_home()
     first = archive_file(home)
@@ -191,5 +207,8 @@ def test_a_damaged_archive_does_not_break_a_command(
     archive.chmod(0o600)
     for name, data in damaged.items():
         archive.write_bytes(data)
+        # Java itself finds other damage than a missing end.
+        size = len(content) if name == "truncated" else len(data)
+        archive.with_suffix(".size").write_text(str(size))
         output, errors = start_session(tmp_path)
         assert output.startswith("3 "), (name, output, errors)
