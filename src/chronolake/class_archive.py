@@ -126,8 +126,8 @@ def _is_off() -> bool:
 
 
 def _is_due(file: Path) -> bool:
-    """Return whether an archive does not exist and its creation has not failed recently."""
-    if file.exists():
+    """Return whether an archive is missing or truncated, and was not tried in vain recently."""
+    if _is_complete(file):
         return False
     try:
         return _failure(file).stat().st_mtime < time.time() - _RETRY_SECONDS

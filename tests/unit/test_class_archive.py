@@ -40,9 +40,15 @@ def test_an_archive_of_another_size_is_not_used(cache: Path, damage: str) -> Non
     else:
         file.write_bytes(b"class" if damage == "truncated" else b"classes and more")
 
+    with record_archive(home) as again:
+        assert again is not None
+        again.write_bytes(b"classes")
+    assert java_options(home) != []
+    file.write_bytes(b"class")
     assert java_options(home) == []
 
-    # It is created again.
+    # It was removed, and is created again.
+    assert not file.exists()
     assert create(home).read_bytes() == b"classes"
     assert java_options(home) != []
 
