@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame
 
 from chronolake import core
 from chronolake.lake import Lake
-from measuring import customers, lakes
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import DAY_MILLIS, NEWEST_MILLIS, Made
+from harness import customers, lakes
+from harness.clock import Times, interleaved, say, show
+from harness.customers import DAY_MILLIS, NEWEST_MILLIS, Made
 
 VERSIONS: Final = 10
 _SUMS: Final = (

@@ -46,7 +46,7 @@ from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
 from chronolake.source.declarative.stream_slice import StreamSlice
-from measuring.clock import Times, machine, say, show
+from harness.clock import Times, machine, say, show
 
 OURS: Final = "ours"
 REFERENCE: Final = "airbyte-cdk 7.39.1"
@@ -127,7 +127,7 @@ def serving(
     """Run an API in a process of its own; yield its address."""
     port = folder / f"port{pages}"
     port.unlink(missing_ok=True)
-    words = [sys.executable, HERE / "measuring" / "pages.py", port, per_page, pages, delay]
+    words = [sys.executable, HERE / "harness" / "pages.py", port, per_page, pages, delay]
     with subprocess.Popen([*map(str, words)]) as server:
         try:
             while not port.exists():
@@ -156,7 +156,7 @@ def read_ours(
     types = declared_columns(loader.schema_)
     with http_client() as client:
         api = create_api(found, {"url": url}, Network(client))
-        waiting, _ = PendingFiles.left(folder / "spool")
+        waiting, _ = PendingFiles.recover(folder / "spool")
         identity = Identity.of(stream)
         shape = Shape(identity.add_key_column(types), frozenset(types))
         files = SliceFiles(waiting.folder, identity, shape)
@@ -178,7 +178,7 @@ def read_reference(described: dict[str, Any], url: str) -> tuple[int, float]:
     """Read the same with the reference; return the number of its records and its seconds."""
     asked = {"manifest": described, "config": {"url": url}, "stream": "records"}
     done = subprocess.run(
-        [PYTHON, "-I", HERE / "measuring" / "reference_api.py"],
+        [PYTHON, "-I", HERE / "harness" / "reference_api.py"],
         input=json.dumps(asked),
         capture_output=True,
         text=True,
@@ -264,9 +264,9 @@ def partitions(counts: dict[str, tuple[int, int]]) -> None:
         first: float | None = None
         for count in sizes:
             seconds, memory = _planned(count, is_global=kind == "global cursor")
-            each = seconds / count * 1e6
-            first = first or each
-            rows.append((f"{kind}, {count:,}", seconds, f"{each:.1f}", each / first, memory))
+            micros = seconds / count * 1e6
+            first = first or micros
+            rows.append((f"{kind}, {count:,}", seconds, f"{micros:.1f}", micros / first, memory))
     header = ("partitions", "seconds", "µs each", "grows by", "MiB")
     show("planning and state, without requests", header, rows)
 

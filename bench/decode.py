@@ -44,7 +44,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chronolake.batch_files import BatchFile, FileForm, read
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.change_set import Op
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind
 
@@ -178,7 +178,9 @@ def carried(spark: SparkSession, path: Path, schema: pa.Schema) -> None:
 
 def kept_decoded(file: BatchFile, path: Path) -> pa.Schema:
     """Decode a file without Spark, into an Arrow file; return its schema."""
-    rows = decode_file(file, 0, Reading(FORM, COLUMNS, required={}, table="bench.t", batch="bench"))
+    rows = decode_file(
+        file, 0, ReadOptions(FORM, COLUMNS, required={}, table="bench.t", batch="bench")
+    )
     first = next(rows)
     with pa.ipc.new_file(path, first.schema) as sink:
         for batch in chain([first], rows):

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from chronolake.config import load
-from chronolake.iceberg.durability import waited_millis
+from chronolake.iceberg.durability import fsync_wait_millis
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from measuring import batches, customers, lakes
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import Made
-from measuring.sender import Sender
+from harness import batches, customers, lakes
+from harness.clock import Times, interleaved, say, show
+from harness.customers import Made
+from harness.sender import Sender
 
 SYNCED: Final = "fsync: true"
 UNSYNCED: Final = "fsync: false"
@@ -68,9 +68,9 @@ def contest(folder: Path, servers: dict[str, tuple[Lake, Server]], size: int, fl
         interleaved(ways, range(warm_up))
         times.forget()
         lake = servers[SYNCED][0]
-        waited = waited_millis(lake.spark)
+        waited = fsync_wait_millis(lake.spark)
         interleaved(ways, range(warm_up, warm_up + repeat))
-        waited = waited_millis(lake.spark) - waited
+        waited = fsync_wait_millis(lake.spark) - waited
         ours, theirs = times.median(SYNCED), times.median(UNSYNCED)
         rows += [
             (

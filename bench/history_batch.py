@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Final
 
 from chronolake.lake import Lake
-from measuring import batches, customers, duck, lakes, statements
-from measuring.batches import Batch
-from measuring.clock import say, show
-from measuring.contest import Contest, Pair, Rival, grown
-from measuring.customers import Made
-from measuring.profile import profiled
+from harness import batches, customers, duckdb_baseline, lakes, statements
+from harness.batches import Batch
+from harness.clock import say, show
+from harness.comparison import Contest, Pair, Rival, grown
+from harness.customers import Made
+from harness.profile import profiled
 
 VERSIONS: Final = 10
 LONGER: Final = 10
@@ -74,7 +74,7 @@ class Copies:
         self.ours = customers.history(lake, "ours", size.active, VERSIONS)
         self.documented = customers.copied(lake, self.ours, "documented")
         self.merged = customers.copied(lake, self.ours, "merged")
-        self.duck = duck.Duck(folder)
+        self.duck = duckdb_baseline.Duck(folder)
         self.duck.load("history", customers.data_files(lake, self.ours))
 
     def contest(self) -> Contest:

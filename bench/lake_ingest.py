@@ -30,9 +30,9 @@ from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
 from chronolake.session import CATALOG
 from chronolake.types import TableName
-from measuring import lakes
-from measuring.clock import Times, say, show
-from measuring.versions import (
+from harness import lakes
+from harness.clock import Times, say, show
+from harness.versions import (
     BEGIN_MICROS,
     BOOLEANS,
     FLOATS,
@@ -107,7 +107,7 @@ def by_hand(lake: Lake, paths: list[Path], times: Times) -> None:
 
 def through_dlt(source: VersionLake, files: int, times: Times) -> str:
     """Load the whole state of each day, as dlt expects; describe how correct its history is."""
-    program = Path(__file__).parent / "measuring" / "dlt_scd2.py"
+    program = Path(__file__).parent / "harness" / "dlt_scd2.py"
     words = [source.folder, files // 10, BEGIN_MICROS]
     done = subprocess.run(
         [str(DLT_PYTHON), str(program), *map(str, words)],

@@ -22,9 +22,9 @@ from chronolake.core import migration
 from chronolake.lake import Lake
 from chronolake.session import CATALOG
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from measuring import customers, lakes
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import Made
+from harness import customers, lakes
+from harness.clock import Times, interleaved, say, show
+from harness.customers import Made
 
 SWITCH: Final = "switch to history"
 COPY: Final = "CREATE TABLE AS SELECT"
@@ -104,8 +104,8 @@ def main() -> int:
             for made in (little, large):
                 small(lake, both[made.keys], made, number)
             if number == 4:
-                for each in both.values():
-                    each.forget()
+                for times in both.values():
+                    times.forget()
         show(
             "Migrations that touch no row, milliseconds",
             ("operation", f"{little.keys:,} rows", f"{large.keys:,} rows", "growth", "claim"),

@@ -34,9 +34,9 @@ from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.replication_stream import open_stream
 from chronolake.source.postgres.slot import Slot, durable_lsn
-from measuring import lakes, shop
-from measuring.clock import Times, say, show
-from measuring.peeked import Peeked, PeekedDatabase
+from harness import lakes, shop
+from harness.clock import Times, say, show
+from harness.slot_peek import Peeked, PeekedDatabase
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples")]
@@ -50,7 +50,7 @@ PEEK: Final = (
 )
 #: The interpreter that has `psycopg2` (`make bench-tools`), and the program that it runs.
 PYTHON: Final = ROOT / ".venv-bench/bin/python"
-STREAMED: Final = ROOT / "bench/measuring/streamed.py"
+STREAMED: Final = ROOT / "bench/harness/psycopg2_stream.py"
 
 ALONE: Final = "the server alone"
 DECODED: Final = "streamed and decoded"

@@ -24,8 +24,8 @@ from typing import Final
 
 from chronolake.config import Project
 from chronolake.lake import Lake
-from measuring import lakes, shop
-from measuring.clock import Times, say, show
+from harness import lakes, shop
+from harness.clock import Times, say, show
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 

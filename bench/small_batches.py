@@ -27,11 +27,11 @@ from pyspark.sql import DataFrame
 
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from measuring import batches, customers, lakes, statements
-from measuring.batches import Batch
-from measuring.clock import Times, interleaved, say, show
-from measuring.customers import Made
-from measuring.sender import Sender, spent, stage_seconds
+from harness import batches, customers, lakes, statements
+from harness.batches import Batch
+from harness.clock import Times, interleaved, say, show
+from harness.customers import Made
+from harness.sender import Sender, spent, stage_seconds
 
 OURS: Final = "chronolake, over gRPC"
 MERGED: Final = "one MERGE each"
@@ -134,8 +134,8 @@ def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
         [(stage, seconds / number) for stage, seconds in stages.items()],
     )
     return all(
-        customers.fingerprint(lake, one) == customers.fingerprint(lake, other)
-        for one, other in list(zip(ours, theirs, strict=True))[:: max(1, size.tables // 5)]
+        customers.fingerprint(lake, ours_table) == customers.fingerprint(lake, other)
+        for ours_table, other in list(zip(ours, theirs, strict=True))[:: max(1, size.tables // 5)]
     )
 
 

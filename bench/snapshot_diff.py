@@ -27,8 +27,8 @@ from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.initial_copy import lock_table, read_texts
 from chronolake.source.postgres.row_versions import RowKey
 from chronolake.source.postgres.snapshot import export_snapshot
-from measuring import lakes, shop
-from measuring.clock import Times, say, show
+from harness import lakes, shop
+from harness.clock import Times, say, show
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 

@@ -29,14 +29,14 @@ import psycopg
 from chronolake import jars
 from chronolake.class_archive import archive_file
 from chronolake.session import java_home
-from measuring.clock import Times, machine, say, show
+from harness.clock import Times, machine, say, show
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples")]
 
 from postgresql import server  # noqa: E402
 
-MEASURING: Final = ROOT / "bench" / "measuring"
+HARNESS: Final = ROOT / "bench" / "harness"
 DLT_PYTHON: Final = ROOT / ".venv-bench" / "bin" / "python"
 COMMAND: Final = (sys.executable, "-c", "from chronolake.cli import main; main()")
 SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -99,7 +99,7 @@ class Shop:
             program = [
                 str(DLT_PYTHON),
                 "-P",
-                str(MEASURING / "dlt_shop.py"),
+                str(HARNESS / "dlt_shop.py"),
                 str(self.folder / "dlt"),
             ]
             self._time(name, program, {}, sent=self.address)
@@ -111,7 +111,7 @@ class Shop:
             program = [
                 sys.executable,
                 "-P",
-                str(MEASURING / "bare_iceberg.py"),
+                str(HARNESS / "bare_iceberg.py"),
                 lake,
                 files,
                 options,

@@ -73,17 +73,17 @@ CLICKED = """([what, rows]) => new Promise((done) => {
 })"""
 
 
-def versions(records: int, each: int) -> pa.Table:
+def versions(records: int, versions_per_record: int) -> pa.Table:
     """Make versions of records, an hour apart, the last of each record active."""
-    count = records * each
-    number = np.tile(np.arange(each, dtype=np.int64), records)
+    count = records * versions_per_record
+    number = np.tile(np.arange(versions_per_record, dtype=np.int64), records)
     starts = BEGIN + number * HOUR
-    last = number == each - 1
+    last = number == versions_per_record - 1
     ends = np.where(last, TMAX_MICROS, starts + HOUR - 1_000)
     instant = pa.timestamp("us", tz="UTC")
     return pa.table(
         {
-            "id": pa.array(np.repeat(np.arange(records, dtype=np.int64), each)),
+            "id": pa.array(np.repeat(np.arange(records, dtype=np.int64), versions_per_record)),
             "reading": pa.array(np.random.default_rng(1).random(count).round(3)),
             "state": pa.array(np.where(number % 10 < 8, "up", "down")),
             START: pa.array(starts).cast(instant),

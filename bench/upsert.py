@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from chronolake.lake import Lake
-from measuring import batches, customers, duck, lakes, statements
-from measuring.batches import Batch
-from measuring.clock import say, show
-from measuring.contest import Contest, Pair, Rival, grown
-from measuring.customers import Made
-from measuring.profile import profiled
+from harness import batches, customers, duckdb_baseline, lakes, statements
+from harness.batches import Batch
+from harness.clock import say, show
+from harness.comparison import Contest, Pair, Rival, grown
+from harness.customers import Made
+from harness.profile import profiled
 
 TIMES_LARGER: Final = 10
 _SUMS: Final = (
@@ -88,7 +88,7 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
     spark = lake.spark
     ours = customers.live(lake, "ours", size.rows)
     merged = customers.copied(lake, ours, "merged")
-    ducks = duck.Duck(folder)
+    ducks = duckdb_baseline.Duck(folder)
     ducks.load("live", customers.data_files(lake, ours))
 
     def upsert(view: str, _batch: Batch) -> None:
@@ -132,7 +132,7 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
     return 0 if same else 1
 
 
-def agree(lake: Lake, ours: Made, merged: Made, ducks: duck.Duck) -> bool:
+def agree(lake: Lake, ours: Made, merged: Made, ducks: duckdb_baseline.Duck) -> bool:
     """Print a fingerprint of each way's table; return whether all tables are equal."""
     prints = [customers.fingerprint(lake, made) for made in (ours, merged)]
     row = lake.spark.sql(_SUMS.format(micros="unix_micros", table=ours.sql)).first()

@@ -41,8 +41,8 @@ from chronolake.types import (
     Kind,
     TableName,
 )
-from measuring import lakes
-from measuring.clock import Times, say, show
+from harness import lakes
+from harness.clock import Times, say, show
 
 CREATE: Final = "create"
 ALTER: Final = "alter"

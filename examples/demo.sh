@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts a destination, sends real batch files to it over gRPC, and shows the tables.
-# Run by `make demo-destination`. The lake stays in demo-lake/ until the next run, for inspection.
+# Run by `make demo-destination`. The lake is kept in demo-lake/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ export CHRONOLAKE_LAKE=$lake
 rm -rf -- "$lake"
 mkdir -p "$lake/files"
 
-say "1. A destination starts, with an empty lake in ./$lake"
+say "1. Start a destination with an empty lake in ./$lake"
 printf '\033[2m$ chronolake serve --lake %s --port 0\033[0m\n' "$lake"
 "$chronolake" serve --port 0 --files-root "$lake/files" >"$log" 2>"$lake/spark.log" &
 server=$!
@@ -57,23 +57,23 @@ if [ -z "$port" ]; then
 fi
 echo "It listens on 127.0.0.1:$port."
 
-say "2. A source sends encrypted, compressed batch files over gRPC, and checks each answer"
+say "2. Send encrypted, compressed batch files over gRPC, and check each response"
 show chronolake test-destination examples --target "127.0.0.1:$port" --schema-name shop \
   --work-dir "$lake/files" --shuffle-seed 1
 
-say "3. The tables now (read by PyIceberg: no Spark)"
+say "3. The tables (read by PyIceberg, without Spark)"
 show chronolake tables
 
-say "4. One order's timeline, a late version included"
+say "4. The timeline of an order, with a late version"
 show chronolake history shop.orders --key id=101
 
-say "5. Any question, in Spark SQL"
+say "5. A query in Spark SQL"
 show chronolake query \
   'SELECT status, count(*) AS orders FROM shop.orders WHERE _fivetran_active GROUP BY status'
 
-say "6. What the tables promise, checked by Spark"
+say "6. Check the invariants of all tables with Spark"
 show chronolake verify --all
 
-say "The lake stays in ./$lake. Look further:"
+say "The lake is kept in ./$lake. Try also:"
 echo "  .venv/bin/chronolake history shop.orders --key id=100 --lake $lake"
 echo "  .venv/bin/chronolake query 'SELECT * FROM shop.customers' --lake $lake"

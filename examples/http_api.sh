@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Syncs an HTTP API, described by a manifest, twice, with two weeks of changes in between; shows its
 # slices, its state and an order's timeline.
-# Run by `make demo-api`. Everything stays in demo-api/ until the next run, for inspection.
+# Run by `make demo-api`. Everything is kept in demo-api/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,28 +33,28 @@ urllib.request.urlopen(urllib.request.Request(sys.argv[1], body)).read()
 PYTHON
 }
 
-say "1. It is the 14th of January. What does the manifest say, and does the API answer?"
+say "1. On 14 January: check the manifest and the API"
 set_clock 2026-01-14T23:00:00+00:00
 show chronolake check
 show chronolake discover shop
 
-say "2. Two records, and the requests that were made: a slice is a week, a page has five records"
+say "2. Read two records and show the requests: a slice is a week, a page has five records"
 show chronolake read shop orders --limit 6
 
-say "3. The first sync: orders by slices, comments of each order, customers as a whole"
+say "3. The first sync: orders by slices, comments of each order, all customers"
 show chronolake sync shop
 show chronolake state show shop --stream orders
 
-say "4. Two weeks later orders have been paid, shipped and returned, and customers have moved"
+say "4. Two weeks later: orders were paid, shipped and returned, and customers have moved"
 export SHOP_UNTIL=2026-01-28
 set_clock 2026-01-28T23:00:00+00:00
 show chronolake sync shop
 show chronolake state show shop --stream orders
 
-say "5. The timeline of an order (no Spark): a version begins when the API says it was changed"
+say "5. The timeline of an order (without Spark): the API reports when each version starts"
 show chronolake history shop.orders --key id=1015
 
-say "6. The orders as they stood on the 14th, and as they are now"
+say "6. The orders as of 14 January, and now"
 show chronolake query \
   "SELECT status, count_if(_fivetran_start <= TIMESTAMP'2026-01-14 23:00:00'
                            AND _fivetran_end >= TIMESTAMP'2026-01-14 23:00:00') AS on_the_14th,
@@ -62,5 +62,5 @@ show chronolake query \
    FROM shop.orders GROUP BY status ORDER BY status"
 show chronolake verify --all
 
-say "The project stays in ./$project. Look further:"
+say "The project is kept in ./$project. Try also:"
 echo "  .venv/bin/chronolake runs --project $project"

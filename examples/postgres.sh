@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Syncs a PostgreSQL database twice, with changes in between; every committed change is kept.
-# Run by `make demo`. Everything stays in demo-shop/ until the next run, for inspection.
+# Run by `make demo`. Everything is kept in demo-shop/ until the next run, for inspection.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -42,17 +42,17 @@ in_shop \
           (SELECT string_agg(md5(n::text || i), '') FROM generate_series(1, 500) AS i)
           FROM generate_series(101, 105) AS n;"
 
-say "2. What the server lacks, and the statements that mend it; ours are made on request"
+say "2. What the server lacks, and how to fix it; --create creates slot and publication"
 show chronolake check || true
 show chronolake check --create
 
-say "3. The first sync copies"
+say "3. The first sync copies the tables"
 show chronolake sync shop
 moment=$("$PSQL" --no-psqlrc --dbname "$SHOP_DSN" --tuples-only --no-align \
   --command "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US')")
 readonly moment
 
-say "4. The shop goes on: a quick succession, a rollback, a delete, a new column"
+say "4. Changes in the shop: several updates of an order, a rollback, a delete, a new column"
 in_shop \
   "UPDATE orders SET status = 'paid' WHERE id = 101;" \
   "UPDATE orders SET status = 'packed' WHERE id = 101;" \
@@ -64,14 +64,14 @@ in_shop \
   "ALTER TABLE customers ADD COLUMN vip boolean DEFAULT false;" \
   "INSERT INTO customers VALUES (4, 'Dina', 'Lima', true);"
 
-say "5. The second sync brings every committed change"
+say "5. The second sync applies every committed change"
 show chronolake sync shop
 show chronolake status
 
-say "6. The timeline of an order: its manual, never touched, was not in the log (no Spark)"
+say "6. The timeline of an order (without Spark); its unchanged manual was not in the log"
 show chronolake history shop.orders --key id=101
 
-say "7. The shop as it stood before, and as it is"
+say "7. The shop at an earlier time, and now"
 show chronolake query \
   "SELECT c.name, c.city, o.id, o.status, o.amount, length(o.manual) AS manual
    FROM shop.orders o JOIN shop.customers c ON c.id = o.customer_id
@@ -83,6 +83,6 @@ show chronolake query \
    WHERE o._fivetran_active AND c._fivetran_active ORDER BY o.id"
 show chronolake verify --all
 
-say "The project stays in ./$project. Look further:"
+say "The project is kept in ./$project. Try also:"
 echo "  .venv/bin/chronolake history shop.customers --key id=2 --lake $project/lake"
 echo "  .venv/bin/chronolake runs --project $project"

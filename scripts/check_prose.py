@@ -112,7 +112,9 @@ def fragments(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node) or ""
-            is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
+            is_property = any(
+                "property" in ast.unparse(decorator) for decorator in node.decorator_list
+            )
             if FRAGMENT.match(docstring) and not is_property:
                 yield node.body[0].lineno, docstring
 

@@ -13,7 +13,13 @@ from support.lakes import lake_config
 from support.seeds import SEED
 
 # The duration of an example depends more on the machine than on the code.
-settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "random",
+    deadline=None,
+    # Hypothesis repeats the same examples by default where CI is set.
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 # The same examples every time; `make test-all` generates others.
 settings.register_profile("seeded", settings.get_profile("random"), derandomize=True)
 settings.load_profile("seeded")

@@ -70,3 +70,8 @@ def __getattr__(name: str) -> Any:
 
         return version("chronolake")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the exported names, for completion in shells and notebooks, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -56,9 +56,13 @@ def java_options(java_home: str) -> list[str]:
     file = archive_file(java_home)
     if not os.access(file, os.R_OK):
         return []
+    if not _is_complete(file):
+        discard(java_home)
+        return []
     with suppress(OSError):
         # Another user's archive, or one of a read-only folder, is used as well.
         os.utime(file)
+        os.utime(_size_file(file))
     return [option("SharedArchiveFile", file), *_CHECKED]
 
 
@@ -93,8 +97,10 @@ def discard(java_home: str) -> None:
     Args:
         java_home: the folder of Java.
     """
+    file = archive_file(java_home)
     with suppress(OSError):
-        archive_file(java_home).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+        _size_file(file).unlink(missing_ok=True)
 
 
 def create_after_exit(java_home: str) -> None:
@@ -120,8 +126,8 @@ def _is_off() -> bool:
 
 
 def _is_due(file: Path) -> bool:
-    """Return whether an archive does not exist and its creation has not failed recently."""
-    if file.exists():
+    """Return whether an archive is missing or truncated, and was not tried in vain recently."""
+    if _is_complete(file):
         return False
     try:
         return _failure(file).stat().st_mtime < time.time() - _RETRY_SECONDS
@@ -144,7 +150,7 @@ def _start_training(parent: int) -> None:
 
 
 @contextmanager
-def recorded(java_home: str) -> Iterator[Path | None]:
+def record_archive(java_home: str) -> Iterator[Path | None]:
     """Give the path at which a JVM may store an archive, and publish the file afterwards.
 
     It is None if the archive exists or another process creates it. An error is recorded in a file
@@ -167,6 +173,9 @@ def recorded(java_home: str) -> Iterator[Path | None]:
         try:
             yield own
             own.chmod(_MODE)
+            size = _size_file(file)
+            size.write_text(str(own.stat().st_size), encoding="ascii")
+            size.chmod(_MODE)
             # Renamed, so that no JVM sees an incomplete file.
             own.rename(file)
         except BaseException as failure:
@@ -176,6 +185,21 @@ def recorded(java_home: str) -> Iterator[Path | None]:
             own.unlink(missing_ok=True)
         _failure(file).unlink(missing_ok=True)
         _remove_unused(file)
+
+
+def _is_complete(file: Path) -> bool:
+    """Return whether an archive has the size that it was created with.
+
+    Java verifies the content of an archive, but a truncated one ends Java while it verifies.
+    """
+    try:
+        return file.stat().st_size == int(_size_file(file).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return False
+
+
+def _size_file(file: Path) -> Path:
+    return file.with_suffix(".size")
 
 
 def _failure(file: Path) -> Path:

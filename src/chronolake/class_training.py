@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark import SparkContext
 
 from chronolake import env
-from chronolake.class_archive import archive_file, option, recorded
+from chronolake.class_archive import archive_file, option, record_archive
 from chronolake.config import FILE_NAME, load_project
 from chronolake.errors import LakeError
 from chronolake.lake import Lake
@@ -135,7 +135,7 @@ def main() -> None:
         os.nice(19)
     home = java_home()
     with (
-        recorded(home) as file,
+        record_archive(home) as file,
         tempfile.TemporaryDirectory(prefix="chronolake-", ignore_cleanup_errors=True) as folder,
     ):
         if file is not None:

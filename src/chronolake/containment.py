@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from chronolake import identity
 from chronolake.errors import LakeLocationError
 from chronolake.location import is_inside
-from chronolake.presence import expect_shared
 from chronolake.session import CATALOG
+from chronolake.shared_storage import expect_shared
 from chronolake.types import LAKE_PROPERTY, literal
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Containment:
             self._expect_inside(table, places)
 
     def expect_shared(self, spark: SparkSession, folder: str) -> None:
-        """Raise if an executor does not share a folder; checked once in a process (`presence`).
+        """Raise if an executor does not share a folder (`shared_storage`), once in a process.
 
         Raises:
             LakeError: an executor does not.

@@ -86,7 +86,7 @@ def describe_loaded(table: IcebergTable) -> TableDescription:
 
     The type of a column that another engine added is inferred from its Iceberg type.
     """
-    declared = _declared(table.property_of(COLUMNS_PROPERTY) or "[]")
+    declared = _columns_by_name(table.property_of(COLUMNS_PROPERTY) or "[]")
     columns = [
         declared.get(field.name) or Column(field.name, _infer(field)) for field in table.fields
     ]
@@ -100,7 +100,7 @@ def describe_loaded(table: IcebergTable) -> TableDescription:
     )
 
 
-def _declared(text: str) -> dict[str, Column]:
+def _columns_by_name(text: str) -> dict[str, Column]:
     columns: Iterable[Column] = columns_from_json(text)
     return {column.name: column for column in columns}
 

@@ -10,7 +10,7 @@ from isodate import Duration, parse_duration
 
 _SHORT: Final = re.compile(r"(\d+)([smhd])", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-#: Date to which a duration is added to check that it is positive.
+#: Date to which durations are added to compare them.
 _EXAMPLE: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - the offset makes no difference
 
 
@@ -30,6 +30,23 @@ def iso_duration(text: str) -> timedelta | Duration:
         raise ValueError(f"too long: {text}") from failure
 
 
+def is_longer(length: timedelta | Duration, other: timedelta | Duration) -> bool:
+    """Return whether a duration is longer than another one; months are as long as in January 2000.
+
+    Raises:
+        OverflowError, ValueError: a duration is longer than all valid years.
+    """
+    return bool(_EXAMPLE + length > _EXAMPLE + other)
+
+
+def is_negative(length: timedelta | Duration) -> bool:
+    """Return whether a duration is shorter than nothing, such as -P1D."""
+    try:
+        return is_longer(timedelta(), length)
+    except (OverflowError, ValueError):
+        return str(length).startswith("-")
+
+
 def length_of(text: str) -> timedelta | Duration:
     """Parse a positive duration.
 
@@ -38,8 +55,7 @@ def length_of(text: str) -> timedelta | Duration:
 
     Returns:
         A `timedelta`, or an `isodate.Duration` if it has years or months: the length of those
-            depends
-        on the day that it is added to.
+            depends on the day that it is added to.
 
     Raises:
         ValueError: the text is not a duration, or the duration is zero, negative or too long.
@@ -49,7 +65,7 @@ def length_of(text: str) -> timedelta | Duration:
             length: timedelta | Duration = timedelta(**{_UNITS[short[2]]: int(short[1])})
         else:
             length = iso_duration(text)
-        is_positive = _EXAMPLE + length > _EXAMPLE
+        is_positive = is_longer(length, timedelta())
     except (OverflowError, TypeError, ValueError) as failure:
         raise ValueError(_REFUSED) from failure
     if not is_positive:

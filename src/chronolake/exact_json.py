@@ -111,13 +111,13 @@ def _text_of(value: Any, *, sort_keys: bool) -> str:
     """Return the JSON text of a value that orjson cannot write."""
     match value:
         case dict():
-            pairs = [(_key_of(key), each) for key, each in value.items()]
+            pairs = [(_key_of(key), item) for key, item in value.items()]
             if sort_keys:
                 pairs.sort(key=itemgetter(0))
-            texts = (f"{key}:{_text_of(each, sort_keys=sort_keys)}" for key, each in pairs)
+            texts = (f"{key}:{_text_of(item, sort_keys=sort_keys)}" for key, item in pairs)
             return "{" + ",".join(texts) + "}"
         case list() | tuple():
-            return "[" + ",".join(_text_of(each, sort_keys=sort_keys) for each in value) + "]"
+            return "[" + ",".join(_text_of(item, sort_keys=sort_keys) for item in value) + "]"
         case LongNumber():
             return value.text
         case float() if not math.isfinite(value):

@@ -64,9 +64,9 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 
-def counted(number: int, thing: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a count: "1 stream", "2 streams", "1,000 records"."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def size(count: int) -> str:

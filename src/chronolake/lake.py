@@ -323,13 +323,17 @@ class Lake:
 
     def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
         """Return the session for writing a batch of files of this total size to a table."""
-        return self._fitting(name, batch_bytes, self._sessions.moderate, self._sessions.spark)
+        return self._session_by_size(
+            name, batch_bytes, self._sessions.moderate, self._sessions.spark
+        )
 
     def session_for_versions(self, name: TableName, landed_bytes: int) -> SparkSession:
         """Return the session for applying landed files of this total size to a table."""
-        return self._fitting(name, landed_bytes, self._sessions.moderate_wide, self._sessions.wide)
+        return self._session_by_size(
+            name, landed_bytes, self._sessions.moderate_wide, self._sessions.wide
+        )
 
-    def _fitting(
+    def _session_by_size(
         self, name: TableName, size: int, moderate: SparkSession, large: SparkSession
     ) -> SparkSession:
         if self._is_light(name, size):

@@ -39,7 +39,7 @@ from chronolake.types import (
     VERSION,
     Kind,
     Mode,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +75,11 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
         Timestamps are `datetime64[us, UTC]`. Integers and booleans have pandas' nullable types, so
         that nulls do not turn them into floats; decimals are `decimal.Decimal`.
         """
-        return self.to_arrow().to_pandas(types_mapper=_nullable().get)
+        return self.to_arrow().to_pandas(
+            types_mapper=_nullable().get,
+            # Within objects and lists, too, which have no nullable types.
+            integer_object_nulls=True,
+        )
 
     def to_polars(self) -> pl.DataFrame:
         """Return all rows as a Polars DataFrame.
@@ -175,7 +179,7 @@ class LakeTable:
         if mode is Mode.HISTORY:
             return lake_frame(rows.where(ACTIVE).drop(*HISTORY_COLUMNS))
         if mode is Mode.SOFT_DELETE:
-            is_deleted = F.coalesce(F.col(quoted(DELETED)), F.lit(False))
+            is_deleted = F.coalesce(F.col(quote(DELETED)), F.lit(False))
             return lake_frame(rows.where(~is_deleted).drop(DELETED))
         return rows
 
@@ -219,7 +223,7 @@ class LakeTable:
                     column=column,
                     hint=f"Name columns of the key: {', '.join(description.record_key)}.",
                 )
-            cell, of = F.col(quoted(column)), description.by_name[column].type
+            cell, of = F.col(quote(column)), description.by_name[column].type
             if of.kind is Kind.NAIVE_TIME and isinstance(value, str | time):
                 found = cell.isin(clocks_of(str(value)))
             else:
@@ -229,7 +233,7 @@ class LakeTable:
                 found |= cell.eqNullSafe(F.lit(-0.0).cast(of.sql))
             rows = rows.where(found)
         order = (*description.record_key, START)
-        return lake_frame(rows.orderBy(*(F.col(quoted(column)) for column in order)))
+        return lake_frame(rows.orderBy(*(F.col(quote(column)) for column in order)))
 
     def as_of(self, at: Instant) -> LakeFrame:
         """Return each record's version at an instant: start <= `at` < end + epsilon.
@@ -293,7 +297,7 @@ class LakeTable:
             )
         hidden = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
         shown = [column.name for column in description.columns if column.name not in hidden]
-        state = F.struct(*(F.col(quoted(name)) for name in shown))
+        state = F.struct(*(F.col(quote(name)) for name in shown))
         found = (
             self.df.withColumns(
                 {
@@ -310,7 +314,7 @@ class LakeTable:
                 | (F.col(START) > _instant_of(first - description.epsilon))
                 | (F.col(END) <= _instant_of(second))
             )
-            .groupBy(*(F.col(quoted(name)) for name in key))
+            .groupBy(*(F.col(quote(name)) for name in key))
             .agg(
                 F.max_by(state, F.when(F.col(_BEFORE), F.col(START))).alias(_BEFORE),
                 F.max_by(state, F.when(F.col(_AFTER), F.col(START))).alias(_AFTER),
@@ -324,7 +328,7 @@ class LakeTable:
         )
         return lake_frame(
             found.select(
-                F.struct(*(F.col(quoted(name)) for name in key)).alias("key"),
+                F.struct(*(F.col(quote(name)) for name in key)).alias("key"),
                 change.alias("change"),
                 F.col(_BEFORE).alias("old"),
                 F.col(_AFTER).alias("new"),

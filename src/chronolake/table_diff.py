@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.query import QueryResult
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def compare(table: LakeTable, before: Instant, after: Instant) -> Comparison:
     columns = tuple(name for name in found.schema["old"].dataType.names if name not in key)
 
     def parts(of: str, names: tuple[str, ...]) -> list[Any]:
-        return [F.col(f"{of}.{quoted(name)}") for name in names]
+        return [F.col(f"{of}.{quote(name)}") for name in names]
 
     cells = [*parts("key", key), *parts("old", columns), *parts("new", columns)]
     flat = found.select("change", *cells).orderBy(*parts("key", key))

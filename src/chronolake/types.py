@@ -269,7 +269,7 @@ class TableName:
     @property
     def sql(self) -> str:
         """Return the name as Spark SQL within the lake's catalog: two quoted identifiers."""
-        return f"{quoted(self.schema)}.{quoted(self.table)}"
+        return f"{quote(self.schema)}.{quote(self.table)}"
 
     @classmethod
     def parse(cls, text: str) -> TableName:
@@ -312,7 +312,7 @@ class TableName:
 def _part(part: str) -> str:
     # Forms and scripts strip whitespace from their inputs.
     is_plain = "." not in part and not part.startswith("`") and part == part.strip()
-    return part if is_plain else quoted(part)
+    return part if is_plain else quote(part)
 
 
 def now_micros() -> int:
@@ -320,7 +320,7 @@ def now_micros() -> int:
     return time.time_ns() // 1_000
 
 
-def quoted(identifier: str) -> str:
+def quote(identifier: str) -> str:
     """Quote an identifier for Spark SQL: in backticks, with backticks doubled."""
     return "`" + identifier.replace("`", "``") + "`"
 

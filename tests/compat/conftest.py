@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from support.compat.readers import PYTHON, Reference, ours_with_cdk, reference, reference_python
-from support.compat.serving import Server, serving
+from support.compat.server import Server, serve
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with serving() as running:
+    with serve() as running:
         yield running
 
 

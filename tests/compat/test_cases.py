@@ -11,7 +11,7 @@ from support.compat import ours
 from support.compat.case import PARTS, Case, cases
 from support.compat.outcome import Outcome, differences, unmet
 from support.compat.readers import Reference, readings
-from support.compat.serving import Server
+from support.compat.server import Server
 
 CASES = list(cases())
 #: Parts of an outcome that a case may expect in another form.
@@ -69,7 +69,7 @@ def _compared(
 
 
 @pytest.mark.differs("more than 10,000 partitions")
-def test_the_oldest_partitions_are_dropped_where_the_reference_goes_global(
+def test_the_oldest_partitions_are_dropped_where_the_reference_switches_to_a_global_cursor(
     reader: Reference, server: Server
 ) -> None:
     """The document drops the oldest partitions beyond 10,000; the reference then has one cursor."""
@@ -91,7 +91,7 @@ def test_the_oldest_partitions_are_dropped_where_the_reference_goes_global(
 
     assert theirs.state["use_global_cursor"] is True
     assert "states" not in theirs.state
-    kept = [one["partition"]["team"] for one in found.state["states"]]
+    kept = [partition_state["partition"]["team"] for partition_state in found.state["states"]]
     assert found.state["use_global_cursor"] is False
     assert len(kept) == 10_000
     assert {"a", "b", "c"} <= set(kept)

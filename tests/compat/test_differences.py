@@ -56,7 +56,7 @@ def test_the_docs_list_each_difference_that_a_test_shows_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("name", "cells"), listed().items())
-def test_the_docs_say_what_differs_and_why_and_where_it_is_shown(
+def test_the_docs_describe_each_difference_with_its_reason_and_test(
     name: str, cells: list[str]
 ) -> None:
     assert len(cells) == 4

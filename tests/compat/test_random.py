@@ -12,7 +12,7 @@ from support.compat import ours
 from support.compat.outcome import Outcome, differences, steady
 from support.compat.random_cases import World, worlds
 from support.compat.readers import Reference
-from support.compat.serving import Server
+from support.compat.server import Server
 
 _sample = settings(
     max_examples=12,
@@ -66,7 +66,8 @@ def _compared(world: World, reader: Reference, server: Server) -> None:
             # The position depends on partitions without slices there (see `substreams.yaml`).
             theirs, found = _without_parents(theirs), _without_parents(found)
         reported = differences(
-            *(replace(one, state=_up_to(one.state, world)) for one in (theirs, found)), {}
+            *(replace(outcome, state=_up_to(outcome.state, world)) for outcome in (theirs, found)),
+            {},
         )
         assert not reported, "\n".join(reported)
         state = steady(theirs.state)

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from support.crash.served import configure, serve
+from support.crash.server_process import configure, serve
 from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX
 from support.server.caller import HISTORY, SYNCED
 from support.server.sent_rows import Batch, SentTable

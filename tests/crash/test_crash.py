@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from chronolake.failpoints import FAILPOINTS
-from support.crash.served import Served, configure, serve
+from support.crash.server_process import Served, configure, serve
 from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row
 from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog
 from support.server.sent_rows import Batch, SentTable, differences
@@ -140,7 +140,9 @@ OPERATIONS: Final = {
     ),
 }
 
-EVERY: Final = [(name, point) for name, each in OPERATIONS.items() for point in each.points]
+EVERY: Final = [
+    (name, point) for name, operation in OPERATIONS.items() for point in operation.points
+]
 SOME: Final = [("first-write", "staged.appended"), ("history", "staged.appended")]
 
 
@@ -221,10 +223,10 @@ def _branches(sent: SentTable) -> set[str]:
 def _scratch_tables(caller: Caller) -> list[Any]:
     iceberg = catalog(caller.lake)
     return [
-        each
+        table
         for schema in iceberg.list_namespaces()
         if schema != (caller.schema,)
-        for each in iceberg.list_tables(schema)
+        for table in iceberg.list_tables(schema)
     ]
 
 

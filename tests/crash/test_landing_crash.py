@@ -10,7 +10,7 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.landing import ObjectFolder
-from support.processes import killed, ran
+from support.processes import run_program, run_until_failpoint
 
 _ROWS: Final = 400
 _PARTS: Final = 4
@@ -59,11 +59,11 @@ def _found(folder: ObjectFolder) -> list[tuple[str, int]]:
 )
 def test_landing_may_be_killed_at_every_step(tmp_path: Path, failpoint: str, appeared: int) -> None:
     folder = ObjectFolder(tmp_path / "raw", "shop", "orders")
-    assert ran(_PROGRAM, str(tmp_path), "first")[0] == 0
+    assert run_program(_PROGRAM, str(tmp_path), "first")[0] == 0
     before = [file.mark for file in folder.files()]
     assert len(before) == _PARTS
 
-    assert killed(_PROGRAM, str(tmp_path), "second", failpoint=failpoint)
+    assert run_until_failpoint(_PROGRAM, str(tmp_path), "second", failpoint=failpoint)
 
     # The first of the new files are there, after the old ones, and each of them is whole.
     marks = [file.mark for file in folder.files()]
@@ -73,7 +73,7 @@ def test_landing_may_be_killed_at_every_step(tmp_path: Path, failpoint: str, app
     numbers = [number for name, number in _found(folder) if name == "second"]
     assert numbers == list(range(appeared * part))
 
-    assert ran(_PROGRAM, str(tmp_path), "second")[0] == 0
+    assert run_program(_PROGRAM, str(tmp_path), "second")[0] == 0
     assert [file.mark for file in folder.files()][: len(marks)] == marks
     found = _found(folder)
     assert set(found) == {(name, n) for name in ("first", "second") for n in range(_ROWS)}

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from support.crash.served import configure, serve
+from support.crash.server_process import configure, serve
 from support.oracle import ACTIVE, END, MILLISECOND, START, TMAX, Row
 from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog, column_texts
 from support.server.sent_rows import Batch, SentTable
@@ -79,11 +79,11 @@ MIGRATIONS: Final = [
     Migration("SOFT_DELETE_TO_HISTORY", _MARKED, (*_ASIDE, *_PUBLISHED)),
     Migration("HISTORY_TO_SOFT_DELETE", {}, (*_ASIDE, *_PUBLISHED), history=True),
 ]
-EVERY: Final = [(each, point) for each in MIGRATIONS for point in each.points]
+EVERY: Final = [(migration, point) for migration in MIGRATIONS for point in migration.points]
 SOME: Final = [
-    (each, point)
-    for each, point in EVERY
-    if (each.operation, point)
+    (migration, point)
+    for migration, point in EVERY
+    if (migration.operation, point)
     in {
         ("SOFT_DELETE_TO_HISTORY", "publish.before-commit"),
         ("add_column_in_history_mode", "rewrite.after-commit"),
@@ -114,7 +114,7 @@ def _rounds(cases: Sequence[tuple[Migration, str]], tmp_path: Path) -> None:
     before: dict[str, State] = {}
     after: dict[str, State] = {}
     with serve(lake, tmp_path) as server:
-        for migration in {id(each): each for each, _ in cases}.values():
+        for migration in {id(case): case for case, _ in cases}.values():
             done = _made(server.caller, f"done_{migration.operation}", migration)
             _ask(done, migration)
             after[migration.operation] = _state(done)

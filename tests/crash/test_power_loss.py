@@ -13,10 +13,10 @@ import pytest
 from chronolake.source.protocol import raw_folder
 from support import processes
 from support.crash.powerloss import Disk
-from support.crash.served import configure, serve
+from support.crash.server_process import configure, serve
 from support.lake.changelog import STREAM, ChangeLog, shop
-from support.landed import LandedRow
 from support.oracle import ACTIVE, END, KEEP, START, TMAX, Row
+from support.pipeline_model import LandedRow
 from support.server.caller import DELETED, HISTORY, SYNCED, catalog
 from support.server.sent_rows import Batch, SentTable, differences, plain_rows
 
@@ -153,11 +153,11 @@ from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
 
 class Noting(ChangeLog):
-    def landed(self, positions):
+    def acknowledge(self, positions):
         syncs = Path(os.environ["SYNCED_LOG"], "counter").read_text().strip()
         with open(sys.argv[2], "a") as notes:
             notes.write(f"{{syncs}} {{positions[STREAM]['number']}}\\n")
-        super().landed(positions)
+        super().acknowledge(positions)
 
 there = shop(Path(sys.argv[1]))
 with Lake.open(there.lake.path, config=there.lake) as lake:
@@ -181,7 +181,9 @@ def test_a_source_forgets_only_what_survives_a_loss_of_power(
                     for n in range(begin, begin + 60)
                 ]
             )
-            code, reported = processes.ran(_PROGRAM, str(log.project.file.parent), str(notes))
+            code, reported = processes.run_program(
+                _PROGRAM, str(log.project.file.parent), str(notes)
+            )
             assert code == 0, reported
     forgotten = [tuple(map(int, line.split())) for line in notes.read_text().splitlines()]
     assert forgotten[-1][1] == 120

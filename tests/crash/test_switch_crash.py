@@ -30,7 +30,7 @@ from chronolake.types import (
 )
 from support.datalakes import iceberg_in
 from support.lakes import lake_config
-from support.processes import COMMAND, killed
+from support.processes import COMMAND, run_until_failpoint
 
 _T: Final = 1_704_067_200_000_000
 _DAY: Final = 86_400_000_000
@@ -155,7 +155,7 @@ def _check(
 def _check_switch(lake: Lake, before: Mode, after: Mode, points: tuple[str, ...]) -> None:
     def is_killed(name: TableName, failpoint: str) -> bool:
         words = ("mode", str(name), after.value, "--yes", "--lake", str(lake.config.path))
-        return killed(COMMAND, *words, failpoint=failpoint)
+        return run_until_failpoint(COMMAND, *words, failpoint=failpoint)
 
     def change(name: TableName) -> None:
         migration.switch_mode(lake, name, after)
@@ -165,7 +165,7 @@ def _check_switch(lake: Lake, before: Mode, after: Mode, points: tuple[str, ...]
 
 def _check_resync(lake: Lake, points: tuple[str, ...]) -> None:
     def is_killed(name: TableName, failpoint: str) -> bool:
-        return killed(_RESYNC, str(lake.config.path), name.table, failpoint=failpoint)
+        return run_until_failpoint(_RESYNC, str(lake.config.path), name.table, failpoint=failpoint)
 
     _check(lake, Mode.HISTORY, points, lambda name: resynced(lake, name), is_killed)
 

@@ -15,10 +15,10 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import ACTIVE, END, START
-from support import landed
+from support import pipeline_model
 from support.datalakes import DataLake, file_row, iceberg, project
-from support.landed import LandedRow
-from support.processes import COMMAND, ran
+from support.pipeline_model import LandedRow
+from support.processes import COMMAND, run_program
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -56,7 +56,9 @@ class Synced:
         self.source.write("Account", [file_row(row, **row.fields, **more) for row in rows])
 
     def run(self, *words: str, failpoint: str = "") -> int:
-        code, self.told = ran(COMMAND, *words, "--project", str(self.folder), failpoint=failpoint)
+        code, self.told = run_program(
+            COMMAND, *words, "--project", str(self.folder), failpoint=failpoint
+        )
         return code
 
     def versions(self) -> list[tuple[Any, ...]] | None:
@@ -75,7 +77,7 @@ def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     rows = [row for part in parts for row in part]
     return sorted(
         (version.key, version.start, version.end, version.active, version.fields.get("Name"))
-        for version in landed.versions(rows, 1_000)
+        for version in pipeline_model.versions(rows, 1_000)
     )
 
 

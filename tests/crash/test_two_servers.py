@@ -12,7 +12,7 @@ from typing import Final
 import postgresql
 import pytest
 
-from support.crash.served import Served, configure, serve
+from support.crash.server_process import Served, configure, serve
 from support.oracle import ACTIVE, END, START, TMAX, Row
 from support.server.caller import HISTORY, SYNCED, catalog
 from support.server.sent_rows import Batch, SentTable, differences, plain_rows
@@ -52,8 +52,8 @@ def _version(key: int, hour: int, label: str) -> Row:
 
 def _race(lake: Path, folder: Path, *, batches: int, uri: str | None = None) -> None:
     with two(lake, folder, uri=uri) as servers:
-        live = [SentTable(each.caller, "live", _LIVE) for each in servers]
-        history = [SentTable(each.caller, "history", _HISTORY) for each in servers]
+        live = [SentTable(server.caller, "live", _LIVE) for server in servers]
+        history = [SentTable(server.caller, "history", _HISTORY) for server in servers]
         live[0].create()
         history[0].create()
         model = history[0].oracle()
@@ -123,7 +123,7 @@ def test_a_batch_that_was_overtaken_is_staged_again(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with two(lake, tmp_path, failpoint="publish.before-commit=pause:2") as (slow, fast):
         # The slow server's first write passes the failpoint; its second is held there.
-        ours, theirs = (SentTable(each.caller, "history", _HISTORY) for each in (slow, fast))
+        ours, theirs = (SentTable(server.caller, "history", _HISTORY) for server in (slow, fast))
         ours.create()
         model = ours.oracle()
         first = Batch(replace=[_version(key, 0, "first") for key in _SHARED])
@@ -148,7 +148,7 @@ def test_a_batch_that_was_overtaken_is_staged_again(tmp_path: Path) -> None:
 def test_a_rewrite_that_was_overtaken_loses_no_batch(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with two(lake, tmp_path, failpoint="rewrite.before-commit=pause") as (slow, fast):
-        ours, theirs = (SentTable(each.caller, "live", _LIVE) for each in (slow, fast))
+        ours, theirs = (SentTable(server.caller, "live", _LIVE) for server in (slow, fast))
         changed = [*_LIVE, "n:LONG"]
         ours.caller.create("live", changed)
         first = _live("first", 100)

@@ -23,7 +23,7 @@ from chronolake.source.declarative.manifests.manifest import Manifest, parse, to
 from chronolake.source.declarative.records import extractors
 from chronolake.source.declarative.stream_reader import SliceReader, Work
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 
 RUNNING = Reply({"status": "running"})
 FAILED = Reply({"status": "failed"})
@@ -299,11 +299,11 @@ def test_requests_of_a_job_see_its_earlier_responses(desk: Desk) -> None:
     )
 
     assert _ids(result) == [1, 1]
-    assert [one.json for one in desk.api.asked if one.path == "/reports"] == [
+    assert [request.json for request in desk.api.requests if request.path == "/reports"] == [
         {"shop": "north"},
         {"shop": "south"},
     ]
-    (_, polled, loaded, removed, *_) = desk.api.asked
+    (_, polled, loaded, removed, *_) = desk.api.requests
     reported = {"ticket": "t1", "sent": "all", "asked": "POST", "shop": "north"}
     assert polled.params == reported
     assert loaded.params["url"].startswith(f"{desk.api.url}/reports/7?ticket=t1")
@@ -333,7 +333,7 @@ def test_slice_is_not_injected_into_job_requests(desk: Desk) -> None:
 
     assert _ids(result) == [1, 1]
     assert result.state == {"at": "2024-01-02"}
-    assert not any(one.query for one in desk.api.asked)
+    assert not any(request.query for request in desk.api.requests)
 
 
 def test_download_target_can_be_requested(desk: Desk) -> None:
@@ -388,7 +388,10 @@ def test_download_may_have_pages(desk: Desk) -> None:
     )
 
     assert _ids(result) == [1, 2, 3]
-    assert [one.params for one in desk.api.asked if one.path == "/files/1"] == [{}, {"page": "b"}]
+    assert [request.params for request in desk.api.requests if request.path == "/files/1"] == [
+        {},
+        {"page": "b"},
+    ]
 
 
 def test_records_are_filtered_and_transformed_as_others_are(desk: Desk) -> None:
@@ -538,14 +541,14 @@ def test_abandoned_download_leaves_no_file(
 def test_number_of_concurrent_jobs_is_limited(desk: Desk, at_once: Any, expected: int) -> None:
     lock, open_now, most, number = threading.Lock(), 0, 0, 0
 
-    def order(asked: Asked) -> Reply:
+    def order(asked: ReceivedRequest) -> Reply:
         nonlocal open_now, most, number
         with lock:
             open_now, number = open_now + 1, number + 1
             most = max(most, open_now)
             return Reply({"id": number})
 
-    def poll(asked: Asked) -> Reply:
+    def poll(asked: ReceivedRequest) -> Reply:
         nonlocal open_now
         time.sleep(0.05)
         with lock:
@@ -553,8 +556,8 @@ def test_number_of_concurrent_jobs_is_limited(desk: Desk, at_once: Any, expected
         return READY
 
     desk.api.on("/reports", order)
-    for each in range(1, 7):
-        desk.api.on(f"/reports/{each}", poll)
+    for job in range(1, 7):
+        desk.api.on(f"/reports/{job}", poll)
     reader = desk.reader(desk.manifest(at_once=at_once))
 
     def all_of(number: int) -> list[Any]:
@@ -577,9 +580,9 @@ def test_wait_for_a_job_slot_ends_when_the_read_is_cancelled(desk: Desk) -> None
         ]
         time.sleep(0.1)
         cancelled.set()
-        for one in waiting:
+        for future in waiting:
             with pytest.raises(SourceError, match="cancelled"):
-                one.result(timeout=30)
+                future.result(timeout=30)
     assert desk.api.paths().count("/reports") == 1
 
 

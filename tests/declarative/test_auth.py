@@ -16,8 +16,8 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.request_builder import Request
 from chronolake.source.declarative.http.transport import http_client
 from chronolake.source.declarative.models.requests import HttpRequester
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.visits import HIDDEN, NOW, Visit
+from support.declarative.api_access import HIDDEN, NOW, Visit
+from support.declarative.apis import Api, ReceivedRequest, Reply
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def counting(form: str = "token-{}", **more: Any) -> Any:
     """Return a reply that contains a new token for each request."""
     numbers = iter(range(1, 1000))
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         del asked
         return Reply({"data": {"token": form.format(next(numbers))}, **more})
 
@@ -240,7 +240,7 @@ def test_session_logs_in_once_and_again_after_it_expires(api: Api, client: httpx
         seen.append(visit.asks(session(api)).headers["authorization"])
 
     assert seen == ["Bearer token-1", "Bearer token-1", "Bearer token-2"]
-    assert api.asked[0].json == {"password": HIDDEN}
+    assert api.requests[0].json == {"password": HIDDEN}
 
 
 def test_order_of_statuses_does_not_create_another_session(api: Api, client: httpx.Client) -> None:
@@ -333,4 +333,4 @@ def test_requester_with_use_cache_shares_responses(api: Api, client: httpx.Clien
         visit.session.sender(requester).send(Request("GET", f"{api.url}/items"))
     visit.session.sender(requester, cached=False).send(Request("GET", f"{api.url}/items"))
 
-    assert len(api.asked) == 2
+    assert len(api.requests) == 2

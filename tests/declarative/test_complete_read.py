@@ -42,9 +42,9 @@ def test_a_day_is_all_of_that_day(end: str | None) -> None:
 
 def test_a_time_that_is_cut_is_before_the_present() -> None:
     now = datetime.now(UTC)
-    for one in (cursor(_SECONDS), cursor(_SECONDS, now_as(_SECONDS)), cursor("%s")):
-        assert not is_requested_until(one, now + timedelta(seconds=2))
-        assert is_requested_until(one, now - timedelta(seconds=1))
+    for cursor_model in (cursor(_SECONDS), cursor(_SECONDS, now_as(_SECONDS)), cursor("%s")):
+        assert not is_requested_until(cursor_model, now + timedelta(seconds=2))
+        assert is_requested_until(cursor_model, now - timedelta(seconds=1))
     assert is_requested_until(cursor("%Y-%m-%dT%H:%M:%S.%fZ"), now)
 
 

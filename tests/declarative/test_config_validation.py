@@ -119,7 +119,7 @@ def test_fields_are_removed() -> None:
     assert _ready(config, _remove(["a"], condition="{{ config['a'] > 1 }}")) == config
 
 
-def test_migrations_come_first_and_python_is_passed_over() -> None:
+def test_migrations_run_first_and_python_is_skipped() -> None:
     custom = {"type": "CustomConfigTransformation", "class_name": "source_x.components.Old"}
     found = _ready(
         {"key": "k"},
@@ -164,7 +164,7 @@ def test_a_configuration_without_rules_stays_as_it_is() -> None:
         ({}, _asks({"required": ["b"]}, value={"b": None}), None),
     ],
 )
-def test_what_the_manifest_asks_is_told_without_values(
+def test_violations_of_the_spec_are_reported_without_values(
     config: dict[str, Any], asked: dict[str, Any], told: str | None
 ) -> None:
     if told is None:
@@ -255,6 +255,6 @@ def test_values_fit_schemas(schema: Any, fitting: list[Any], others: list[Any]) 
         "text",
     ],
 )
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(ConfigurationError, match="JSON schema"):
         find_violation(["x"] if schema == {"items": 5} else "x", schema)

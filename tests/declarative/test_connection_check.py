@@ -13,10 +13,10 @@ from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.check import check_source
 from chronolake.source.declarative.manifests.manifest import Manifest, parse, to_mapped
 from chronolake.source.protocol import CheckResult, Level
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import requester, retriever, stream
+from support.declarative.stream_reads import option, requester, retriever, stream
 
 _TABLES = [{"name": name} for name in ("one", "two", "three")]
 _NAMED = {
@@ -113,7 +113,7 @@ def _tried(findings: list[CheckResult]) -> dict[str, Level]:
         ),
     ],
 )
-def test_as_many_streams_are_tried_as_the_manifest_says(
+def test_the_manifest_sets_the_number_of_streams_to_try(
     api: Api, check: dict[str, Any], expected: list[str]
 ) -> None:
     manifest = _manifest(check)
@@ -146,7 +146,7 @@ def test_streams_that_have_no_name_together_are_numbered(api: Api) -> None:
 
 
 @pytest.mark.differs("a check of several streams")
-def test_each_stream_that_fails_is_told(api: Api) -> None:
+def test_each_stream_that_fails_is_reported(api: Api) -> None:
     for name in ("one", "three"):
         api.on(f"/tables/{name}", Reply(status=403))
 
@@ -160,7 +160,7 @@ def test_of_streams_that_the_user_does_not_want_none_is_tried(api: Api) -> None:
 
     assert list(_tried(_findings(manifest, api, ["items", "two"]))) == ["two"]
     # No stream made of a template is wanted, so the list of them is not requested.
-    api.asked.clear()
+    api.requests.clear()
     assert list(_tried(_findings(manifest, api, ["items"]))) == ["items"]
     assert api.paths() == ["/items"]
 
@@ -196,7 +196,7 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
     manifest = parse(to_mapped(whole), Path("manifest.yaml"))
 
     assert _tried(_findings(manifest, api)) == {"items": Level.OK}
-    assert api.asked[-1].params == {"size": "1"}
+    assert api.requests[-1].params == {"size": "1"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
         ({"type": "CheckDynamicStream"}, "check.stream_count", "is missing"),
     ],
 )
-def test_what_is_wrong_with_a_check_is_told(
+def test_an_invalid_check_is_reported(
     api: Api, check: dict[str, Any], path: str, message: str
 ) -> None:
     (problem,) = _manifest(check).problems
@@ -230,14 +230,14 @@ def test_what_is_wrong_with_a_check_is_told(
     assert Level.FAILED in {finding.level for finding in _findings(_manifest(check), api)}
 
 
-def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
+def test_an_unknown_stream_is_reported(api: Api) -> None:
     findings = _findings(_manifest({"stream_names": ["items", "itmes"]}), api)
 
     assert _tried(findings) == {"items": Level.OK, "itmes": Level.FAILED}
     assert findings[-1].fix == "Did you mean 'items'?"
 
 
-def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
+def test_each_configured_stream_that_the_manifest_lacks_is_reported(api: Api) -> None:
     whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
     manifest = parse(to_mapped(whole), Path("manifest.yaml"))
 
@@ -253,10 +253,12 @@ def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
 def test_streams_that_may_lack_records_must_be_there(api: Api) -> None:
     checked = _manifest({"type": "CheckStream", "stream_names": ["items"]})
     found = _findings(checked, api, may_lack_records=["items", "itms"])
-    assert [one.fix for one in found if one.level is Level.FAILED] == ["Did you mean 'items'?"]
+    assert [finding.fix for finding in found if finding.level is Level.FAILED] == [
+        "Did you mean 'items'?"
+    ]
 
 
-def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:
+def test_an_unreadable_stream_is_reported_once_and_another_one_is_tried(api: Api) -> None:
     wrong = stream("other", retriever={"type": "SimpleRetriever"})
     manifest = _manifest({"stream_names": ["other"]}, streams=[stream(), wrong])
 
@@ -267,7 +269,7 @@ def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> 
 
 
 @pytest.mark.parametrize("answer", [Reply({"data": _TABLES}), Reply(status=403)])
-def test_a_check_asks_once_which_streams_there_are(
+def test_a_check_requests_the_list_of_streams_once(
     api: Api, answer: Reply, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.on("/tables", answer)
@@ -279,7 +281,7 @@ def test_a_check_asks_once_which_streams_there_are(
         f"config: {{api: '{api.url}'}}}}\n",
     )
 
-    code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+    code, reported, _ = run_words(capsys, "check", "--json", "--project", str(tmp_path))
 
     assert api.paths().count("/tables") == 1
     words = {load["what"]: load for load in json.loads(reported)}["pipelines.shop"]
@@ -300,21 +302,21 @@ def test_what_is_configured_for_no_stream_hides_none(
     )
     where = ("--project", str(tmp_path))
 
-    code, reported, error = ran_words(capsys, "discover", "shop", "--json", *where)
+    code, reported, error = run_words(capsys, "discover", "shop", "--json", *where)
 
     assert code == 1
     assert [load["stream"] for load in json.loads(reported)] == ["items", "orders"]
     hints = [json.loads(line)["hint"] for line in error.splitlines()]
     assert hints == ["Did you mean 'items'?", "Did you mean 'orders'?"]
-    code, reported, error = ran_words(capsys, "discover", "shop", *where)
+    code, reported, error = run_words(capsys, "discover", "shop", *where)
     assert code == 1
     assert "orders" in reported
     assert "pipelines.shop.streams.itmes: the source has no such stream" in error
-    code, reported, _ = ran_words(capsys, "check", "--json", *where)
+    code, reported, _ = run_words(capsys, "check", "--json", *where)
     assert code == 1
     found = [load for load in json.loads(reported) if load["what"] == "pipelines.shop"]
-    assert [one["ok"] for one in found] == [False, False, False, True]
-    assert [one["hint"] for one in found[:2]] == hints
+    assert [result["ok"] for result in found] == [False, False, False, True]
+    assert [result["hint"] for result in found[:2]] == hints
     assert "history" in found[2]["message"]
     assert found[3]["message"] == "1 stream: items"
     (tried,) = [
@@ -348,7 +350,59 @@ def test_a_look_takes_the_first_slice_alone(api: Api) -> None:
 
 
 @pytest.mark.differs("a check of a stream without slices")
-def test_a_stream_without_slices_is_no_failure(api: Api) -> None:
+def test_a_stream_without_slices_is_not_a_failure(api: Api) -> None:
     api.on("/tables", Reply({"data": []}))
 
     assert _tried(_findings(_nested(), api)) == {"items": Level.WARNING}
+
+
+def test_settings_of_streams_that_are_not_tried_are_checked_with_the_configuration() -> None:
+    cursor = {
+        "type": "DatetimeBasedCursor",
+        "cursor_field": "at",
+        "datetime_format": "%Y-%m-%d",
+        "start_datetime": "{{ config['start'] }}",
+    }
+    paginator = {
+        "type": "DefaultPaginator",
+        "page_size_option": option("limit"),
+        "pagination_strategy": {"type": "PageIncrement", "page_size": "{{ config['size'] }}"},
+    }
+    unsized = {**paginator, "pagination_strategy": {"type": "PageIncrement"}}
+    parent = {
+        "type": "ParentStreamConfig",
+        "parent_key": "id",
+        "partition_field": "pid",
+        "stream": stream("parents", incremental_sync=cursor),
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [parent]}
+    streams = [
+        stream("items"),
+        stream("dated", incremental_sync=cursor),
+        stream("children", retriever=retriever(partition_router=router)),
+        stream("paged", retriever=retriever(paginator=paginator)),
+        stream("unsized", retriever=retriever(paginator=unsized)),
+    ]
+    manifest = parse(
+        to_mapped({"streams": streams, "check": {"stream_names": ["items"]}}), Path("m.yaml")
+    )
+
+    def failed(api: Api, **config: Any) -> dict[str, str]:
+        source = DeclarativeSource(
+            type="declarative", manifest="m.yaml", config={"api": api.url, **config}
+        )
+        found = check_source(manifest, source)
+        return {one.what: one.message for one in found if one.level is Level.FAILED}
+
+    with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
+        wrong = failed(api, start="01.02.2024", size="ten")
+        right = failed(api, start="2024-02-01", size=10)
+        assert len(api.asked) == 2, "only the first stream is requested"
+
+    assert wrong == {
+        "streams dated, children": "The time '01.02.2024' does not have the format %Y-%m-%d.",
+        "stream paged": "The page_size \"{{ config['size'] }}\" is not a whole number.",
+        "stream unsized": "There is a page_size_option, but no page_size that is known before a "
+        "response.",
+    }
+    assert right.keys() == {"stream unsized"}

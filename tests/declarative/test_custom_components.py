@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.folders import HIDDEN, connector, own
-from support.declarative.readings import option, requester, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.connector_folders import HIDDEN, connector, own
+from support.declarative.stream_reads import option, requester, retriever, stream
 
 ITEMS = {"data": [{"id": 1}, {"id": 2}]}
 
@@ -152,10 +152,10 @@ def test_a_decoder_makes_bodies_for_records_and_pages(tmp_path: Path) -> None:
     found = connector(tmp_path, code, stream(retriever=described))
     with Api({"/items": [Reply(b"id=a;next=2"), Reply(b"id=b")]}) as api:
         assert found.reading(api).ids == ["a", "b"]
-        assert [asked.params for asked in api.asked] == [{}, {"page": "2"}]
+        assert [asked.params for asked in api.requests] == [{}, {"page": "2"}]
 
 
-def test_a_pagination_strategy_says_where_pages_begin_and_how_long_they_are(
+def test_a_pagination_strategy_determines_the_first_page_and_the_page_size(
     tmp_path: Path,
 ) -> None:
     code = """
@@ -178,13 +178,13 @@ def test_a_pagination_strategy_says_where_pages_begin_and_how_long_they_are(
     found = connector(tmp_path, code, stream(retriever=retriever(paginator=paginator)))
     with Api({"/items": [Reply(ITEMS), Reply({"data": [{"id": 3}]})]}) as api:
         assert found.reading(api).ids == [1, 2, 3]
-        assert [asked.query for asked in api.asked] == [
+        assert [asked.query for asked in api.requests] == [
             [("page", "a"), ("size", "2")],
             [("page", "b"), ("size", "2")],
         ]
 
 
-def test_an_error_handler_says_what_an_answer_means_and_how_long_to_wait(tmp_path: Path) -> None:
+def test_an_error_handler_determines_the_action_and_the_backoff(tmp_path: Path) -> None:
     code = """
     from dataclasses import dataclass
 
@@ -223,7 +223,7 @@ def test_an_error_handler_says_what_an_answer_means_and_how_long_to_wait(tmp_pat
     assert "status 418 after 3 attempts. the pot is empty" in str(failure)
 
 
-def test_a_backoff_strategy_stands_among_others(tmp_path: Path) -> None:
+def test_a_custom_backoff_strategy_works_beside_others(tmp_path: Path) -> None:
     code = """
     class Reset:
         def backoff_time(self, response_or_exception, attempt_count):
@@ -242,7 +242,7 @@ def test_a_backoff_strategy_stands_among_others(tmp_path: Path) -> None:
         assert found.reading(api).waits == [8, 4]
 
 
-def test_a_router_reads_its_parents_and_tells_requests_of_partitions(tmp_path: Path) -> None:
+def test_a_router_reads_its_parents_and_passes_partitions_to_requests(tmp_path: Path) -> None:
     code = """
     class Even:
         def __init__(self, config, parent_stream_configs):
@@ -271,7 +271,7 @@ def test_a_router_reads_its_parents_and_tells_requests_of_partitions(tmp_path: P
     found = connector(tmp_path, code, described)
     teams = {"data": [{"id": 1}, {"id": 2}, {"id": 4}]}
 
-    def items(asked: Asked) -> Reply:
+    def items(asked: ReceivedRequest) -> Reply:
         return Reply({"data": [{"id": asked.params["team"], "at": "2022"}]})
 
     with Api({"/teams": Reply(teams), "/items": items}) as api:
@@ -306,7 +306,7 @@ def test_a_state_is_migrated_before_it_is_read(tmp_path: Path) -> None:
     with Api({"/items": Reply({"data": []})}) as api:
         assert found.reading(api, state={"old": "2022"}).result.state == {"at": "2022"}
         found.reading(api, state={"at": "2023"})
-        assert [asked.params["from"] for asked in api.asked] == ["2022", "2023"]
+        assert [asked.params["from"] for asked in api.requests] == ["2022", "2023"]
 
 
 AUTHENTICATORS = """
@@ -355,7 +355,7 @@ def test_an_authenticator_adds_to_headers_and_parameters(tmp_path: Path) -> None
     found = _authenticated(tmp_path, own("Authenticator", "Fixed"))
     with Api({"/items": Reply(ITEMS)}) as api:
         assert found.reading(api).ids == [1, 2]
-        (asked,) = api.asked
+        (asked,) = api.requests
     assert asked.headers["x-token"] == asked.params["key"] == HIDDEN
 
 
@@ -369,7 +369,7 @@ def test_an_authenticator_signs_what_is_sent(tmp_path: Path) -> None:
     found = _authenticated(tmp_path, own("Authenticator", "Signed"), **asks)
     with Api({"/items": [Reply(status=503), Reply(ITEMS)]}) as api:
         assert found.reading(api).ids == [1, 2]
-        first, second = api.asked
+        first, second = api.requests
     assert first.headers["x-signature"] == f"POST {len(first.body)} 1"
     assert second.headers["x-signature"] == f"POST {len(first.body)} 2"
     assert first.query == [("b", "2"), ("signed", "yes")]
@@ -393,7 +393,7 @@ def test_an_authenticator_chooses_among_ours(tmp_path: Path, way: str, expected:
     paths = {"/items": Reply(ITEMS), "/token": Reply({"access_token": "new", "expires_in": 99})}
     with Api(paths) as api:
         assert found.reading(api, config={"way": way}).ids == [1, 2]
-        assert api.asked[-1].headers["authorization"] == expected
+        assert api.requests[-1].headers["authorization"] == expected
         assert api.paths() == ["/items"] if way == "token" else ["/token", "/items"]
 
 
@@ -402,6 +402,6 @@ def test_an_authenticator_logs_in_by_a_requester(tmp_path: Path) -> None:
     found = _authenticated(tmp_path, own("Authenticator", "LoggedIn", login_requester=login))
     with Api({"/items": Reply(ITEMS), "/login": Reply({"token": "new"})}) as api:
         assert found.reading(api).ids == [1, 2]
-        asked, items = api.asked
+        asked, items = api.requests
     assert (asked.path, asked.params, asked.json) == ("/login", {"login": "1"}, {"of": HIDDEN})
     assert items.headers["authorization"] == "Bearer new"

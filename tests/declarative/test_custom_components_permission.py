@@ -21,10 +21,10 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import Level
-from support.commands import ran_words
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.folders import HIDDEN, Connector, connector, own
-from support.declarative.readings import retriever, stream
+from support.commands import run_words
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.connector_folders import HIDDEN, Connector, connector, own
+from support.declarative.stream_reads import retriever, stream
 
 ITEMS = {"data": [{"id": 1}, {"id": 2}]}
 PLAIN = """
@@ -53,7 +53,7 @@ def told(found: Connector, *, allowed: bool) -> dict[str, tuple[Level, str]]:
     }
 
 
-def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path) -> None:
+def test_a_stream_that_needs_code_is_reported_and_its_code_does_not_run(tmp_path: Path) -> None:
     code = f"open({str(tmp_path / 'ran')!r}, 'w').close()\n" + PLAIN
     parent = {"parent_key": "id", "partition_field": "of", "stream": stream("with code")}
     parent["stream"] = extracting(own("RecordExtractor", "Plain"), "parents")
@@ -80,7 +80,7 @@ def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_the_project_says_whether_code_may_run(
+def test_the_project_determines_whether_code_may_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: bool
 ) -> None:
     connector(tmp_path / "shop", PLAIN, extracting(own("RecordExtractor", "Plain")))
@@ -93,17 +93,17 @@ def test_the_project_says_whether_code_may_run(
         pipelines = {"shop": {"source": source}}
         project.write_text(yaml.safe_dump({"lake": {"path": "./lake"}, "pipelines": pipelines}))
         words = ("read", "shop", "items", "--json", "--project", str(tmp_path))
-        code, out, err = ran_words(capsys, *words)
+        code, out, err = run_words(capsys, *words)
     if allowed:
         assert code == 0
         assert orjson.loads(out)["records"] == ITEMS["data"]
     else:
         assert code != 0
         assert "only runs with `allow_components: true`" in out + err
-        assert api.asked == []
+        assert api.requests == []
 
 
-def test_check_tells_of_each_stream_whether_its_classes_are_there(tmp_path: Path) -> None:
+def test_check_reports_for_each_stream_whether_its_classes_exist(tmp_path: Path) -> None:
     found = connector(
         tmp_path,
         PLAIN,
@@ -163,7 +163,7 @@ def test_only_a_connectors_own_classes_can_be_named(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", ["Popen", "json", "number"])
-def test_what_a_module_has_imported_is_none_of_its_classes(tmp_path: Path, name: str) -> None:
+def test_imported_classes_are_not_classes_of_a_module(tmp_path: Path, name: str) -> None:
     code = "import json\nfrom subprocess import Popen\nnumber = 1\n"
     found = connector(tmp_path, code)
     with pytest.raises(ConfigurationError, match=rf"names the class {name}, which"):
@@ -184,7 +184,7 @@ def test_what_a_module_has_imported_is_none_of_its_classes(tmp_path: Path, name:
         ("import sys\nsys.exit(3)", "components.py, line 2: SystemExit: 3", "Correct it there"),
     ],
 )
-def test_a_module_that_cannot_be_imported_says_why_and_what_to_do(
+def test_a_module_that_cannot_be_imported_is_reported_with_reason_and_hint(
     tmp_path: Path, code: str | None, message: str, hint: str
 ) -> None:
     found = connector(tmp_path, code)
@@ -194,7 +194,7 @@ def test_a_module_that_cannot_be_imported_says_why_and_what_to_do(
     assert hint in str(failure.value.hint)
 
 
-def test_without_airbyte_cdk_the_hint_says_how_to_install_it(
+def test_without_airbyte_cdk_the_hint_names_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("airbyte_cdk", "airbyte_cdk.sources"):
@@ -206,7 +206,7 @@ def test_without_airbyte_cdk_the_hint_says_how_to_install_it(
     assert "pip install 'chronolake[components]'" in str(failure.value.hint)
 
 
-def test_a_failing_component_says_where_and_no_secret(tmp_path: Path) -> None:
+def test_a_failing_component_reports_its_location_and_no_secret(tmp_path: Path) -> None:
     code = """
     class Failing:
         def __init__(self, config):
@@ -243,7 +243,7 @@ def test_a_constructor_that_fails_is_named(tmp_path: Path) -> None:
         found.reading(api)
 
 
-def test_what_stands_within_a_component_is_checked_too(tmp_path: Path) -> None:
+def test_nested_components_are_checked_too(tmp_path: Path) -> None:
     code = """
     class Holding:
         def __init__(self, inner):
@@ -349,7 +349,7 @@ def test_an_instance_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
     )
     found = connector(tmp_path, code, described)
 
-    def slow(asked: Asked) -> Reply:
+    def slow(asked: ReceivedRequest) -> Reply:
         return Reply(ITEMS, slow=0.02)
 
     with Api({"/items": slow}) as api, http_client() as client:
@@ -410,7 +410,7 @@ def test_classes_of_an_installed_package_come_from_its_own_modules(
         )
     )
     files = "".join(
-        f"{one.relative_to(tmp_path)},,\n" for one in package.rglob("*") if one.is_file()
+        f"{path.relative_to(tmp_path)},,\n" for path in package.rglob("*") if path.is_file()
     )
     info = tmp_path / "airbyte_source_components_shop-1.dist-info"
     info.mkdir()

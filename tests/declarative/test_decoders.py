@@ -15,7 +15,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.exact_json import dumps
 from chronolake.source.declarative.http import decoders
 from chronolake.source.declarative.models.records import Decoder
-from support.declarative.answered import answer
+from support.declarative.responses import answer
 
 _JSON = {"type": "JsonDecoder"}
 _JSONL = {"type": "JsonlDecoder"}
@@ -88,7 +88,7 @@ _LONG = b'{"a": 123456789012345678901234567890, "b": [12345678901234567.89]}'
 def test_numbers_keep_every_digit_whatever_the_decoder(
     decoder: dict[str, Any], body: bytes
 ) -> None:
-    assert [dumps(one) for one in _bodies(decoder, body)] == [_LONG.replace(b" ", b"")]
+    assert [dumps(document) for document in _bodies(decoder, body)] == [_LONG.replace(b" ", b"")]
 
 
 def test_nan_is_a_number() -> None:
@@ -96,12 +96,12 @@ def test_nan_is_a_number() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"null", b"[]"])
-def test_what_says_nothing_is_an_empty_object(body: bytes) -> None:
+def test_a_body_without_values_is_an_empty_object(body: bytes) -> None:
     assert _bodies(_JSON, body) == [{}]
 
 
 @pytest.mark.parametrize("body", [b"<x>", b'{"a": 1', b'{"a": "\xe4"}', b"[" * 2000 + b"]" * 2000])
-def test_what_is_no_json_is_no_empty_page(body: bytes) -> None:
+def test_invalid_json_is_not_an_empty_page(body: bytes) -> None:
     with pytest.raises(SourceError, match="A response is not valid JSON"):
         _bodies(_JSON, body)
 
@@ -130,7 +130,7 @@ def test_each_line_of_jsonl_is_a_body() -> None:
         (_items("data.items"), b'"busy"', "no list at data.items"),
     ],
 )
-def test_a_body_in_another_format_is_no_empty_page(
+def test_a_body_in_another_format_is_not_an_empty_page(
     decoder: dict[str, Any], body: bytes, message: str
 ) -> None:
     with pytest.raises(SourceError, match=message):
@@ -138,7 +138,7 @@ def test_a_body_in_another_format_is_no_empty_page(
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"data": null}', b'{"data": {"items": []}}', b"[]"])
-def test_a_list_that_the_api_says_is_empty_has_no_items(body: bytes) -> None:
+def test_a_list_that_the_api_marks_as_empty_has_no_items(body: bytes) -> None:
     assert _bodies(_items("data.items"), body) == []
 
 
@@ -164,7 +164,7 @@ def test_rows_of_csv_have_the_names_of_its_header(
 
 
 @pytest.mark.parametrize("options", [{"encoding": "utf-99"}, {"delimiter": "||"}])
-def test_csv_that_nobody_could_write_is_refused(options: dict[str, Any]) -> None:
+def test_csv_with_invalid_options_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         _bodies(_CSV | options, b"a\n1\n")
 
@@ -211,7 +211,7 @@ def test_what_a_decoder_cannot_read_is_an_error(decoder: dict[str, Any], body: b
         (_zip(_CSV), _archive(x="a\n" + "1\n" * 400, y="a\n" + "1\n" * 400)),
     ],
 )
-def test_no_more_comes_out_of_a_body_than_is_allowed(
+def test_a_decompressed_body_never_exceeds_the_limit(
     decoder: dict[str, Any], body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoders, "MOST_DECOMPRESSED", 1000)
@@ -235,7 +235,7 @@ def test_xml_is_one_object(body: bytes, expected: Any) -> None:
     assert _bodies(_XML, body) == [expected]
 
 
-def test_xml_is_in_the_encoding_that_the_headers_tell() -> None:
+def test_xml_is_decoded_with_the_encoding_of_the_headers() -> None:
     headers = {"Content-Type": "text/xml; charset=iso-8859-1"}
     assert _bodies(_XML, b"<r>\xe9</r>", headers) == [{"r": "é"}]
 

@@ -99,7 +99,7 @@ def _api(
 ) -> Api:
     url = server.url if server is not None else "http://nowhere.example"
     with http_client() as client:
-        return create_api(manifest, {"url": url, **config}, Network(client), wanted=wanted)
+        return create_api(manifest, {"url": url, **config}, Network(client), stream_names=wanted)
 
 
 def _made(dynamic: dict[str, Any], **config: Any) -> Manifest:
@@ -158,11 +158,11 @@ def test_streams_of_partitions(server: Server) -> None:
     assert [*_api(manifest, server).manifest.streams] == ["a x", "b y"]
 
 
-def test_nothing_is_asked_for_streams_that_are_listed(server: Server) -> None:
+def test_listed_streams_need_no_request(server: Server) -> None:
     resolver = _resolver("Http", _NAMED, retriever=_retriever("/tables"))
     manifest = _manifest(_dynamic(resolver), streams=[_stream("items")])
     assert [*_api(manifest, server, wanted=["items"]).manifest.streams] == ["items"]
-    assert server.asked == []
+    assert server.requests == []
     server.on("/tables", Reply({}, status=403))
     with pytest.raises(SourceError):
         _api(manifest, server)
@@ -176,7 +176,7 @@ def test_streams_of_the_configuration() -> None:
     assert [*_made(named).streams] == []
 
 
-def test_default_values_come_after_the_configuration() -> None:
+def test_default_values_are_applied_after_the_configuration() -> None:
     lists = (
         {
             "configs_pointer": ["{{ parameters['where'] }}", "tables"],
@@ -249,7 +249,7 @@ def test_values_are_read(value: str, more: dict[str, Any], expected: Any) -> Non
     assert _put(mapping, key="id").primary_key == expected
 
 
-def test_only_what_is_there_is_replaced_unless_told_otherwise() -> None:
+def test_only_existing_values_are_replaced_unless_create_or_update_is_set() -> None:
     path = ["retriever", "requester", "request_parameters", "a"]
     assert _put(_sets(path, "x")).retriever.requester.request_parameters is None
     made = _put(_sets(path, "x", create_or_update=True))
@@ -300,7 +300,7 @@ def test_values_get_what_they_inherit() -> None:
     assert made.incremental_sync.start_datetime.type == "MinMaxDatetime"
 
 
-def test_a_value_without_a_place_is_told() -> None:
+def test_a_value_without_a_target_is_reported() -> None:
     mapping = _sets(["name", "deeper"], "x", create_or_update=True)
     with pytest.raises(ConfigurationError, match=r"on the path name\.deeper"):
         _put(mapping)
@@ -309,7 +309,7 @@ def test_a_value_without_a_place_is_told() -> None:
 # ------------------------------------------------------------------ what is wrong
 
 
-def test_what_is_wrong_with_a_template_is_told_before_it_is_used(tmp_path: Path) -> None:
+def test_problems_of_a_stream_template_are_reported_before_it_is_used(tmp_path: Path) -> None:
     template = _stream("x", incremental_sync={"type": "CustomIncrementalSync"})
     template["retriever"]["requester"]["path"] = None
     dynamic = _dynamic(_listed([{"name": "one"}], _NAMED, _sets(_PATH, "/x")), template)
@@ -347,7 +347,7 @@ def test_what_mappings_put_in_may_be_missing() -> None:
         (_configured(_NAMED) | {"stream_config": []}, "at least 1"),
     ],
 )
-def test_what_is_wrong_with_a_resolver_is_told(resolver: dict[str, Any], told: str) -> None:
+def test_problems_of_a_resolver_are_reported(resolver: dict[str, Any], told: str) -> None:
     manifest = _manifest(_dynamic(resolver, name="tables"))
     assert [problem.stream for problem in manifest.problems] == ["tables"]
     assert told in manifest.problems[0].message
@@ -401,7 +401,7 @@ def test_one_stream_may_be_described_for_two_conditions() -> None:
         assert _plain(found, "items").primary_key == key
 
 
-def test_what_is_wrong_on_a_condition_is_told_once() -> None:
+def test_problems_of_conditional_streams_are_reported_once() -> None:
     broken = _stream("broken", retriever={"type": "CustomRetriever"})
     manifest = _manifest(streams=[_conditional("{{ true }}", broken, _stream("fine"))])
     [problem] = manifest.problems
@@ -410,7 +410,7 @@ def test_what_is_wrong_on_a_condition_is_told_once() -> None:
     assert found.problems == manifest.problems
     assert [*found.streams] == ["fine"]
     nothing = _manifest(streams=[{"type": "ConditionalStreams", "streams": []}])
-    assert [one.message for one in nothing.problems] == ["it is missing"]
+    assert [problem.message for problem in nothing.problems] == ["it is missing"]
 
 
 # ------------------------------------------------------------------ who asks for them

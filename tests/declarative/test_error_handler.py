@@ -32,7 +32,9 @@ def answer(status: int, body: Any = None, **headers: str) -> Response:
 def handler(*filters: dict[str, Any], **fields: Any) -> ErrorHandler:
     whole = {
         "type": "DefaultErrorHandler",
-        "response_filters": [{"type": "HttpResponseFilter", **each} for each in filters],
+        "response_filters": [
+            {"type": "HttpResponseFilter", **response_filter} for response_filter in filters
+        ],
         **fields,
     }
     return TypeAdapter(ErrorHandler).validate_python(whole)
@@ -43,8 +45,8 @@ def chain(*handlers: ErrorHandler) -> ErrorHandler:
     return TypeAdapter(ErrorHandler).validate_python(whole)
 
 
-def action(outcome: Response | httpx.RequestError, one: ErrorHandler | None = None) -> str:
-    return verdict_on(outcome, one, {}).action.value
+def action(outcome: Response | httpx.RequestError, handler: ErrorHandler | None = None) -> str:
+    return verdict_on(outcome, handler, {}).action.value
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_missing_response_is_retried_regardless_of_filters() -> None:
 
 
 def test_conditions_of_a_filter_are_alternatives() -> None:
-    one = handler(
+    error_handler = handler(
         {
             "action": "IGNORE",
             "http_codes": [404],
@@ -77,16 +79,21 @@ def test_conditions_of_a_filter_are_alternatives() -> None:
         }
     )
 
-    assert action(answer(404), one) == "IGNORE"
-    assert action(answer(400, {"code": 7}), one) == "IGNORE"
-    assert action(answer(400, {"error": {"message": "there is no such thing"}}), one) == "IGNORE"
-    assert action(answer(400, {"code": 8}), one) == "FAIL"
+    assert action(answer(404), error_handler) == "IGNORE"
+    assert action(answer(400, {"code": 7}), error_handler) == "IGNORE"
+    assert (
+        action(answer(400, {"error": {"message": "there is no such thing"}}), error_handler)
+        == "IGNORE"
+    )
+    assert action(answer(400, {"code": 8}), error_handler) == "FAIL"
 
 
 def test_first_matching_filter_overrides_the_default_of_the_status() -> None:
-    one = handler({"http_codes": [200], "action": "RETRY"}, {"http_codes": [200], "action": "FAIL"})
+    error_handler = handler(
+        {"http_codes": [200], "action": "RETRY"}, {"http_codes": [200], "action": "FAIL"}
+    )
 
-    assert action(answer(200), one) == "RETRY"
+    assert action(answer(200), error_handler) == "RETRY"
 
 
 def test_filter_without_an_action_has_no_effect() -> None:
@@ -94,23 +101,23 @@ def test_filter_without_an_action_has_no_effect() -> None:
 
 
 def test_predicates_see_headers_and_the_url_without_secrets() -> None:
-    one = handler(
+    error_handler = handler(
         {"predicate": "{{ headers['X-Left'] == '0' }}", "action": "RATE_LIMITED"},
         {"predicate": "{{ request_url == 'https://a.example/x' }}", "action": "IGNORE"},
     )
 
-    assert action(answer(200, x_left="0"), one) == "RATE_LIMITED"
-    assert action(answer(200), one) == "IGNORE"
+    assert action(answer(200, x_left="0"), error_handler) == "RATE_LIMITED"
+    assert action(answer(200), error_handler) == "IGNORE"
 
 
 def test_body_that_is_not_json_is_an_empty_object_in_predicates() -> None:
-    one = handler({"predicate": "{{ 'code' in response }}", "action": "IGNORE"})
+    error_handler = handler({"predicate": "{{ 'code' in response }}", "action": "IGNORE"})
 
-    assert action(answer(404, b"<html>code</html>"), one) == "FAIL"
+    assert action(answer(404, b"<html>code</html>"), error_handler) == "FAIL"
 
 
 def test_message_is_from_the_manifest_or_the_status() -> None:
-    one = handler(
+    error_handler = handler(
         {
             "http_codes": [403],
             "action": "FAIL",
@@ -119,8 +126,8 @@ def test_message_is_from_the_manifest_or_the_status() -> None:
         {"http_codes": [404], "action": "FAIL"},
     )
 
-    first = verdict_on(answer(403, {"scope": "read"}), one, {"name": "The key"})
-    second = verdict_on(answer(404), one, {})
+    first = verdict_on(answer(403, {"scope": "read"}), error_handler, {"name": "The key"})
+    second = verdict_on(answer(404), error_handler, {})
 
     assert first.message == "The key lacks read"
     assert second.message == "The server has no resource at this path."
@@ -195,7 +202,7 @@ def test_retries_are_those_of_a_chain_s_first_handler() -> None:
 
 
 def strategies(*several: dict[str, Any]) -> list[BackoffStrategy]:
-    return [TypeAdapter(BackoffStrategy).validate_python(each) for each in several]
+    return [TypeAdapter(BackoffStrategy).validate_python(strategy) for strategy in several]
 
 
 def wait(
@@ -274,7 +281,7 @@ def test_strategies_of_a_chain_are_combined() -> None:
     slow = {"type": "ConstantBackoffStrategy", "backoff_time_in_seconds": 9}
     both = chain(handler(), handler(backoff_strategies=[slow]))
 
-    assert [each.type for each in strategies_of(both)] == ["ConstantBackoffStrategy"]
+    assert [strategy.type for strategy in strategies_of(both)] == ["ConstantBackoffStrategy"]
 
 
 class Clock:
@@ -311,10 +318,10 @@ def test_strategy_s_wait_is_extended_by_a_second() -> None:
 def test_retries_end_after_ten_minutes_except_for_rate_limits() -> None:
     assert waits(*[(Action.RETRY, 299.0)] * 9, allowed=9) == [300, 300, None]
     plain = waits(*[(Action.RETRY, None)] * 20, allowed=20)
-    assert sum(each for each in plain if each) == 600
+    assert sum(wait for wait in plain if wait) == 600
     assert plain[-1] is None
     limited = waits(*[(Action.RATE_LIMITED, None)] * 11, allowed=20)
-    assert sum(each for each in limited if each) > 600
+    assert sum(wait for wait in limited if wait) > 600
 
 
 def test_retry_loops_are_nested() -> None:

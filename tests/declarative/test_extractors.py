@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from chronolake.errors import SourceError
 from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.models.records import Extractor, JsonDecoder
-from chronolake.source.declarative.records.extractors import Extracted, create_extraction
-from support.declarative.answered import answer
+from chronolake.source.declarative.records.extractors import ExtractedRecords, create_extraction
+from support.declarative.responses import answer
 
 _JSON = JsonDecoder(type="JsonDecoder")
 
@@ -20,7 +20,7 @@ def _dpath(*path: str) -> dict[str, Any]:
     return {"type": "DpathExtractor", "field_path": list(path), "$parameters": {"p": "y"}}
 
 
-def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
+def _extracted(extractor: dict[str, Any], body: Any) -> ExtractedRecords:
     component: Any = TypeAdapter(Extractor).validate_python(extractor)
     return create_extraction(component, _JSON, {"k": "z"})(answer(body))
 
@@ -65,7 +65,7 @@ def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
     ],
 )
 def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: Any) -> None:
-    assert _extracted(_dpath(*path), body) == Extracted(expected, len(expected))
+    assert _extracted(_dpath(*path), body) == ExtractedRecords(expected, len(expected))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: 
         (["**", "b", "*"], {"a": {"b": []}}, None),
     ],
 )
-def test_a_path_that_leads_nowhere_is_told_apart_from_an_empty_list(
+def test_a_missing_path_is_distinguished_from_an_empty_list(
     path: list[str], body: Any, missing: str | None
 ) -> None:
     assert _extracted(_dpath(*path), body).missing == missing
@@ -134,15 +134,19 @@ def _combined(mode: str, *, skip: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("extractor", "body", "expected"),
     [
-        (_combined("union"), {"a": [1], "b": [2, 3]}, Extracted([1, 2, 3], 3)),
-        (_combined("first_match"), {"a": [1], "b": [2, 3]}, Extracted([1], 1)),
-        (_combined("first_match"), {"b": [2, 3]}, Extracted([2, 3], 2)),
-        (_combined("first_match"), {}, Extracted([], 0)),
-        (_combined("union", skip=True), {"a": [None, 1], "b": [{}]}, Extracted([1], 3)),
-        (_combined("first_match", skip=True), {"a": [None], "b": [None, 2]}, Extracted([2], 2)),
+        (_combined("union"), {"a": [1], "b": [2, 3]}, ExtractedRecords([1, 2, 3], 3)),
+        (_combined("first_match"), {"a": [1], "b": [2, 3]}, ExtractedRecords([1], 1)),
+        (_combined("first_match"), {"b": [2, 3]}, ExtractedRecords([2, 3], 2)),
+        (_combined("first_match"), {}, ExtractedRecords([], 0)),
+        (_combined("union", skip=True), {"a": [None, 1], "b": [{}]}, ExtractedRecords([1], 3)),
+        (
+            _combined("first_match", skip=True),
+            {"a": [None], "b": [None, 2]},
+            ExtractedRecords([2], 2),
+        ),
     ],
 )
 def test_extractors_combine_and_count_what_they_leave_out(
-    extractor: dict[str, Any], body: Any, expected: Extracted
+    extractor: dict[str, Any], body: Any, expected: ExtractedRecords
 ) -> None:
     assert _extracted(extractor, body) == expected

@@ -54,17 +54,19 @@ def _measured(*cases: str) -> dict[str, dict[str, Any]]:
         timeout=900,
     )
     found = map(json.loads, done.stdout.splitlines())
-    return {one["case"]: one for one in found}
+    return {result["case"]: result for result in found}
 
 
 def _expect_small(measured: dict[str, dict[str, Any]]) -> None:
     too_much = {
-        name: one for name, one in measured.items() if one["mib"] > _MOST[name.partition(":")[0]]
+        name: result
+        for name, result in measured.items()
+        if result["mib"] > _MOST[name.partition(":")[0]]
     }
     assert not too_much
 
 
-def test_the_worker_can_tell_what_something_takes() -> None:
+def test_the_worker_measures_memory() -> None:
     def much() -> Any:
         return lambda: bytearray(os.urandom(1 << 20) * 200)
 
@@ -118,7 +120,7 @@ def test_templates_read_json_in_bounds() -> None:
         loads("[" + "{}," * 300_000 + "0]")
 
 
-def test_memory_is_what_the_configuration_says() -> None:
+def test_the_configuration_sets_the_memory_limit() -> None:
     with Api({"/items": Reply([{}] * 10_000)}) as api, http_client() as client:
         request = Request("GET", f"{api.url}/items")
         enough = Sender(Network(client), {}).send(request)
@@ -148,7 +150,7 @@ _PARTS = ["1", "'a'", '"b"', ",", ":", "[", "]", "(", ")", "{", "}", " ", "\n", 
 def _both(text: str) -> tuple[Any, Any]:
     """Parse a text with Python and with our parser; "nothing" means that it is not a literal."""
     found = []
-    for read in (templates.ast.literal_eval, lambda one: templates.LongLiteral(one).value()):
+    for read in (templates.ast.literal_eval, lambda text: templates.LongLiteral(text).value()):
         try:
             value = read(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -20,7 +20,7 @@ from chronolake.source.declarative.http.request_builder import Injection, Reques
 from chronolake.source.declarative.http.response import ResponseCache
 from chronolake.source.declarative.http.transport import Exchange, Network, http_client
 from chronolake.source.declarative.models.requests import ErrorHandler
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 
 SECRET = "s3cret-of-the-config"
 
@@ -91,7 +91,7 @@ def test_response_is_complete(desk: Desk) -> None:
     assert answer.headers["x-count"] == "2"
     assert answer.links["next"]["url"] == "https://a.example/?page=2"
     assert answer.url == f"{api.url}/items?a=1"
-    assert api.asked[0].params == {"a": "1"}
+    assert api.requests[0].params == {"a": "1"}
 
 
 @pytest.mark.differs("the user agent")
@@ -99,7 +99,7 @@ def test_user_agent_is_sent(desk: Desk) -> None:
     with Api({"/items": Reply([])}) as api:
         desk.sender().send(Request("GET", f"{api.url}/items"))
 
-    assert api.asked[0].headers["user-agent"] == "chronolake"
+    assert api.requests[0].headers["user-agent"] == "chronolake"
 
 
 def test_failed_request_is_retried(desk: Desk) -> None:
@@ -110,7 +110,7 @@ def test_failed_request_is_retried(desk: Desk) -> None:
     assert answer is not None
     assert answer.json() == {"ok": 1}
     assert desk.waits == [1, 1, 2]
-    assert [(each.status, each.attempt) for each in desk.log] == [
+    assert [(exchange.status, exchange.attempt) for exchange in desk.log] == [
         (500, 1),
         (429, 2),
         (418, 3),
@@ -126,7 +126,7 @@ def test_server_that_keeps_failing_ends_the_read(desk: Desk) -> None:
         desk.sender().send(Request("GET", f"{api.url}/items", params={"key": SECRET}))
 
     assert desk.waits == [1, 2, 4, 8, 16]
-    assert len(api.asked) == 6
+    assert len(api.requests) == 6
     text = str(caught.value)
     assert "GET /items returned status 503 after 6 attempts" in text
     assert SECRET not in text
@@ -154,7 +154,7 @@ def test_interrupted_connection_is_retried(desk: Desk) -> None:
 
     assert answer is not None
     assert answer.json() == whole
-    assert [each.status for each in desk.log] == [None, None, 200]
+    assert [exchange.status for exchange in desk.log] == [None, None, 200]
     assert desk.log[0].failure is not None
 
 
@@ -218,7 +218,7 @@ def test_credentials_in_a_key_of_the_request_are_refused(desk: Desk) -> None:
 
 
 def test_rejected_token_is_refreshed_once(desk: Desk) -> None:
-    def guarded(asked: Asked) -> Reply:
+    def guarded(asked: ReceivedRequest) -> Reply:
         good = asked.headers["authorization"] == "Bearer token-number-2"
         return Reply(status=200 if good else 401)
 
@@ -235,7 +235,7 @@ def test_redirect_is_followed_with_credentials_on_the_same_host(desk: Desk) -> N
 
     assert answer is not None
     assert answer.url == f"{api.url}/new"
-    assert api.asked[1].headers["authorization"] == "Bearer token-number-1"
+    assert api.requests[1].headers["authorization"] == "Bearer token-number-1"
 
 
 def test_redirect_to_another_host_carries_no_credentials(desk: Desk) -> None:
@@ -245,7 +245,7 @@ def test_redirect_to_another_host_carries_no_credentials(desk: Desk) -> None:
             request = Request("GET", f"{api.url}/items", headers={"X-Key": SECRET, "Accept": "a/b"})
             assert desk.sender(authentication=Key()).send(request) is not None
 
-    seen = other.asked[0]
+    seen = other.requests[0]
     assert "authorization" not in seen.headers
     assert "x-key" not in seen.headers
     assert seen.params == {}
@@ -258,14 +258,17 @@ def test_body_is_not_sent_to_another_host(desk: Desk) -> None:
         with Api({"/items": moved}) as api, pytest.raises(SourceError, match="another host"):
             desk.sender().send(Request("POST", f"{api.url}/items", json={"password": SECRET}))
 
-    assert other.asked == []
+    assert other.requests == []
 
 
 def test_redirected_post_becomes_a_get(desk: Desk) -> None:
     with Api({"/a": Reply(status=303, headers={"Location": "/b"}), "/b": Reply()}) as api:
         desk.sender().send(Request("POST", f"{api.url}/a", json={"x": 1}))
 
-    assert [(each.method, each.body) for each in api.asked] == [("POST", b'{"x": 1}'), ("GET", b"")]
+    assert [(request.method, request.body) for request in api.requests] == [
+        ("POST", b'{"x": 1}'),
+        ("GET", b""),
+    ]
 
 
 def test_redirects_in_a_circle_end(desk: Desk) -> None:
@@ -276,7 +279,7 @@ def test_redirects_in_a_circle_end(desk: Desk) -> None:
     ):
         desk.sender(once).send(Request("GET", f"{api.url}/a"))
 
-    assert len(api.asked) == 31
+    assert len(api.requests) == 31
 
 
 def test_only_allowed_hosts_receive_requests(desk: Desk) -> None:
@@ -335,7 +338,7 @@ def test_broken_compression_is_retried(desk: Desk) -> None:
     with Api({"/items": replies}) as api:
         assert desk.sender().send(Request("GET", f"{api.url}/items")) is not None
 
-    assert len(api.asked) == 3
+    assert len(api.requests) == 3
 
 
 def test_compression_that_was_not_requested_is_refused(desk: Desk) -> None:
@@ -383,7 +386,7 @@ def test_cancelling_ends_a_wait(desk: Desk) -> None:
         timer.join()
 
     assert time.monotonic() - began < 10
-    assert len(api.asked) == 1
+    assert len(api.requests) == 1
 
 
 def test_responses_are_cached_for_equal_requests_of_one_identity(desk: Desk) -> None:
@@ -403,5 +406,5 @@ def test_headers_may_contain_any_text(desk: Desk) -> None:
             Request("GET", f"{api.url}/items", headers={"A": "é", "B": " x ", "C": 5, "D": ""})
         )
 
-    seen = api.asked[0].headers
+    seen = api.requests[0].headers
     assert (seen["a"], seen["b"], seen["c"], seen["d"]) == ("é", "x", "5", "")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isodate import parse_duration
 
+from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.datetime_cursor import (
     Interval,
     SliceRules,
@@ -71,6 +72,16 @@ def test_a_lookback_reaches_before_the_start() -> None:
     assert found[0] == ("2022-01-01T00:00:00.000000+0000", "2022-01-01T23:59:59.999999+0000")
     assert found[-1] == ("2022-03-01T00:00:00.000000+0000", "2022-03-01T00:00:00.000000+0000")
     assert len(found) == 60
+
+
+@pytest.mark.differs("negative durations")
+@pytest.mark.parametrize("duration", ["-P1D", "-P1M", "-P9000Y"])
+@pytest.mark.parametrize("name", ["lookback_window", "step"])
+def test_negative_durations_are_refused(name: str, duration: str) -> None:
+    more = {"step": "P1D", "cursor_granularity": "P1D", name: duration}
+
+    with pytest.raises(ConfigurationError, match=f"`{name}` is negative"):
+        sliced(start_datetime="2022-02-01", datetime_format="%Y-%m-%d", **more)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +157,9 @@ def test_missing_and_read_intervals_cover_the_range(
         *(moments(interval.start, interval.end) for interval in (*left, *intervals))
     )
     # The gap between neighbors is smaller than the API's granularity.
-    joined = slice_rules.merge([*intervals, *(Interval(one.start, one.end) for one in left)])
-    covered |= set().union(*(moments(one.start, one.end) for one in joined))
+    joined = slice_rules.merge([*intervals, *(Interval(gap.start, gap.end) for gap in left)])
+    covered |= set().union(*(moments(interval.start, interval.end) for interval in joined))
     if wanted.start < wanted.end or grain:
         assert moments(wanted.start, wanted.end) <= covered
-    for one in left:
-        assert wanted.start <= one.start <= one.end <= wanted.end
+    for gap in left:
+        assert wanted.start <= gap.start <= gap.end <= wanted.end

@@ -24,9 +24,9 @@ def manifest(folder: Path, text: str) -> Manifest:
 
 
 def stream(found: Manifest, name: str) -> DeclarativeStream:
-    one = found.stream(name)
-    assert isinstance(one, DeclarativeStream)
-    return one
+    model = found.stream(name)
+    assert isinstance(model, DeclarativeStream)
+    return model
 
 
 def test_references_and_parameters_are_put_in_their_places(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_references_and_parameters_are_put_in_their_places(tmp_path: Path) -> No
     assert orders.retriever.record_selector.parameters["data"] == "items"
 
 
-def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_its_line(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -112,7 +112,7 @@ def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
         ("header: '{{ config.a }}'", "header: '{{ config.a }}'", None),
     ],
 )
-def test_a_page_token_where_the_page_size_is_put_is_told(
+def test_a_page_token_with_the_target_of_the_page_size_is_reported(
     tmp_path: Path, token: str, size: str, told: str | None
 ) -> None:
     def option(text: str) -> str:
@@ -151,7 +151,7 @@ def test_a_page_token_where_the_page_size_is_put_is_told(
         ("a: &a [*a]", "is nested too deeply"),
     ],
 )
-def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         manifest(tmp_path, text)
 
@@ -229,7 +229,7 @@ def test_a_place_of_references_that_is_all_there_is_the_only_problem(tmp_path: P
     ]
 
 
-def test_parameters_that_are_none_are_told(tmp_path: Path) -> None:
+def test_invalid_parameters_are_reported(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -247,7 +247,7 @@ def test_parameters_that_are_none_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -> None:
+def test_an_api_with_missing_secrets_is_not_requested(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -265,12 +265,12 @@ def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -
 
     with (
         pytest.raises(ConfigurationError, match=r"line 7: spec.connection_specification"),
-        open_api(found, source, wanted=None),
+        open_api(found, source, stream_names=None),
     ):
         pytest.fail("it was opened")
 
 
-def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
+def test_problems_have_hints(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -312,7 +312,7 @@ def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
     assert str(refusal.value.hint).startswith("Did you mean 'POST'? `chronolake check` lists")
 
 
-def test_a_stream_that_is_not_there_is_told_with_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_stream_is_reported_with_the_most_similar_name(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,
         """\
@@ -359,7 +359,7 @@ def test_a_manifest_is_found_by_file_and_folder(tmp_path: Path) -> None:
         ("concurrency_level: {default_concurrency: 1000}", 64),
     ],
 )
-def test_a_manifest_says_how_many_requests_are_in_flight(
+def test_a_manifest_sets_the_number_of_concurrent_requests(
     tmp_path: Path, level: str, expected: int
 ) -> None:
     found = manifest(tmp_path, f"streams: []\n{level}")
@@ -371,14 +371,20 @@ def test_a_manifest_says_how_many_requests_are_in_flight(
 def test_of_real_manifests_python_code_and_contradictions_cannot_be_read() -> None:
     found = [load(file) for file in sorted(_REAL.glob("*.yaml"))]
     others = {
-        (one.file.stem, problem.message)
-        for one in found
-        for problem in one.problems
+        (manifest.file.stem, problem.message)
+        for manifest in found
+        for problem in manifest.problems
         if "Python code" not in problem.message and not problem.is_warning
     }
     reported = "the page token and the page size have the same target (request_parameter offset)"
     assert others == {("postmarkapp", reported)}
-    # References that are not found, and keys without effect, do not prevent reading.
-    warned = {one.file.stem for one in found for problem in one.problems if problem.is_warning}
-    assert warned == {"opsgenie", "ding-connect", "finnworlds", "simplecast"}
-    assert sum(len(one.streams) for one in found) >= 845
+    # References that are not found, keys without effect, and pages after the first one do not
+    # prevent reading.
+    warned = {
+        manifest.file.stem
+        for manifest in found
+        for problem in manifest.problems
+        if problem.is_warning
+    }
+    assert warned == {"opsgenie", "ding-connect", "finnworlds", "simplecast", "zenloop"}
+    assert sum(len(manifest.streams) for manifest in found) >= 845

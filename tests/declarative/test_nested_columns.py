@@ -39,7 +39,7 @@ def columns(records: list[dict[str, Any]], schema: Any = _SCHEMA, **types: Kind)
     shape = Shape(known, frozenset(nesting.declared), nesting)
     found, arrays = shape.cells(records, ("id",))
     both = zip(found, arrays, strict=True)
-    return {one.name: (one.type.kind, array.to_pylist()) for one, array in both}
+    return {column.name: (column.type.kind, array.to_pylist()) for column, array in both}
 
 
 def test_declared_fields_of_objects_are_columns() -> None:
@@ -74,7 +74,7 @@ def test_declared_fields_of_objects_are_columns() -> None:
     assert found["address"] == (Kind.JSON, ['{"zip":1}', None, None])
 
 
-def test_what_is_no_object_where_one_is_declared_is_kept() -> None:
+def test_a_value_that_is_not_the_declared_object_is_kept() -> None:
     found = columns([{"id": 1, "address": 5}, {"id": 2, "address": "x"}, {"id": 3, "address": []}])
     assert found["address"] == (Kind.JSON, ["5", '"x"', "[]"])
     assert found["address_city"] == (Kind.STRING, [None, None, None])
@@ -119,7 +119,7 @@ def test_two_fields_that_would_be_one_column_are_refused(more: dict[str, Any]) -
         assert "streams.orders.nested" in (refused.value.hint or "")
 
 
-def test_a_field_that_nobody_declared_may_not_be_such_a_column_either() -> None:
+def test_an_undeclared_field_must_not_be_such_a_column_either() -> None:
     with pytest.raises(ConfigurationError, match=r"address\.city and address_city"):
         columns([{"id": 1, "address": {"city": "Berlin"}, "address_city": "Bonn"}])
 
@@ -145,8 +145,8 @@ def _pruned(value: Any) -> Any:
     """Remove what has no information: nulls in objects, and objects that contain nothing else."""
     if not isinstance(value, dict):
         return value
-    found = {name: _pruned(one) for name, one in value.items()}
-    return {name: one for name, one in found.items() if one is not None} or None
+    found = {name: _pruned(inner) for name, inner in value.items()}
+    return {name: inner for name, inner in found.items() if inner is not None} or None
 
 
 def _joined(column: str, schema: Any, cells: dict[str, Any]) -> Any:

@@ -13,8 +13,8 @@ import pytest
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.http.transport import http_client
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.visits import HIDDEN, Visit
+from support.declarative.api_access import HIDDEN, Visit
+from support.declarative.apis import Api, ReceivedRequest, Reply
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def test_access_token_is_fetched_and_used_until_it_expires(api: Api, client: htt
         seen.append(visit.asks(wanted).headers["authorization"])
 
     assert seen == ["Bearer t1", "Bearer t1", "Bearer t2"]
-    assert api.asked[0].query == []
-    assert api.asked[0].body.decode() == (
+    assert api.requests[0].query == []
+    assert api.requests[0].body.decode() == (
         "more=x&client_id=id&grant_type=refresh_token"
         f"&client_secret={HIDDEN}&refresh_token=first&scopes=a&scopes=b"
     )
@@ -101,7 +101,7 @@ def test_refresh_in_the_url_and_by_basic_authentication(api: Api, client: httpx.
     )
 
     assert visit.asks(wanted).headers["authorization"] == "Bearer t"
-    refresh = api.asked[0]
+    refresh = api.requests[0]
     assert refresh.params == {"grant_type": "refresh_token", "refresh_token": "first"}
     assert refresh.headers["authorization"] == "Basic abc"
     assert refresh.body == b""
@@ -112,7 +112,7 @@ def test_refresh_in_the_url_and_by_basic_authentication(api: Api, client: httpx.
 def test_rotating_refresh_tokens_are_stored(api: Api, client: httpx.Client) -> None:
     numbers = iter(range(1, 9))
 
-    def answer(_: Asked) -> Reply:
+    def answer(_: ReceivedRequest) -> Reply:
         number = next(numbers)
         return Reply({"access_token": f"t{number}", "next": f"r{number}", "expires_in": 100})
 
@@ -127,14 +127,14 @@ def test_rotating_refresh_tokens_are_stored(api: Api, client: httpx.Client) -> N
     visit.time.now += 200
     visit.session = visit.again()
     assert visit.asks(wanted).headers["authorization"] == "Bearer t2"
-    refreshed = [each.form["next"] for each in api.asked if each.path == "/token"]
+    refreshed = [request.form["next"] for request in api.requests if request.path == "/token"]
     assert refreshed == ["first", "r1"]
 
     # After a new sign-in, the stored tokens belong to the old refresh token.
     config["credentials"]["refresh_token"] = "anew"
     visit.session = visit.again()
     visit.asks(wanted)
-    assert api.asked[-2].form["next"] == "anew"
+    assert api.requests[-2].form["next"] == "anew"
 
 
 def test_access_token_of_the_config_is_used_until_it_expires(
@@ -187,7 +187,7 @@ def test_assertion_replaces_a_refresh_token(api: Api, client: httpx.Client) -> N
     }
 
     assert visit.asks(wanted).headers["authorization"] == "Bearer t"
-    form = api.asked[0].form
+    form = api.requests[0].form
     assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer"
     assert jwt.get_unverified_header(form["assertion"])["alg"] == "HS256"
 
@@ -261,4 +261,4 @@ def test_client_credentials_need_no_refresh_token(api: Api, client: httpx.Client
     visit.asks(oauth(api, grant_type="client_credentials", refresh_token=None))
 
     form = {"grant_type": "client_credentials", "client_id": "id", "client_secret": HIDDEN}
-    assert api.asked[0].form == form
+    assert api.requests[0].form == form

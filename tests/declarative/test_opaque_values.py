@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, reading, requester, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, read_stream, requester, retriever, stream
 
 #: Tokens that Python's parser reads as a number, a list or None.
 TOKENS = [
@@ -50,7 +50,7 @@ def _pages(api: Api, token_of: Any) -> None:
     """Serve a page for each token, which names the next one; the first is requested without one."""
     following = dict(zip([None, *TOKENS], [*TOKENS, None], strict=True))
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         token = token_of(asked)
         if token not in following:
             return Reply({"error": f"no page {token!r}"}, status=400)
@@ -72,7 +72,7 @@ def _paged(place: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def _told(asked: Asked) -> Any:
+def _told(asked: ReceivedRequest) -> Any:
     """Return a request's token, wherever it is; a text of digits is a number in JSON."""
     if asked.method == "POST":
         if asked.headers.get("content-type") == "application/json":
@@ -91,11 +91,11 @@ def _told(asked: Asked) -> Any:
         ("body_json", {"http_method": "POST", "request_body_json": {"kind": "page"}}),
     ],
 )
-def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str, Any]) -> None:
+def test_page_tokens_are_sent_unchanged(api: Api, place: str, asks: dict[str, Any]) -> None:
     _pages(api, _told)
-    one = stream(retriever=retriever(paginator=_paged(place), asks=asks))
+    described = stream(retriever=retriever(paginator=_paged(place), asks=asks))
 
-    read = reading(one, api)
+    read = read_stream(described, api)
 
     assert read.result.failure is None
     assert read.ids == ["first", *TOKENS]
@@ -120,12 +120,14 @@ def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str,
         },
     ],
 )
-def test_page_tokens_in_templates_are_sent_as_they_came(api: Api, asks: dict[str, Any]) -> None:
+def test_page_tokens_in_templates_are_sent_unchanged(api: Api, asks: dict[str, Any]) -> None:
     _pages(api, _told)
-    paginator = {name: one for name, one in _paged("header").items() if name != "page_token_option"}
-    one = stream(retriever=retriever(paginator=paginator, asks=asks))
+    paginator = {
+        name: option for name, option in _paged("header").items() if name != "page_token_option"
+    }
+    described = stream(retriever=retriever(paginator=paginator, asks=asks))
 
-    read = reading(one, api)
+    read = read_stream(described, api)
 
     assert read.result.failure is None
     assert read.ids == ["first", *TOKENS]
@@ -134,30 +136,30 @@ def test_page_tokens_in_templates_are_sent_as_they_came(api: Api, asks: dict[str
 @pytest.mark.parametrize("token", [" 5", "5 ", "5\n", "\t[1]", "a\n", " ", "{{ config.api }}"])
 def test_blanks_and_braces_of_a_token_are_sent(api: Api, token: str) -> None:
     api.on("/items", Reply({"data": [{"id": 1}], "next": token}), Reply({"data": []}))
-    api.asked.clear()
+    api.requests.clear()
 
-    read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
+    read = read_stream(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
 
     assert read.result.failure is None
-    assert [one.params.get("page") for one in api.asked] == [None, token]
+    assert [request.params.get("page") for request in api.requests] == [None, token]
 
 
 @pytest.mark.parametrize("nothing", [None, False, 0, "", [], {}, "None", "False", "0", "[]", "{}"])
-def test_a_token_that_says_nothing_ends_the_pages(api: Api, nothing: Any) -> None:
+def test_an_empty_token_ends_the_pages(api: Api, nothing: Any) -> None:
     api.on("/items", Reply({"data": [{"id": 1}], "next": nothing}))
-    api.asked.clear()
+    api.requests.clear()
 
-    read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
+    read = read_stream(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
 
     assert read.ids == [1]
-    assert len(api.asked) == 1
+    assert len(api.requests) == 1
 
 
-def test_a_stop_condition_sees_tokens_as_they_came(api: Api) -> None:
+def test_a_stop_condition_gets_unchanged_tokens(api: Api) -> None:
     _pages(api, _told)
     paginator = _paged("request_parameter", stop_condition="{{ not response.next }}")
 
-    read = reading(stream(retriever=retriever(paginator=paginator)), api)
+    read = read_stream(stream(retriever=retriever(paginator=paginator)), api)
 
     assert read.ids == ["first", *TOKENS]
 
@@ -174,12 +176,12 @@ _TEXTS = TOKENS
         ({}, {"path": "{{ stream_partition.parent | urlencode }}"}),
     ],
 )
-def test_partitions_are_asked_for_by_their_keys_as_they_are(
+def test_partitions_are_requested_by_their_unchanged_keys(
     api: Api, parts: dict[str, Any], asks: dict[str, Any]
 ) -> None:
     api.on("/parents", Reply({"data": [{"id": text} for text in _TEXTS]}))
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         key = asked.params.get("parent") or asked.headers.get("parent")
         return Reply({"data": [{"id": key}]})
 
@@ -200,16 +202,16 @@ def test_partitions_are_asked_for_by_their_keys_as_they_are(
     fields = [
         {"type": "AddedFieldDefinition", "path": ["of"], "value": "{{ stream_partition.parent }}"}
     ]
-    one = stream(
+    described = stream(
         retriever={**retriever(partition_router=router), "requester": requester("/items") | asks},
         transformations=[{"type": "AddFields", "fields": fields}],
     )
-    api.asked.clear()
+    api.requests.clear()
 
-    read = reading(one, api)
+    read = read_stream(described, api)
 
     if by_path:
-        asked = [one.path for one in api.asked if one.path != "/parents"]
+        asked = [request.path for request in api.requests if request.path != "/parents"]
         assert [unquote(path.removeprefix("/")) for path in asked] == _TEXTS
         return
     assert read.result.failure is None
@@ -237,7 +239,7 @@ def test_values_of_a_list_in_the_configuration_are_sent_as_they_are(
         "request_option": option("team"),
     }
 
-    read = reading(
+    read = read_stream(
         stream(retriever=retriever(partition_router=router)), api, None, {"teams": values}
     )
 

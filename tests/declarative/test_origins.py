@@ -33,8 +33,8 @@ from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.models.requests import DefaultErrorHandler, HttpRequester
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, requester, retriever
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, requester, retriever
 
 SECRET = "s3cret-of-the-config"
 TOKEN = "{{ config['secret'] }}"
@@ -124,7 +124,7 @@ WAYS = ("link", "template", "redirect")
 
 
 _PLACES_AND_WAYS = [
-    one for one in itertools.product(PLACES, WAYS) if one != ("key beside the link", "redirect")
+    pair for pair in itertools.product(PLACES, WAYS) if pair != ("key beside the link", "redirect")
 ]
 
 
@@ -178,7 +178,7 @@ def _serve(api: Api, other: str, way: str) -> None:
     api.on("/quota", Reply({"left": 100, "reset": int(time.time()) + 3600}))
 
 
-def _holds_secret(asked: Asked) -> bool:
+def _holds_secret(asked: ReceivedRequest) -> bool:
     said = [*asked.headers.values(), asked.body.decode(), asked.path]
     said += [text for pair in asked.query for text in pair]
     return any(spelling in text for spelling in _SPELLINGS for text in said)
@@ -191,17 +191,17 @@ def test_credentials_are_not_sent_to_another_origin(place: str, way: str) -> Non
         _serve(api, other.url, way)
         result = _read(_stream(api.url, place, way))
 
-    assert place in {"cookie", "key beside the link"} or any(map(_holds_secret, api.asked))
-    assert not any(_holds_secret(one) for one in other.asked)
+    assert place in {"cookie", "key beside the link"} or any(map(_holds_secret, api.requests))
+    assert not any(_holds_secret(request) for request in other.requests)
     if (place, way) in _REFUSED:
         assert isinstance(result.failure, SourceError)
         assert "another" in result.failure.message
         assert SECRET not in str(result.failure)
-        assert other.asked == []
+        assert other.requests == []
     else:
         assert result.failure is None
         assert [record["id"] for record in result.records] == [1, 2]
-        assert other.asked[0].params == {"page": "2"}
+        assert other.requests[0].params == {"page": "2"}
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
@@ -211,7 +211,7 @@ def test_listed_origin_receives_the_credentials(way: str) -> None:
         result = _read(_stream(api.url, "bearer", way), allowed_hosts=[api.url, other.url])
 
     assert result.failure is None
-    assert _holds_secret(other.asked[0])
+    assert _holds_secret(other.requests[0])
 
 
 def test_listed_host_receives_requests_without_credentials() -> None:
@@ -220,7 +220,7 @@ def test_listed_host_receives_requests_without_credentials() -> None:
         result = _read(_stream(api.url, "bearer", "link"), allowed_hosts=["127.0.0.1"])
 
     assert result.failure is None
-    assert not _holds_secret(other.asked[0])
+    assert not _holds_secret(other.requests[0])
 
 
 def test_error_of_another_origin_contains_a_hint() -> None:
@@ -247,7 +247,7 @@ def test_redirect_to_an_invalid_url_fails_its_stream(place: str) -> None:
 
 
 def test_redirect_does_not_carry_the_query_with_the_api_key() -> None:
-    def moved(asked: Asked) -> Reply:
+    def moved(asked: ReceivedRequest) -> Reply:
         return Reply(
             status=302, headers={"Location": f"{other.url}/items?key={asked.params['key']}"}
         )
@@ -258,7 +258,7 @@ def test_redirect_does_not_carry_the_query_with_the_api_key() -> None:
     assert failure is not None
     assert "with credentials in its URL" in failure.message
     assert SECRET not in str(failure)
-    assert other.asked == []
+    assert other.requests == []
 
 
 def test_cookies_are_sent_only_to_their_origin() -> None:
@@ -266,7 +266,7 @@ def test_cookies_are_sent_only_to_their_origin() -> None:
         {"/items": Reply({"data": [], "next": "?page=2"}, headers={"Set-Cookie": "a=b"})}
     ) as api:
         _read(_stream(api.url, "cookie", "link") | {}, response_timeout=5.0)
-        assert api.asked[1].headers["cookie"] == "a=b"
+        assert api.requests[1].headers["cookie"] == "a=b"
 
 
 def test_download_url_of_another_origin_receives_no_credentials() -> None:
@@ -304,8 +304,8 @@ def test_download_url_of_another_origin_receives_no_credentials() -> None:
 
     assert result.failure is None
     assert len(result.records) == 2
-    assert not _holds_secret(other.asked[0])
-    assert _holds_secret(api.asked[-1])
+    assert not _holds_secret(other.requests[0])
+    assert _holds_secret(api.requests[-1])
 
 
 def test_stream_url_from_the_api_receives_no_credentials() -> None:
@@ -339,8 +339,8 @@ def test_stream_url_from_the_api_receives_no_credentials() -> None:
                 create_api(manifest, {"secret": SECRET}, Network(client))
 
     assert [record["id"] for record in result.records] == [2]
-    assert _holds_secret(api.asked[0])
-    assert not _holds_secret(other.asked[0])
+    assert _holds_secret(api.requests[0])
+    assert not _holds_secret(other.requests[0])
 
 
 _IN_SLICE = "https://{{ stream_slice['r'] }}"

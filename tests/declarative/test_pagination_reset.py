@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from chronolake.errors import ConfigurationError
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import (
-    Reading,
-    does,
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import (
+    StreamRead,
     option,
-    reading,
+    read_stream,
     requester,
+    response_filter,
     retriever,
     stream,
 )
@@ -38,7 +38,7 @@ _PAGES = {
 }
 
 
-def _rows(asked: Asked) -> Reply:
+def _rows(asked: ReceivedRequest) -> Reply:
     """Return the rows of a time, page by page."""
     params = asked.params
     rows = [
@@ -54,7 +54,7 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
     """Refuse each of some requests once."""
     left = list(refused)
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         if asked.params in left:
             left.remove(asked.params)
             return Reply(status=status)
@@ -63,17 +63,17 @@ def _refusing(status: int, *refused: dict[str, str]) -> Any:
     return answer
 
 
-def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[Reading, list[Any]]:
+def _read(described: dict[str, Any], answer: Any, **options: Any) -> tuple[StreamRead, list[Any]]:
     with Api({"/items": answer}) as api:
-        found = reading(described, api, **options)
-        return found, [one.params for one in api.asked]
+        found = read_stream(described, api, **options)
+        return found, [request.params for request in api.requests]
 
 
-def _reducing(answer: Any, **reduction: Any) -> tuple[Reading, list[Any]]:
+def _reducing(answer: Any, **reduction: Any) -> tuple[StreamRead, list[Any]]:
     strategy = reduction.pop("strategy", _PAGES["pagination_strategy"])
     described = stream(
         retriever=retriever(
-            asks=does("REDUCE_PAGE_SIZE", 413),
+            asks=response_filter("REDUCE_PAGE_SIZE", 413),
             paginator={**_PAGES, "pagination_strategy": strategy},
             page_size_reduction={"type": "PageSizeReduction", **reduction},
         )
@@ -88,7 +88,7 @@ def test_page_size_stays_reduced() -> None:
     found, asked = _reducing(_refusing(413, {"size": "4"}))
 
     assert found.ids == list(range(1, 9))
-    assert [one["size"] for one in asked] == ["4", "2", "2", "2", "2", "2"]
+    assert [params["size"] for params in asked] == ["4", "2", "2", "2", "2", "2"]
     assert found.waits == [0.5]
 
 
@@ -100,7 +100,7 @@ def test_page_size_is_reset_after_a_successful_page() -> None:
     )
 
     assert found.ids == list(range(1, 9))
-    assert [one["size"] for one in asked] == ["4", "2", "4", "2", "4", "4"]
+    assert [params["size"] for params in asked] == ["4", "2", "4", "2", "4", "4"]
     assert found.waits == [3, 3]
 
 
@@ -114,7 +114,7 @@ def test_smallest_page_is_retried_and_then_fails() -> None:
 
     assert found.result.failure is not None
     assert found.result.failure.hint == "Select fewer fields."
-    assert [one["size"] for one in asked] == ["4", "2", "2", "2"]
+    assert [params["size"] for params in asked] == ["4", "2", "2", "2"]
     assert found.waits == [0.5, 0.5, 1.0]
 
 
@@ -126,7 +126,7 @@ def test_number_of_reductions_is_limited() -> None:
     )
 
     assert found.result.failure is not None
-    assert [one["size"] for one in asked] == ["100", "50"]
+    assert [params["size"] for params in asked] == ["100", "50"]
 
 
 def test_conditions_see_the_requested_page_size() -> None:
@@ -176,12 +176,12 @@ def test_conditions_see_the_requested_page_size() -> None:
 )
 def test_page_size_reduction_conflicts(changes: dict[str, Any], reason: str) -> None:
     whole = retriever(
-        asks=does("REDUCE_PAGE_SIZE", 413),
+        asks=response_filter("REDUCE_PAGE_SIZE", 413),
         paginator=_PAGES,
         page_size_reduction={"type": "PageSizeReduction"},
     )
     with Api() as api, pytest.raises(ConfigurationError, match=reason):
-        reading(stream(retriever={**whole, **changes}), api)
+        read_stream(stream(retriever={**whole, **changes}), api)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,13 @@ def test_stop_conditions_that_end_at_a_smaller_page_are_refused(
 # ---------------------------------------------------------------------- pages from the begin
 
 
-def _resetting(answer: Any, **more: Any) -> tuple[Reading, list[Any]]:
+def _resetting(answer: Any, **more: Any) -> tuple[StreamRead, list[Any]]:
     reset = more.pop("reset", None)
-    parts = {"asks": does("RESET_PAGINATION", 410), "paginator": _PAGES, "pagination_reset": reset}
+    parts = {
+        "asks": response_filter("RESET_PAGINATION", 410),
+        "paginator": _PAGES,
+        "pagination_reset": reset,
+    }
     return _read(stream(retriever=retriever(**parts), **more), answer)
 
 
@@ -250,14 +254,14 @@ def test_pagination_restarts_at_the_latest_record() -> None:
 
     assert found.ids == [*range(1, 5), *range(4, 9)]
     assert found.result.state == {"updated": "2024-01-08"}
-    assert [one["start"][-2:] for one in asked] == ["01", "01", "04", "04"]
+    assert [params["start"][-2:] for params in asked] == ["01", "01", "04", "04"]
 
 
 def test_pagination_does_not_restart_at_a_record_beyond_its_slice() -> None:
     """No records would be found after it, and the rest of the slice would be lost."""
     future = {"id": 9, "updated": "2031-05-05"}
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         if asked.params.get("offset") == "4" and asked.params["start"] == "2024-01-01":
             return Reply(status=410)
         rows = [row for row in _ROWS if asked.params["start"] <= str(row["updated"])]
@@ -272,7 +276,7 @@ def test_pagination_does_not_restart_at_a_record_beyond_its_slice() -> None:
 
     assert found.result.failure is None
     assert set(found.ids) == set(range(1, 10))
-    assert [one["start"][-2:] for one in asked] == ["01", "01", "03", "03"]
+    assert [params["start"][-2:] for params in asked] == ["01", "01", "03", "03"]
     assert found.result.state == {"updated": "2024-01-08"}
 
 
@@ -289,7 +293,7 @@ def test_pagination_restarts_after_the_record_limit() -> None:
 
     # The last sequence is as long as the others, and contains no new records.
     assert set(found.ids) == set(range(1, 9))
-    assert [(one["start"][-2:], one.get("offset")) for one in asked] == [
+    assert [(params["start"][-2:], params.get("offset")) for params in asked] == [
         ("01", None),
         ("01", "4"),
         ("08", None),
@@ -323,7 +327,7 @@ def test_pagination_restarts_at_the_latest_number_of_a_count_cursor() -> None:
     )
 
     assert found.result.failure is None
-    assert [one["since"] for one in asked] == ["0", "0", "4", "4", "4"]
+    assert [params["since"] for params in asked] == ["0", "0", "4", "4", "4"]
     assert found.result.state == {"id": 8}
 
 
@@ -342,7 +346,7 @@ def test_record_limit_conflicts_with_a_filter() -> None:
         "condition": "{{ true }}",
     }
     with Api() as api, pytest.raises(ConfigurationError, match="record_filter"):
-        reading(described, api)
+        read_stream(described, api)
 
 
 # ---------------------------------------------------------------------- halves of slices
@@ -350,20 +354,20 @@ def test_record_limit_conflicts_with_a_filter() -> None:
 
 def _splitting(
     answer: Any, cursor: dict[str, Any] | None = None, **splitting: Any
-) -> tuple[Reading, list[str]]:
+) -> tuple[StreamRead, list[str]]:
     described = stream(
         incremental_sync={**_DAYS, **(cursor or {})},
         retriever=retriever(
-            asks=does("SPLIT_REQUEST_WINDOW", 413),
+            asks=response_filter("SPLIT_REQUEST_WINDOW", 413),
             request_window_splitting={"type": "RequestWindowSplitting", **splitting},
         ),
     )
     found, asked = _read(described, answer)
-    return found, [f"{one['start'][-2:]}-{one['end'][-2:]}" for one in asked]
+    return found, [f"{params['start'][-2:]}-{params['end'][-2:]}" for params in asked]
 
 
 def _at_most(days: int) -> Any:
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         begin, end = (int(asked.params[name][-2:]) for name in ("start", "end"))
         return _rows(asked) if end - begin < days else Reply(status=413)
 
@@ -414,6 +418,6 @@ def test_request_window_splitting_conflicts(
 
 
 def test_an_action_needs_its_component() -> None:
-    described = stream(retriever=retriever(asks=does("SPLIT_REQUEST_WINDOW", 413)))
+    described = stream(retriever=retriever(asks=response_filter("SPLIT_REQUEST_WINDOW", 413)))
     with Api() as api, pytest.raises(ConfigurationError, match="request_window_splitting"):
-        reading(described, api)
+        read_stream(described, api)

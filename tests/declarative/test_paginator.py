@@ -12,7 +12,7 @@ from chronolake.source.declarative.models.pagination import Paginator
 from chronolake.source.declarative.models.records import Decoder, Extractor
 from chronolake.source.declarative.retrieval.paginator import Pages
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.answered import answer
+from support.declarative.responses import answer
 
 _SLICE = StreamSlice({"id": 7}, {"start_time": "2024-01-01"})
 _BODY = {"data": [1, 2], "next": "abc", "n": 3, "more": False, "zero": 0}

@@ -10,7 +10,14 @@ import pytest
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import does, option, reading, requester, retriever, stream
+from support.declarative.stream_reads import (
+    option,
+    read_stream,
+    requester,
+    response_filter,
+    retriever,
+    stream,
+)
 
 _TEAMS = [
     {"id": 1, "items": {"data": [{"id": 11}, {"id": 12}], "next": "x"}},
@@ -56,7 +63,7 @@ def _children(router: dict[str, Any], **more: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------- several routers
 
 
-def test_each_partition_of_several_routers_comes_once() -> None:
+def test_each_partition_of_several_routers_is_read_once() -> None:
     described = _children(
         _union(_list("1", "9"), _union(_list("9"), _parents(extra_fields=[["items", "next"]]))),
         incremental_sync=_DAYS,
@@ -68,14 +75,14 @@ def test_each_partition_of_several_routers_comes_once() -> None:
             **{f"/teams/{team}/items": rows for team in (1, 2, 3, 9)},
         }
     ) as api:
-        found = reading(described, api)
+        found = read_stream(described, api)
         paths = api.paths()
 
     assert found.result.failure is None
     # 1 and "1" are different partitions.
     assert paths == ["/teams/1/items", "/teams/9/items", "/teams", *_paths(1, 2, 3)]
     assert found.result.state is not None
-    partitions = [one["partition"] for one in found.result.state["states"]]
+    partitions = [partition_state["partition"] for partition_state in found.result.state["states"]]
     assert partitions == [{"team": team} for team in ("1", "9", 1, 2, 3)]
     assert found.result.state["parent_state"] == {}
 
@@ -87,24 +94,26 @@ def test_partitions_keep_the_digits_of_their_numbers() -> None:
     rows = Reply({"data": [{"id": 5, "updated": "2024-01-02"}]})
     teams = f'{{"data": [{{"id": {ids[0]}}}, {{"id": {ids[1]}}}]}}'.encode()
     with Api({"/teams": Reply(teams), **{f"/teams/{team}/items": rows for team in ids}}) as api:
-        found = reading(described, api)
+        found = read_stream(described, api)
         assert found.result.failure is None
         assert found.result.state is not None
-        partitions = [one["partition"]["team"] for one in found.result.state["states"]]
+        partitions = [
+            partition_state["partition"]["team"] for partition_state in found.result.state["states"]
+        ]
         state = exact_json.loads(exact_json.dumps(found.result.state))
         assert partitions == list(ids)
         assert state == found.result.state
-        again = reading(described, api, state)
+        again = read_stream(described, api, state)
         assert again.result.failure is None
         assert again.result.state is not None
         assert len(again.result.state["states"]) == 2
 
 
 @pytest.mark.differs("a duplicate partition")
-def test_a_partition_that_has_a_cursor_comes_once() -> None:
+def test_a_partition_that_has_a_cursor_is_read_once() -> None:
     rows = Reply({"data": [{"id": 5, "updated": "2024-01-02"}]})
     with Api({f"/teams/{team}/items": rows for team in "ab"}) as api:
-        found = reading(_children(_list("a", "b", "a"), incremental_sync=_DAYS), api)
+        found = read_stream(_children(_list("a", "b", "a"), incremental_sync=_DAYS), api)
         paths = api.paths()
 
     assert paths == ["/teams/a/items", "/teams/b/items"]
@@ -124,8 +133,8 @@ def test_states_by_value_are_migrated_for_several_routers() -> None:
     )
     rows = Reply({"data": []})
     with Api(dict.fromkeys(_paths(1, 2), rows)) as api:
-        reading(described, api, {"2": {"updated": "2024-01-20"}})
-        asked = [one.params["s"] for one in api.asked]
+        read_stream(described, api, {"2": {"updated": "2024-01-20"}})
+        asked = [request.params["s"] for request in api.requests]
 
     assert asked == ["2024-01-01", "2024-01-20"]
 
@@ -138,8 +147,8 @@ def test_groups_are_made_of_several_routers() -> None:
     }
     asks = {"request_parameters": {"teams": "{{ stream_partition.team | join('+') }}"}}
     with Api({"/items": Reply({"data": []})}) as api:
-        reading(stream(retriever=retriever(asks=asks, partition_router=groups)), api)
-        asked = [one.params["teams"] for one in api.asked]
+        read_stream(stream(retriever=retriever(asks=asks, partition_router=groups)), api)
+        asked = [request.params["teams"] for request in api.requests]
 
     assert asked == ["1+2", "3"]
 
@@ -152,19 +161,19 @@ def test_groups_are_made_of_several_routers() -> None:
         ([_list("1"), _parents(request_option=option("t"))], "request_option"),
     ],
 )
-def test_what_is_no_union_of_routers(routers: list[dict[str, Any]], reason: str) -> None:
+def test_invalid_unions_of_routers_are_errors(routers: list[dict[str, Any]], reason: str) -> None:
     with Api() as api, pytest.raises(ConfigurationError, match=reason):
-        reading(_children(_union(*routers)), api)
+        read_stream(_children(_union(*routers)), api)
 
 
 def test_routers_of_a_union_name_their_values_alike() -> None:
     with Api() as api, pytest.raises(ConfigurationError, match="named team"):
-        reading(_children(_union(_list("1"), _list("2", name="club"))), api)
+        read_stream(_children(_union(_list("1"), _list("2", name="club"))), api)
 
 
 def test_partitions_of_a_union_are_plain_values() -> None:
     with Api({"/teams": Reply({"data": [{"id": {"not": "plain"}}]})}) as api:
-        found = reading(_children(_union(_parents(), _parents())), api)
+        found = read_stream(_children(_union(_parents(), _parents())), api)
 
     assert "single values named team" in str(found.result.failure)
 
@@ -190,14 +199,14 @@ def test_first_pages_come_from_the_parents() -> None:
     with Api(
         {"/teams": Reply({"data": _TEAMS}), "/teams/1/items": Reply({"data": [{"id": 13}]})}
     ) as api:
-        found = reading(_within(), api)
-        asked = [(one.path, one.params) for one in api.asked]
+        found = read_stream(_within(), api)
+        asked = [(request.path, request.params) for request in api.requests]
 
     assert found.ids == [11, 12, 13, 21]
     assert asked == [("/teams", {}), ("/teams/1/items", {"after": "x"})]
 
 
-def test_with_a_state_all_pages_are_asked_for() -> None:
+def test_with_a_state_all_pages_are_requested() -> None:
     described = _within(incremental_sync={**_DAYS, "end_datetime": "2024-02-01"})
     with Api(
         {
@@ -205,9 +214,9 @@ def test_with_a_state_all_pages_are_asked_for() -> None:
             **{path: Reply({"data": []}) for path in _paths(1, 2, 3)},
         }
     ) as api:
-        first = reading(described, api)
-        api.asked.clear()
-        reading(described, api, first.result.state)
+        first = read_stream(described, api)
+        api.requests.clear()
+        read_stream(described, api, first.result.state)
         paths = api.paths()
 
     assert first.ids == [11, 12, 21]
@@ -219,17 +228,20 @@ def test_with_a_state_all_pages_are_asked_for() -> None:
     [
         ({"incremental_sync": {**_DAYS, "step": "P1D", "cursor_granularity": "P1D"}}, "slices"),
         ({"parts": {"decoder": {"type": "JsonlDecoder"}, "paginator": None}}, "JsonlDecoder"),
-        ({"parts": {"requester": requester(**does("REDUCE_PAGE_SIZE", 413))}}, "smaller"),
+        (
+            {"parts": {"requester": requester(**response_filter("REDUCE_PAGE_SIZE", 413))}},
+            "smaller",
+        ),
     ],
 )
 def test_what_first_pages_do_not_go_together_with(more: dict[str, Any], reason: str) -> None:
     with Api() as api, pytest.raises(ConfigurationError, match=reason):
-        reading(_within(**more), api)
+        read_stream(_within(**more), api)
 
 
 def test_a_pointer_leads_to_one_place() -> None:
     with Api() as api, pytest.raises(ConfigurationError, match="must not contain"):
-        reading(_children(_parents(lazy_read_pointer=["*"])), api)
+        read_stream(_children(_parents(lazy_read_pointer=["*"])), api)
 
 
 # ---------------------------------------------------------------------- states that are too old
@@ -248,7 +260,7 @@ def _turns(**more: Any) -> dict[str, Any]:
 
 def _path_read(described: dict[str, Any], state: dict[str, Any]) -> str:
     with Api({"/all": Reply({"data": []}), "/new": Reply({"data": []})}) as api:
-        found = reading(described, api, state, {"days": 30})
+        found = read_stream(described, api, state, {"days": 30})
         assert found.result.failure is None
         return api.paths()[0]
 
@@ -257,7 +269,7 @@ def _day(age: int) -> str:
     return (datetime.now(UTC) - timedelta(days=age)).strftime("%Y-%m-%d")
 
 
-def test_a_state_that_is_too_old_is_none() -> None:
+def test_a_state_that_is_too_old_is_ignored() -> None:
     assert _path_read(_turns(), {"updated": _day(20)}) == "/new"
     assert _path_read(_turns(), {"updated": _day(40)}) == "/all"
     assert _path_read(_turns(), {"other": 1}) == "/all"
@@ -302,8 +314,8 @@ def test_a_stream_that_was_read_as_a_whole_is_not_too_old() -> None:
         ),
     ],
 )
-def test_ages_that_cannot_be_told(
+def test_ages_that_cannot_be_determined(
     described: dict[str, Any], state: dict[str, Any], reason: str
 ) -> None:
     with Api() as api, pytest.raises(ConfigurationError, match=reason):
-        reading(described, api, state, {"days": 30})
+        read_stream(described, api, state, {"days": 30})

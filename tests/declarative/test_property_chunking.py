@@ -10,13 +10,13 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.models.streams import QueryProperties
 from chronolake.source.declarative.retrieval.pages import Properties
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import reading, requester, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import read_stream, requester, retriever, stream
 
 _ROWS = [{"id": "x", "a": 1, "b": {"in": 2}, "c": 3}, {"id": "y", "a": 4, "b": {"too": 5}}]
 
 
-def _asked_for(asked: Asked) -> Reply:
+def _asked_for(asked: ReceivedRequest) -> Reply:
     names = asked.params["fields"].split(",")
     return Reply({"data": [{n: row[n] for n in names if n in row} for row in _ROWS]})
 
@@ -40,10 +40,10 @@ def _stream(query: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def _chunks(schema: dict[str, Any] | None = None, **more: Any) -> list[list[str]]:
     model = QueryProperties.model_validate(_query(**more))
-    one = StreamSlice({"team": 1}, {"start": 2}, {"other": 3})
-    made = list(Properties(model, {}, schema, lambda _: tuple).slices(one))
-    assert all(dict(each) == {"team": 1, "start": 2} for each in made)
-    return [each.extra_fields["query_properties"] for each in made]
+    slice_ = StreamSlice({"team": 1}, {"start": 2}, {"other": 3})
+    made = list(Properties(model, {}, schema, lambda _: tuple).slices(slice_))
+    assert all(dict(chunk) == {"team": 1, "start": 2} for chunk in made)
+    return [chunk.extra_fields["query_properties"] for chunk in made]
 
 
 def test_partial_records_are_merged() -> None:
@@ -53,8 +53,8 @@ def test_partial_records_are_merged() -> None:
         property_chunking=_chunking(1, record_merge_strategy=merge),
     )
     with Api({"/items": _asked_for}) as api:
-        found = reading(_stream(query), api)
-        asked = [one.params["fields"] for one in api.asked]
+        found = read_stream(_stream(query), api)
+        asked = [request.params["fields"] for request in api.requests]
 
     assert found.result.failure is None
     assert found.result.records == _ROWS
@@ -64,7 +64,7 @@ def test_partial_records_are_merged() -> None:
 def test_records_without_the_key_are_not_merged() -> None:
     query = _query(property_chunking=_chunking(2))
     with Api({"/items": _asked_for}) as api:
-        found = reading(_stream(query), api)
+        found = read_stream(_stream(query), api)
 
     assert found.result.records == [
         {"a": 1, "b": {"in": 2}},
@@ -86,9 +86,13 @@ def test_pages_follow_the_last_part() -> None:
         },
         "pagination_strategy": {"type": "OffsetIncrement", "page_size": 2},
     }
-    with Api({"/items": lambda one: Reply({"data": rows[one.params.get("offset", "0")]})}) as api:
-        found = reading(described, api)
-        asked = [(one.params["fields"], one.params.get("offset")) for one in api.asked]
+    with Api(
+        {"/items": lambda request: Reply({"data": rows[request.params.get("offset", "0")]})}
+    ) as api:
+        found = read_stream(described, api)
+        asked = [
+            (request.params["fields"], request.params.get("offset")) for request in api.requests
+        ]
 
     assert found.ids == ["x", "y", "z"]
     assert asked == [("a,b", None), ("c", None), ("a,b", "2"), ("c", "2")]
@@ -108,7 +112,7 @@ def test_properties_are_fetched_once() -> None:
     }
     names = [{"name": {"short": "a"}}, {"name": {}}, {"name": {"short": "c"}}]
     with Api({"/items": _asked_for, "/fields": Reply({"data": names})}) as api:
-        found = reading(described, api)
+        found = read_stream(described, api)
         paths = api.paths()
 
     assert found.result.failure is None
@@ -122,7 +126,7 @@ def test_failed_request_for_properties_fails_the_slice() -> None:
         "retriever": retriever("/fields"),
     }
     with Api({"/fields": Reply(status=403)}) as api:
-        found = reading(_stream(_query(property_list=endpoint)), api)
+        found = read_stream(_stream(_query(property_list=endpoint)), api)
 
     assert "/fields returned status 403" in str(found.result.failure)
 
@@ -133,8 +137,8 @@ def test_templates_see_the_properties_of_a_requester() -> None:
         "query_properties": _query(property_list=["a", "b"]),
     }
     with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
-        found = reading(stream(retriever=retriever(asks=asks)), api)
-        asked = [one.params["fields"] for one in api.asked]
+        found = read_stream(stream(retriever=retriever(asks=asks)), api)
+        asked = [request.params["fields"] for request in api.requests]
 
     assert found.ids == [1]
     assert asked == ["ab"]
@@ -180,7 +184,7 @@ def test_a_selector_takes_those_that_the_schema_has() -> None:
 def test_only_one_list_of_properties_is_allowed() -> None:
     asks = {"request_parameters": {"one": _query(), "two": _query()}}
     with Api() as api, pytest.raises(ConfigurationError, match="one QueryProperties"):
-        reading(stream(retriever=retriever(asks=asks)), api)
+        read_stream(stream(retriever=retriever(asks=asks)), api)
 
 
 def test_an_endpoint_is_checked_before_anything_is_read() -> None:
@@ -201,5 +205,5 @@ def test_an_endpoint_is_checked_before_anything_is_read() -> None:
     }
     with Api() as api:
         with pytest.raises(ConfigurationError, match="page_size"):
-            reading(_stream(_query(property_list=endpoint)), api)
-        assert api.asked == []
+            read_stream(_stream(_query(property_list=endpoint)), api)
+        assert api.requests == []

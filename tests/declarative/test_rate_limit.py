@@ -53,7 +53,7 @@ def fixed(limit: int, period: str = "PT1M", *matchers: dict[str, Any]) -> dict[s
 def moving(*rates: tuple[int | str, str], matchers: Any = ()) -> dict[str, Any]:
     return {
         "type": "MovingWindowCallRatePolicy",
-        "rates": [{"type": "Rate", "limit": limit, "interval": each} for limit, each in rates],
+        "rates": [{"type": "Rate", "limit": limit, "interval": rate} for limit, rate in rates],
         "matchers": list(matchers),
     }
 
@@ -251,5 +251,5 @@ def test_threads_and_senders_share_the_budget() -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, range(20)))
 
-    assert len(api.asked) == 20
+    assert len(api.requests) == 20
     assert clock.time >= 1000 + 3 * 60

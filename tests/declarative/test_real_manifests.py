@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from chronolake.source.declarative.manifests.manifest import load
-from support.declarative.mockapi import settings, written
-from support.declarative.mockapi.shares import outcomes, table
-from support.declarative.mockapi.trying import MANIFESTS, Outcome, Real, mocked, names, real
+from support.declarative.mockapi import configurations, raw_manifest
+from support.declarative.mockapi.coverage import outcomes, table
+from support.declarative.mockapi.trials import MANIFESTS, Outcome, Real, mock_api, names, real
 
 _ARE_HERE = MANIFESTS.is_dir()
 _SAMPLE = random.Random(119).sample(names(), 16) if _ARE_HERE else []
@@ -35,19 +35,19 @@ def _all() -> list[Any]:
 
 @are_here
 @pytest.mark.parametrize("name", _all())
-def test_every_stream_reads_or_says_what_is_not_supported(name: str) -> None:
+def test_every_stream_is_read_or_reports_what_is_not_supported(name: str) -> None:
     found = outcomes([name])
     assert found
-    assert {one.stream: one.faults for one in found if one.faults} == {}
+    assert {result.stream: result.faults for result in found if result.faults} == {}
 
 
 @are_here
 @pytest.mark.parametrize("name", _all())
 def test_each_form_of_a_configuration_gives_access(name: str) -> None:
-    one = real(name)
-    named = next(iter(written.streams(one.written)))
-    for branch in range(1, settings.branches(one.written)):
-        with mocked(one, branch) as trial:
+    manifest = real(name)
+    named = next(iter(raw_manifest.streams(manifest.written)))
+    for branch in range(1, configurations.branches(manifest.written)):
+        with mock_api(manifest, branch) as trial:
             assert trial.tried(*named).faults == []
 
 
@@ -131,10 +131,10 @@ def _file(described: dict[str, Any], folder: Path, name: str) -> Path:
 
 def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcome:
     """Read a stream; its API knows one description of it, its reader the other."""
-    known = written.manifest(_file(api, folder, "api.yaml"))
-    one = Real("things", known, load(_file(reader, folder, "reader.yaml")))
-    with mocked(one) as trial:
-        return trial.tried("things", next(written.streams(known))[1])
+    known = raw_manifest.manifest(_file(api, folder, "api.yaml"))
+    manifest = Real("things", known, load(_file(reader, folder, "reader.yaml")))
+    with mock_api(manifest) as trial:
+        return trial.tried("things", next(raw_manifest.streams(known))[1])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcom
         ({"type": "ZipfileDecoder", "decoder": {"type": "CsvDecoder"}}, ()),
     ],
 )
-def test_answers_come_in_the_format_that_the_decoder_reads(
+def test_responses_have_the_format_that_the_decoder_reads(
     decoder: dict[str, Any], path: tuple[str, ...], tmp_path: Path
 ) -> None:
     described = _described(decoder=decoder, extractor=list(path))

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.models.records import DpathExtractor, JsonDecoder, RecordExpander
 from chronolake.source.declarative.records.extractors import Expansion, create_extraction
-from support.declarative.answered import answer
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import option, reading, retriever, stream
+from support.declarative.responses import answer
+from support.declarative.stream_reads import option, read_stream, retriever, stream
 
 _ORDER = {"id": 1, "at": {"day": "mon"}, "lines": {"data": [{"id": 11}, {"id": 12}], "more": True}}
 
@@ -48,12 +48,12 @@ def test_an_answer_counts_the_items() -> None:
 
 
 @pytest.mark.parametrize("record", [{"id": 1}, {"lines": {"data": []}}, {"lines": {"data": {}}}])
-def test_a_record_without_items_is_none_or_itself(record: dict[str, Any]) -> None:
+def test_a_record_without_items_is_dropped_or_kept(record: dict[str, Any]) -> None:
     assert _expanded(record) == []
     assert _expanded(record, on_no_records="emit_parent") == [record]
 
 
-def test_what_is_no_object_stays_as_it_is() -> None:
+def test_a_value_that_is_not_an_object_is_unchanged() -> None:
     assert _expanded(7) == [7]
     assert _expanded(_ORDER, expand_records_from_field=[]) == [_ORDER]
 
@@ -104,7 +104,7 @@ def test_patterns_lead_to_several_lists() -> None:
     assert found == [{**base, "a": 1}, {**base, "a": 2}, {**base, "value": 3}]
 
 
-def test_items_that_are_no_objects_become_some_with_what_they_carry() -> None:
+def test_items_that_are_not_objects_become_objects_with_parent_fields() -> None:
     record = {"id": 1, "lines": {"data": [7]}}
 
     assert _expanded(record) == [7]
@@ -118,12 +118,12 @@ def test_paths_are_templates() -> None:
     assert len(_expanded(_ORDER, expand_records_from_field=path)) == 2
 
 
-def test_a_list_that_is_cut_is_told_once() -> None:
+def test_a_truncated_list_is_reported_once() -> None:
     model = RecordExpander.model_validate(_expander(truncation_indicator_path=["lines", "more"]))
     expansion = Expansion(model, {})
     with capture_logs() as reported:
         assert len([*expansion.of(_ORDER), *expansion.of(_ORDER)]) == 4
-    assert [one["event"] for one in reported] == ["nested_list_is_cut"]
+    assert [event["event"] for event in reported] == ["nested_list_is_cut"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_whole_of_a_list_that_is_cut_is_read() -> None:
             "/orders/1/lines": lambda asked: Reply({"data": lines[asked.params.get("page")]}),
         }
     ) as api:
-        found = reading(_cut(paginator=pages), api)
+        found = read_stream(_cut(paginator=pages), api)
         paths = api.paths()
 
     assert found.result.records == [
@@ -180,18 +180,18 @@ def test_the_whole_of_a_list_that_is_cut_is_read() -> None:
 
 def test_what_is_there_counts_if_the_whole_is_empty() -> None:
     with Api({"/items": Reply({"data": [_ORDER]}), "/orders/1/lines": Reply({"data": []})}) as api:
-        assert reading(_cut(), api).ids == [11, 12]
+        assert read_stream(_cut(), api).ids == [11, 12]
 
 
 def test_a_whole_list_that_cannot_be_read_fails() -> None:
     with Api({"/items": Reply({"data": [_ORDER]})}) as api:
-        assert "/orders/1/lines" in str(reading(_cut(), api).result.failure)
+        assert "/orders/1/lines" in str(read_stream(_cut(), api).result.failure)
 
 
 def test_a_retriever_of_whole_lists_is_checked_first() -> None:
     router = {"type": "ListPartitionRouter", "cursor_field": "a", "values": ["b"]}
     with Api() as api:
         with pytest.raises(ConfigurationError, match="partition_router"):
-            reading(_cut(partition_router=router), api)
+            read_stream(_cut(partition_router=router), api)
         with pytest.raises(ConfigurationError, match=r"truncated_list_retriever\.requester"):
-            reading(_cut(requester=None), api)
+            read_stream(_cut(requester=None), api)

@@ -115,7 +115,7 @@ def test_values_that_do_not_fit_make_a_column_wider_for_good() -> None:
     }
 
 
-def test_fields_that_nobody_declares_become_columns_with_their_first_value() -> None:
+def test_undeclared_fields_become_columns_with_their_first_value() -> None:
     free = shape()
     assert told(free, [{"a": None}]) == {}
     assert told(free, [{"a": 1, "b": [1]}, {"c": True}]) == {
@@ -246,7 +246,7 @@ def _stream(primary_key: Any) -> DeclarativeStream:
         ([["a", "b"]], (HASHED,)),
     ],
 )
-def test_what_tells_records_apart(key: Any, columns: tuple[str, ...]) -> None:
+def test_records_are_identified_by_their_key(key: Any, columns: tuple[str, ...]) -> None:
     assert Identity.of(_stream(key)).columns == columns
 
 
@@ -262,7 +262,7 @@ def test_a_key_within_an_object_or_none_at_all_is_a_hash() -> None:
     assert pa.array([large[HASHED]]).type == pa.string()
 
 
-def test_half_a_character_is_none() -> None:
+def test_a_lone_surrogate_is_replaced() -> None:
     whole = to_array(["cut \ud83d", "\U0001f600", None], ColumnType(Kind.STRING))
     assert whole is not None
     assert whole.to_pylist() == ["cut \ufffd", "\U0001f600", None]
@@ -364,7 +364,7 @@ def test_texts_of_a_json_body_stay_texts() -> None:
         (None, False),
     ],
 )
-def test_the_decoder_says_whether_a_body_knows_texts_only(
+def test_the_decoder_determines_whether_a_body_has_only_texts(
     decoder: dict[str, Any] | None, expected: bool
 ) -> None:
     retriever = {

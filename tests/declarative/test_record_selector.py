@@ -13,7 +13,7 @@ from chronolake.errors import SourceError
 from chronolake.source.declarative.models.records import JsonDecoder, RecordSelector, Transformation
 from chronolake.source.declarative.records.selector import Page, Selection, create_converter
 from chronolake.source.declarative.stream_slice import StreamSlice
-from support.declarative.answered import answer
+from support.declarative.responses import answer
 
 _CONFIG = {"k": "z", "size": 7}
 _SLICE = StreamSlice(
@@ -120,7 +120,7 @@ def test_fields_are_added(transformation: Any, record: Any, expected: Any) -> No
 
 
 @pytest.mark.parametrize("record", [{"a": 1}, {"a": None}, {"a": [1]}])
-def test_no_field_is_added_within_what_is_no_object(record: dict[str, Any]) -> None:
+def test_a_field_is_only_added_within_an_object(record: dict[str, Any]) -> None:
     with pytest.raises(SourceError, match="cannot be added"):
         _transformed(_add((["a", "b"], "v")), record)
 
@@ -209,7 +209,7 @@ def test_keys_in_other_scripts_stay_apart() -> None:
         (True, {"x": {"a": {"i": 1}}, "y": {"a": {"i": 2}}}, {"i": 2, "a.i": 1}),
     ],
 )
-def test_nested_fields_come_to_the_top(lists: bool, record: Any, expected: Any) -> None:
+def test_nested_fields_are_flattened(lists: bool, record: Any, expected: Any) -> None:
     transformation = {"type": "FlattenFields", "flatten_lists": lists}
     assert list(_transformed(transformation, record).items()) == list(expected.items())
 
@@ -248,9 +248,7 @@ def test_nested_fields_come_to_the_top(lists: bool, record: Any, expected: Any) 
         ),
     ],
 )  # fmt: skip
-def test_one_nested_object_comes_to_the_top(
-    transformation: Any, record: Any, expected: Any
-) -> None:
+def test_one_nested_object_is_flattened(transformation: Any, record: Any, expected: Any) -> None:
     assert _transformed(transformation, record) == expected
 
 
@@ -310,12 +308,12 @@ def test_a_page_without_records_has_no_last_one() -> None:
 
 
 @pytest.mark.parametrize("record", [None, "text", [1], 5])
-def test_records_that_are_no_objects_are_refused(record: Any) -> None:
+def test_records_that_are_not_objects_are_refused(record: Any) -> None:
     with pytest.raises(SourceError, match="not objects"):
         _page(_selection(), {"a": 1}, record)
 
 
-def test_records_that_are_no_objects_may_be_filtered_out() -> None:
+def test_records_that_are_not_objects_may_be_filtered_out() -> None:
     assert _page(_selection(condition="{{ record is mapping }}"), {"a": 1}, None).records == [
         {"a": 1}
     ]
@@ -400,7 +398,7 @@ def test_values_are_converted_last() -> None:
     assert _page(selection, {"a": 1}, {"a": "1"}).records == [{"a": "1", "x": "12"}]
 
 
-def test_values_stay_as_they_are_unless_the_manifest_asks() -> None:
+def test_values_are_unchanged_unless_the_manifest_configures_it() -> None:
     assert _page(_selection(schema=_property("string")), {"v": 1}).records == [{"v": 1}]
 
 

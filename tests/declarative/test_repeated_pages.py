@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from chronolake.errors import SourceError
 from chronolake.source.declarative.records.selector import Page
 from chronolake.source.declarative.retrieval.paginator import Repetition
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, reading, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, read_stream, retriever, stream
 
 
 @pytest.fixture
@@ -45,27 +45,27 @@ def test_repeated_token_is_an_error(api: Api) -> None:
     numbers = iter(range(1000))
     api.on("/items", lambda _: Reply({"data": [{"id": next(numbers)}], "next": "abc"}))
 
-    read = reading(paged(cursor()), api)
+    read = read_stream(paged(cursor()), api)
 
     assert message(read) == (
         "The pages of the stream orders do not end: page 2 (token 'abc') returns its own token as "
         "the next page's token."
     )
-    assert len(api.asked) == 2
+    assert len(api.requests) == 2
 
 
 def test_cycle_of_tokens_is_an_error(api: Api) -> None:
     following = {None: "a", "a": "b", "b": "c", "c": "a"}
     numbers = iter(range(1000))
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         token = asked.params.get("page")
         return Reply({"data": [{"id": next(numbers)}], "next": following[token]})
 
     api.on("/items", answer)
 
-    assert "returns the token of an earlier page" in message(reading(paged(cursor()), api))
-    assert len(api.asked) < 10
+    assert "returns the token of an earlier page" in message(read_stream(paged(cursor()), api))
+    assert len(api.requests) < 10
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_repeated_full_page_is_an_error(api: Api, strategy: dict[str, Any]) -> N
     rows = [{"id": 1}, {"id": 2}]
     api.on("/items", lambda _: Reply({"data": rows, "number": next(numbers), "at": "now"}))
 
-    found = message(reading(paged(strategy), api))
+    found = message(read_stream(paged(strategy), api))
 
     assert "orders do not end: page 2 (token" in found
     assert "has the same records as page 1" in found
-    assert len(api.asked) == 2
+    assert len(api.requests) == 2
 
 
 @pytest.mark.parametrize("kind", ["PageIncrement", "OffsetIncrement"])
@@ -94,24 +94,24 @@ def test_api_that_counts_from_page_1_may_return_it_twice(api: Api, kind: str) ->
     pages = {"1": [{"id": 1}], "2": [{"id": 2}], "3": []}
     api.on("/items", lambda asked: Reply({"data": pages[asked.params.get("page", "1")]}))
 
-    read = reading(paged({"type": kind, "page_size": 1}), api)
+    read = read_stream(paged({"type": kind, "page_size": 1}), api)
 
     assert read.ids == [1, 1, 2]
 
 
 def test_first_page_returned_three_times_is_an_error(api: Api) -> None:
     api.on("/items", Reply({"data": [{"id": 1}]}))
-    one = paged({"type": "PageIncrement", "page_size": 1})
+    described = paged({"type": "PageIncrement", "page_size": 1})
 
-    assert "page 3 (token 2) has the same records as page 2" in message(reading(one, api))
+    assert "page 3 (token 2) has the same records as page 2" in message(read_stream(described, api))
 
 
 def test_transformations_do_not_hide_a_repeated_page(api: Api) -> None:
     api.on("/items", Reply({"data": [{"id": 1, "seen": 5}]}))
-    one = paged({"type": "PageIncrement", "page_size": 1, "start_from_page": 1})
-    one["transformations"] = [{"type": "RemoveFields", "field_pointers": [["seen"]]}]
+    described = paged({"type": "PageIncrement", "page_size": 1, "start_from_page": 1})
+    described["transformations"] = [{"type": "RemoveFields", "field_pointers": [["seen"]]}]
 
-    assert "same records" in message(reading(one, api))
+    assert "same records" in message(read_stream(described, api))
 
 
 def test_similar_pages_are_read(api: Api) -> None:
@@ -127,17 +127,26 @@ def test_similar_pages_are_read(api: Api) -> None:
         "7": [{"id": 6}],
     }
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         number = asked.params.get("page", "0")
         later = str(int(number) + 1)
         return Reply({"data": pages[number], "next": later if later in pages else None})
 
     api.on("/items", answer)
 
-    read = reading(paged(cursor(page_size=2)), api)
+    read = read_stream(paged(cursor(page_size=2)), api)
 
     assert read.result.failure is None
     assert read.ids == [1, 2, 2, 1, 1, 2, 5, 5, 6]
+
+
+def test_short_page_returned_for_every_token_is_an_error(api: Api) -> None:
+    numbers = iter(range(1000))
+    api.on("/items", lambda _: Reply({"data": [{"id": 1}], "next": f"t{next(numbers)}"}))
+
+    found = message(read_stream(paged(cursor(page_size=100)), api))
+
+    assert "page 11 (token 't9') has the same records as page 10" in found
 
 
 def _scrolling(api: Api) -> None:
@@ -150,7 +159,7 @@ def _scrolling(api: Api) -> None:
 
 def test_token_of_a_position_on_the_server_may_repeat(api: Api) -> None:
     _scrolling(api)
-    assert reading(paged(cursor("{{ response.scroll_id }}")), api).ids == [1, 2, 3]
+    assert read_stream(paged(cursor("{{ response.scroll_id }}")), api).ids == [1, 2, 3]
 
 
 def test_configuration_lists_streams_whose_tokens_may_repeat(api: Api) -> None:
@@ -159,12 +168,12 @@ def test_configuration_lists_streams_whose_tokens_may_repeat(api: Api) -> None:
         "/items",
         lambda _: Reply({"data": (rows := next(pages)), "next": "abc" if rows else None}),
     )
-    assert reading(paged(cursor()), api, may_repeat_tokens=["orders"]).ids == [1, 2]
+    assert read_stream(paged(cursor()), api, may_repeat_tokens=["orders"]).ids == [1, 2]
 
 
 def test_position_on_the_server_that_does_not_move_is_an_error(api: Api) -> None:
     api.on("/items", Reply({"data": [], "scroll_id": "abc"}))
-    assert "same records" in message(reading(paged(cursor("{{ response.scroll_id }}")), api))
+    assert "same records" in message(read_stream(paged(cursor("{{ response.scroll_id }}")), api))
 
 
 @given(lead=st.integers(0, 30), cycle=st.integers(1, 30))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import option, reading, retriever, stream
+from support.declarative.stream_reads import option, read_stream, retriever, stream
 
 _START = {"updated": "2024-01-01"}
 _DPATH = {"type": "DpathExtractor", "field_path": ["data"]}
@@ -96,12 +96,14 @@ def described(
     return stream(retriever=made, incremental_sync=cursor)
 
 
-def outcome(api: Api, reply: Reply, record: Any, one: dict[str, Any]) -> tuple[str, str | None]:
+def outcome(
+    api: Api, reply: Reply, record: Any, stream_definition: dict[str, Any]
+) -> tuple[str, str | None]:
     """Return the outcome of a slice that gets `reply`; the slice after it has a record."""
     api.on(
         "/items", lambda asked: reply if asked.params["since"] == "2024-01-01" else Reply(record)
     )
-    read = reading(one, api)
+    read = read_stream(stream_definition, api)
     if read.result.failure is None:
         assert read.ids == [1], reply
         assert read.result.state == {"updated": "2024-01-15"}, reply
@@ -135,7 +137,7 @@ _RIGHT: list[tuple[str, dict[str, Any], Callable[[bytes], bytes], Any]] = [
 
 @pytest.mark.differs("responses without the records' path")
 @pytest.mark.differs("values that are not records")
-@pytest.mark.parametrize(("extractor", "within", "record"), [one[1:] for one in _RIGHT])
+@pytest.mark.parametrize(("extractor", "within", "record"), [case[1:] for case in _RIGHT])
 def test_response_without_a_list_is_empty_or_fails_its_slice(
     api: Api, extractor: dict[str, Any], within: Callable[[bytes], bytes], record: Any
 ) -> None:
@@ -144,9 +146,9 @@ def test_response_without_a_list_is_empty_or_fails_its_slice(
         # Expanders may leave records out by design; null has no list for a pattern.
         values = [value for value in _VALUES if extractor is not _ANY or value[0] != b"[null]"]
         cases += [(within(value), wanted) for value, wanted in values]
-    one = described(extractor)
+    stream_definition = described(extractor)
 
-    found = {body: outcome(api, Reply(body), record, one)[0] for body, _ in cases}
+    found = {body: outcome(api, Reply(body), record, stream_definition)[0] for body, _ in cases}
 
     assert found == dict(cases)
 
@@ -186,7 +188,7 @@ def test_other_formats_are_empty_or_fail_their_slice(
     )
     extractor = {"type": "DpathExtractor", "field_path": path}
 
-    read = reading(described(extractor, decoder), api)
+    read = read_stream(described(extractor, decoder), api)
 
     assert (_FAILS if read.result.failure else _NONE) == wanted
     if wanted == _FAILS:
@@ -263,8 +265,8 @@ def test_error_handler_of_the_manifest_takes_precedence(
     api: Api, handlers: list[dict[str, Any]], wanted: str
 ) -> None:
     reply = Reply({"error": {"message": "busy"}})
-    one = described(_DPATH, handler=composite(*handlers))
-    assert outcome(api, reply, {"data": [_RECORD]}, one)[0] == wanted
+    stream_definition = described(_DPATH, handler=composite(*handlers))
+    assert outcome(api, reply, {"data": [_RECORD]}, stream_definition)[0] == wanted
 
 
 @pytest.mark.parametrize(("names", "wanted"), [((), _FAILS), (("items",), _NONE)])
@@ -278,7 +280,7 @@ def test_configuration_lists_streams_that_may_lack_records(
             reply if asked.params["since"] == "2024-01-01" else Reply({"data": [_RECORD]})
         ),
     )
-    read = reading(described(_DPATH), api, may_lack_records=names)
+    read = read_stream(described(_DPATH), api, may_lack_records=names)
     assert (_FAILS if read.result.failure else _NONE) == wanted
 
 
@@ -288,14 +290,14 @@ def test_a_later_page_without_the_path_fails_the_slice(api: Api) -> None:
         "page_token_option": option("page"),
         "pagination_strategy": {"type": "PageIncrement", "start_from_page": 1, "page_size": 1},
     }
-    one = described(_DPATH)
-    one["retriever"]["paginator"] = pages
+    stream_definition = described(_DPATH)
+    stream_definition["retriever"]["paginator"] = pages
     api.on(
         "/items",
         lambda asked: Reply(
             {"error": "busy"} if asked.params.get("page") == "2" else {"data": [_RECORD]}
         ),
     )
-    read = reading(one, api)
+    read = read_stream(stream_definition, api)
     assert read.result.failure is not None
     assert read.result.state == _START

@@ -70,7 +70,7 @@ def _manifest(*loaders: dict[str, Any]) -> Manifest:
 
 def _schema(server: Server, *loaders: dict[str, Any], **config: Any) -> dict[str, Any]:
     manifest = _manifest(*loaders)
-    server.asked.clear()
+    server.requests.clear()
     with http_client() as client:
         api = create_api(manifest, {"url": server.url, **config}, Network(client))
         stream = api.manifest.stream("items")
@@ -88,7 +88,7 @@ def _properties(server: Server, *fields: Any, **more: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_first_record_tells_the_schema(server: Server) -> None:
+def test_the_schema_is_inferred_from_the_first_record(server: Server) -> None:
     server.on("/schema", Reply([{"fields": [{"name": "id", "kind": "integer"}]}, {"fields": 5}]))
     assert _schema(server, _loader()) == {
         "$schema": "https://json-schema.org/draft-07/schema#",
@@ -167,7 +167,7 @@ def test_fields_are_filtered_and_changed(server: Server) -> None:
     assert found == {"id": _INTEGER, "extra": {"type": "null"}}
 
 
-def test_no_record_tells_no_fields(server: Server) -> None:
+def test_without_records_the_schema_has_no_fields(server: Server) -> None:
     server.on("/schema", Reply([]))
     assert _schema(server, _loader())["properties"] == {}
 
@@ -189,13 +189,13 @@ def test_several_loaders_make_one_schema(server: Server) -> None:
         ({"fields": [{"name": "x", "kind": None}]}, "type for the field x"),
     ],
 )
-def test_what_is_no_schema_fails_the_stream(server: Server, answer: Any, told: str) -> None:
+def test_an_invalid_schema_fails_the_stream(server: Server, answer: Any, told: str) -> None:
     server.on("/schema", Reply([answer, {"fields": []}] if answer else [{"other": 1}]))
     with pytest.raises(SourceError, match=told):
         _schema(server, _loader())
 
 
-def test_an_api_that_tells_no_schema_fails_the_stream(server: Server) -> None:
+def test_an_api_without_a_schema_fails_the_stream(server: Server) -> None:
     server.on("/schema", Reply({}, status=403))
     with pytest.raises(SourceError):
         _schema(server, _loader())

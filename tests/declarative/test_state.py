@@ -22,8 +22,8 @@ from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, reading, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, read_stream, stream
 
 _START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -204,7 +204,11 @@ def test_the_oldest_partitions_are_forgotten_and_read_in_full() -> None:
         read(run, team(number), 5 + number)
     run.complete()
     reported = stored(run)
-    assert [one["partition"]["team"] for one in reported["states"]] == [2, 3, 4]
+    assert [partition_state["partition"]["team"] for partition_state in reported["states"]] == [
+        2,
+        3,
+        4,
+    ]
     assert reported["partitions_dropped"] == 2
 
     again = by_team(reported, max_partitions=3)
@@ -277,8 +281,12 @@ _KINDS: dict[str, Callable[..., StreamState]] = {
 def _reached(state: StreamState) -> list[datetime]:
     """Return all times in the exported state."""
     told = state.export()
-    values = [told, told.get("state", {}), *(one["cursor"] for one in told.get("states", []))]
-    return [state.cursor.parse(one["updated"]) for one in values if "updated" in one]
+    values = [
+        told,
+        told.get("state", {}),
+        *(partition_state["cursor"] for partition_state in told.get("states", [])),
+    ]
+    return [state.cursor.parse(cursor["updated"]) for cursor in values if "updated" in cursor]
 
 
 @pytest.mark.differs("records beyond their slice")
@@ -288,21 +296,23 @@ def test_run_after_a_future_record_starts_at_the_end(kind: str, lookback: str | 
     partition = StreamSlice() if kind == "one" else team("a")
     more = {"lookback_window": lookback} if lookback else {}
     first = _KINDS[kind](cursor=cursor(**more), clock=lambda: 0.0)
-    for one in list(first.slices(partition)):
-        first.note(one, datetime(2031, 5, 5, tzinfo=UTC))
+    for slice_ in list(first.slices(partition)):
+        first.note(slice_, datetime(2031, 5, 5, tzinfo=UTC))
     first.complete()
     assert set(_reached(first)) == {day(10)}
 
     later = _KINDS[kind](stored(first), cursor=cursor(end="2024-01-15", **more))
     begin = 8 if lookback else 10
     asked = list(later.slices(partition))
-    assert [one["start_time"] for one in asked] == [
+    assert [slice_["start_time"] for slice_ in asked] == [
         f"2024-01-{number:02d}" for number in range(begin, 16)
     ]
     # Records up to that time may have been read before, so they are compared.
     assert later.latest_known == datetime(2031, 5, 5, tzinfo=UTC)
-    for one in asked:
-        later.note(one, day(12) if one["start_time"] <= "2024-01-12" <= one["end_time"] else None)
+    for slice_ in asked:
+        later.note(
+            slice_, day(12) if slice_["start_time"] <= "2024-01-12" <= slice_["end_time"] else None
+        )
     later.complete()
     assert set(_reached(later)) == {day(12)}
 
@@ -348,14 +358,14 @@ def test_state_never_exceeds_the_requested_range(
         )
         state = _KINDS[kind](told, cursor=made)
         partitions = [StreamSlice()] if kind == "one" else [team("a"), team("b")]
-        slices = [one for partition in partitions for one in list(state.slices(partition))]
+        slices = [slice_ for partition in partitions for slice_ in list(state.slices(partition))]
         failed = False
-        for number, one in enumerate(slices):
+        for number, slice_ in enumerate(slices):
             is_read, latest = answers[number] if number < len(answers) else (True, None)
             failed = failed or not is_read
             if is_read:
-                greatest = max(greatest, made.parse(one["end_time"]))
-                state.note(one, None if latest is None else _START + timedelta(hours=7 * latest))
+                greatest = max(greatest, made.parse(slice_["end_time"]))
+                state.note(slice_, None if latest is None else _START + timedelta(hours=7 * latest))
         if not failed:
             state.complete()
         assert max(_reached(state), default=_START) <= greatest
@@ -379,14 +389,14 @@ def test_a_state_of_others_does_not_exceed_its_intervals() -> None:
 def test_records_beyond_their_slice_are_logged_once() -> None:
     state = state_of(stream="orders")
     with capture_logs() as logs:
-        for one in list(state.slices(StreamSlice())):
-            state.note(one, state.cursor.parse(one["end_time"]) + timedelta(hours=17))
+        for slice_ in list(state.slices(StreamSlice())):
+            state.note(slice_, state.cursor.parse(slice_["end_time"]) + timedelta(hours=17))
         assert logs == []
         for latest in (day(11), day(12), datetime(2999, 5, 5, tzinfo=UTC)):
             read(state, StreamSlice(), None)
-            for one in list(state_of().slices(StreamSlice()))[-2:]:
-                state.note(one, latest)
-    assert [(one["event"], one["log_level"], one["stream"]) for one in logs] == [
+            for slice_ in list(state_of().slices(StreamSlice()))[-2:]:
+                state.note(slice_, latest)
+    assert [(event["event"], event["log_level"], event["stream"]) for event in logs] == [
         ("records_beyond_their_slice", "info", "orders"),
         ("records_from_the_future", "warning", "orders"),
     ]
@@ -403,7 +413,9 @@ def _since_1970(unit: timedelta) -> Callable[[str], datetime]:
     return lambda text: datetime(1970, 1, 1, tzinfo=UTC) + float(text) * unit
 
 
-_SECOND, _MILLISECOND, _MICROSECOND = (timedelta(microseconds=one) for one in (10**6, 1000, 1))
+_SECOND, _MILLISECOND, _MICROSECOND = (
+    timedelta(microseconds=micros) for micros in (10**6, 1000, 1)
+)
 FORMATS: dict[str, tuple[timedelta, Callable[[str], datetime]]] = {
     "%Y-%m-%d": (timedelta(days=1), _iso),
     "%Y%m%d": (timedelta(days=1), _iso),
@@ -448,7 +460,7 @@ CLOCKLESS = {
     "%Y-%m-%d %H:%M:%S",
     "%Y-%m-%dT%H:%M:%S.%f",
 }
-_OFFSETS = [timezone(timedelta(minutes=one)) for one in (0, 420, -300, 345, 840, -720)]
+_OFFSETS = [timezone(timedelta(minutes=minutes)) for minutes in (0, 420, -300, 345, 840, -720)]
 _RECORD_AT = datetime(2024, 3, 5, 20, 10, 30, 123456, UTC)
 
 
@@ -495,9 +507,9 @@ def test_a_state_is_never_ahead_of_its_records_whatever_the_formats_and_offsets(
         text = written(_RECORD_AT, code, offset)
         record = FORMATS[code][1](text)
         first = state_of(cursor=described)
-        ((one),) = list(first.slices(StreamSlice()))
+        ((slice_),) = list(first.slices(StreamSlice()))
         assert described.reader.micros(text) == micros_of(record), (code, offset)
-        first.note(one, described.parse_record_time(text))
+        first.note(slice_, described.parse_record_time(text))
         first.complete()
 
         value = first.export()["updated"]
@@ -539,7 +551,9 @@ def test_no_change_is_missed_whether_an_api_reads_its_own_clock_or_utc(
     for read_as in (clock, UTC):
         there: list[int] = []
 
-        def answer(asked: Asked, read_as: Any = read_as, there: list[int] = there) -> Reply:
+        def answer(
+            asked: ReceivedRequest, read_as: Any = read_as, there: list[int] = there
+        ) -> Reply:
             since = datetime.strptime(asked.params["since"], code).replace(tzinfo=read_as)
             found = [
                 {"id": number, "updated": rows[number].isoformat()}
@@ -552,8 +566,8 @@ def test_no_change_is_missed_whether_an_api_reads_its_own_clock_or_utc(
         with Api({"/items": answer}) as api:
             for number in range(len(rows)):
                 there.append(number)
-                found = reading(described, api, state)
+                found = read_stream(described, api, state)
                 assert found.result.failure is None
                 state = found.result.state
                 seen |= set(found.ids)
-        assert seen == set(range(len(rows))), (read_as, api.asked)
+        assert seen == set(range(len(rows))), (read_as, api.requests)

@@ -16,8 +16,8 @@ from chronolake.source.declarative.landing.record_schema import Identity, Shape
 from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import option, retriever, stream
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import option, retriever, stream
 
 _ROWS = 500
 _PAGES = {
@@ -36,11 +36,11 @@ def _most_memory(folder: Path, pages: int) -> int:
     """Return the peak memory, in bytes, of reading a stream of `pages` pages into files."""
     records = [{"id": number, "text": f"{number} " * 40} for number in range(_ROWS)]
     # Two pages take turns: the same page twice in a row would be an error.
-    bodies = [orjson.dumps({"data": each}) for each in (records, records[::-1])]
+    bodies = [orjson.dumps({"data": page}) for page in (records, records[::-1])]
     nothing = orjson.dumps({"data": []})
 
-    def answer(asked: Asked) -> Reply:
-        api.asked.clear()
+    def answer(asked: ReceivedRequest) -> Reply:
+        api.requests.clear()
         page = int(asked.params.get("page", 0))
         return Reply(bodies[page % 2] if page < pages else nothing)
 
@@ -51,7 +51,7 @@ def _most_memory(folder: Path, pages: int) -> int:
     with Api() as api, http_client() as client:
         api.on("/items", answer)
         shared = create_api(manifest, {"api": api.url}, Network(client))
-        waiting, _ = PendingFiles.left(folder / "spool")
+        waiting, _ = PendingFiles.recover(folder / "spool")
         files = SliceFiles(waiting.folder, Identity.of(found), Shape({}))
         run = Run(StreamReader(found, shared), files, waiting, shared.session)
         tracemalloc.start()
@@ -69,7 +69,7 @@ def test_what_a_machine_without_power_has_left_is_read_again(
 ) -> None:
     (tmp_path / "journal.json").write_bytes(journal)
     (tmp_path / "half.arrow").write_bytes(b"ARROW1")
-    waiting, _ = PendingFiles.left(tmp_path)
+    waiting, _ = PendingFiles.recover(tmp_path)
     assert not waiting.parts
     assert not list(tmp_path.glob("*.arrow"))
 
@@ -78,5 +78,5 @@ def test_a_part_that_is_not_whole_is_read_again(tmp_path: Path) -> None:
     part = Part(tmp_path / "a.arrow", (), 1, 100)
     part.file.write_bytes(b"ARROW1")
     PendingFiles(tmp_path, [part], 100).note({"state": None})
-    waiting, state = PendingFiles.left(tmp_path)
+    waiting, state = PendingFiles.recover(tmp_path)
     assert (waiting.parts, state) == ([], None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chronolake.config import is_due, load_project
 from chronolake.errors import ConfigurationError
 from chronolake.pipeline.streams import Stream, streams_of
-from support.declarative.readings import retriever, stream
+from support.declarative.stream_reads import retriever, stream
 
 _DATED = {
     "type": "DatetimeBasedCursor",
@@ -64,7 +64,7 @@ def offered(folder: Path, settings: str, more: str = "") -> dict[str, Stream]:
         f"config: {{api: http://localhost, by: changed}}}}\n    mode: live\n    {more}\n"
         f"    streams: {settings}\n"
     )
-    return {one.name: one for one in streams_of(load_project(file), "shop")}
+    return {stream.name: stream for stream in streams_of(load_project(file), "shop")}
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ def test_templates_print_what_they_are_given_and_change_what_is_their_own() -> N
     assert as_text("{% set l = [] %}{% set _ = l.append(config.key) %}{{ l[0] }}", given) == "k"
     text = "{% set d = dict(config) %}{% set _ = d.update({'key': 'x'}) %}{{ d.key }}"
     assert as_text(text, given) == "x"
+    # Variables may be put into a template's own values.
+    text = "{% set l = [] %}{% set _ = l.append(record) %}{{ l[0].id }}"
+    assert as_text(text, given) == "1"
+    text = "{% set d = {} %}{% set _ = d.update(config.inner) %}{% set _ = d.pop('a') %}{{ d }}"
+    assert as_text(text, given) == "{}"
     assert given == {**_given(), "stream_slice": given["stream_slice"]}
     assert copy.deepcopy(given["config"]) == _given()["config"]
 
@@ -126,14 +131,19 @@ _SIGNS = "".join(chr(code) for code in range(33, 127) if chr(code) not in "?#%\\
         "/[1]/{2}/<3>/`4`/^5^/\"6\"/'7'",
         "/a?b=c|d&e=%7c&f=a b",
         "/a?redirect=https://b.example/?c=d",
+        "/a?share=100%",
+        "/a%?share=%zz&next=%7c",
     ],
 )
-def test_paths_are_encoded_as_the_reference_encodes_them(path: str) -> None:
+@pytest.mark.parametrize("params", [{}, {"name": "1|2 é%", "share": "100%"}], ids=["", "params"])
+def test_paths_are_encoded_as_the_reference_encodes_them(path: str, params: dict[str, str]) -> None:
     def ours(base: str) -> None:
         with http_client() as client:
-            Sender(Network(client), {}).send(Request("GET", f"{base}{path}"))
+            Sender(Network(client), {}).send(Request("GET", f"{base}{path}", params=params))
 
-    theirs = _line_of(lambda base: requests.get(f"{base}{path}", timeout=10))
+    # Neither sends a parameter again that the URL already contains.
+    others = {name: text for name, text in params.items() if f"{name}={text}" not in path}
+    theirs = _line_of(lambda base: requests.get(f"{base}{path}", others, timeout=10))
 
     assert _line_of(ours) == theirs
 

@@ -14,7 +14,7 @@ from chronolake.source.declarative.manifests.manifest import Manifest, load, par
 from chronolake.source.declarative.manifests.problems import Problem
 from chronolake.source.protocol import Level
 from support.declarative.apis import Api, Reply
-from support.declarative.readings import requester, retriever, stream
+from support.declarative.stream_reads import requester, retriever, stream
 
 _CURSOR = {
     "type": "DatetimeBasedCursor",
@@ -94,6 +94,81 @@ def _dependent(parent: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
     router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [config]}
     return stream(retriever=retriever(partition_router=router), **more)
+
+
+def _of_parent(parent: dict[str, Any], value: str = "", **config: Any) -> dict[str, Any]:
+    """Describe a stream that requests a template for each record of a parent."""
+    described = {
+        "type": "ParentStreamConfig",
+        "parent_key": "id",
+        "partition_field": "pid",
+        "stream": parent,
+        **config,
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [described]}
+    asks = {"request_parameters": {"a": value}}
+    return stream(retriever=retriever(partition_router=router, asks=asks))
+
+
+def _keyed(key: Any) -> dict[str, Any]:
+    """Describe a stream with the field `order_id` in its schema, and a primary key."""
+    schema = {"type": "InlineSchemaLoader", "schema": {"properties": {"order_id": {}}}}
+    return stream(schema_loader=schema, primary_key=key)
+
+
+def _filtered(condition: str) -> dict[str, Any]:
+    described = stream()
+    described["retriever"]["record_selector"]["record_filter"] = {
+        "type": "RecordFilter",
+        "condition": condition,
+    }
+    return described
+
+
+def _optional(
+    name: str, place: str = "request_parameter", *, asks: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """Describe a stream whose page token has this option."""
+    paginator = {
+        "type": "DefaultPaginator",
+        "page_token_option": {"type": "RequestOption", "inject_into": place, "field_name": name},
+        "pagination_strategy": {"type": "PageIncrement", "page_size": 5},
+    }
+    return stream(retriever=retriever(paginator=paginator, asks=asks or {}), **more)
+
+
+def _bounds(start: str, end: str) -> dict[str, Any]:
+    """Describe a cursor with names for the bounds of its slices."""
+    of_parameter = {"type": "RequestOption", "inject_into": "request_parameter"}
+    return {
+        **_CURSOR,
+        "start_time_option": {**of_parameter, "field_name": start},
+        "end_time_option": {**of_parameter, "field_name": end},
+    }
+
+
+def _by_path(kind: str) -> dict[str, Any]:
+    described = _optional("page")
+    described["retriever"]["paginator"] |= {
+        "page_token_option": {"type": "RequestPath"},
+        "pagination_strategy": {"type": kind, "page_size": 5},
+    }
+    return described
+
+
+def _without_url() -> dict[str, Any]:
+    described = stream()
+    del described["retriever"]["requester"]["url_base"]
+    return described
+
+
+def _listed(values: Any) -> dict[str, Any]:
+    router = {"type": "ListPartitionRouter", "cursor_field": "id", "values": values}
+    return stream(retriever=retriever(partition_router=router))
+
+
+def _with_parameters(described: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    return {**described, "$parameters": parameters}
 
 
 def _decoded(**decoder: Any) -> dict[str, Any]:
@@ -262,9 +337,129 @@ def _one(found: Manifest) -> Problem:
         ),
         (_by(lookback_windows="P1D"), "lookback_windows", "has no", "'lookback_window'"),
         (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not supported", "https://"),
+        (
+            _with_parameters(_asking(path="/{{ parameters['endpont'] }}"), endpoint="x"),
+            "path",
+            "`parameters['endpont']` does not exist: the component has no such `$parameters`",
+            "'endpoint'",
+        ),
+        (_asking(path="/{{ parameters.x }}"), "path", "`parameters['x']` does not exist", ""),
+        (
+            _asking(request_parameters={"a": "{{ next_page_token['next_page_tokn'] }}"}),
+            "request_parameters.a",
+            "does not exist: it contains only `next_page_token`",
+            "'next_page_token'",
+        ),
+        (
+            _of_parent(
+                stream("parents"),
+                "{{ stream_slice.extra_fields['regon'] }}",
+                extra_fields=[["region"]],
+            ),
+            "request_parameters.a",
+            "`stream_slice['extra_fields']['regon']` does not exist",
+            "'region'",
+        ),
+        (
+            _of_parent(stream("parents"), "{{ stream_partition.partition.pidd }}"),
+            "request_parameters.a",
+            "`stream_partition['partition']['pidd']` does not exist",
+            "'pid'",
+        ),
+        (
+            _of_parent(stream("parents"), parent_key="meta.id"),
+            "parent_key",
+            "is read as a single key",
+            "'meta/id'",
+        ),
+        (
+            _of_parent(_with_schema({"order_id": {}}), parent_key="ordr_id/x"),
+            "parent_key",
+            "'ordr_id' is not a field of the parent's schema",
+            "'order_id'",
+        ),
+        (_keyed("meta.id"), "primary_key", "is read as a single key", "[[meta, id]]"),
+        (_keyed([["ordr_id"]]), "primary_key[0]", "not a field of the stream's", "'order_id'"),
+        (
+            _by(datetime_format="%Y-%M-%d", start_datetime="{{ config.start }}"),
+            "datetime_format",
+            "the minute (%M) and no hour; the month is %m",
+            "strptime",
+        ),
+        (_by(cursor_datetime_formats=["%Y-%m-%d %I:%M"]), "formats[0]", "without %p", ""),
+        (_by(lookback_window="-P1D"), "lookback_window", "'-P1D' is negative", "sign"),
+        (
+            _by(step="P1D", cursor_granularity="P1M"),
+            "cursor_granularity",
+            "'P1M' is longer than the step 'P1D'",
+            "resolution",
+        ),
+        (
+            _waiting("ConstantBackoffStrategy", backoff_time_in_seconds="ten"),
+            "backoff_time_in_seconds",
+            "'ten' is not a number",
+            "template",
+        ),
+        (
+            _waiting("WaitUntilTimeFromHeader", header="a", min_wait="5s"),
+            "min_wait",
+            "'5s' is not a number",
+            "",
+        ),
+        (
+            _paged(
+                type="CursorPagination",
+                cursor_value="{{ response.next }}",
+                stop_condition="not response.next",
+            ),
+            "stop_condition",
+            "contains no template, and is always true",
+            "{{",
+        ),
+        (
+            _paged(type="CursorPagination", cursor_value="response.next"),
+            "cursor_value",
+            "is the token of every page",
+            "{{",
+        ),
+        (_filtered("record.x == 1"), "condition", "is always true", "{{"),
+        (_handling(predicate="response.error"), "predicate", "is always true", ""),
+        (_listed("a,b"), "values", "'a,b' is not a list", "template"),
+        (_without_url(), "requester", "neither `url` nor `url_base`", "url_base"),
+        (
+            _asking(request_body_json={"a": 1}, request_body_data={"b": 2}),
+            "request_body_data",
+            "a JSON body and another body",
+            "once",
+        ),
+        (
+            _optional("page", asks={"request_parameters": {"page": 1}}),
+            "page_token_option",
+            "the request_parameter 'page' is set by the requester and by the paginator",
+            "once",
+        ),
+        (
+            _optional("X-From", "header", asks={"request_headers": {"X-From": "1"}}),
+            "page_token_option",
+            "the header 'X-From' is set",
+            "once",
+        ),
+        (
+            _optional("since", incremental_sync=_bounds("since", "until")),
+            "start_time_option",
+            "is set by the paginator and by the cursor's start_time_option",
+            "once",
+        ),
+        (
+            stream(incremental_sync=_bounds("at", "at")),
+            "end_time_option",
+            "set by the cursor's start_time_option and by the cursor's end_time_option",
+            "once",
+        ),
+        (_by_path("PageIncrement"), "page_token_option", "cannot be a number", "RequestOption"),
     ],
 )
-def test_a_text_that_cannot_be_used_is_told_where_it_stands(
+def test_an_invalid_text_is_reported_with_its_location(
     described: dict[str, Any], path: str, message: str, hint: str
 ) -> None:
     found = _manifest(described)
@@ -294,6 +489,25 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
             cursor_datetime_formats=["%s_as_float"],
             start_datetime="2024-01-01T00:00:00.000Z",
         ),
+        _by(cursor_datetime_formats=["%d/%b/%Y %I:%M %p", "%Y%m%d%H%M"], lookback_window="PT0S"),
+        _by(step="P1M", cursor_granularity="P1M"),
+        _waiting("ExponentialBackoffStrategy", factor="2.5"),
+        _filtered("true"),
+        _listed("['a', 'b']"),
+        _listed("{{ config['values'] }}"),
+        _listed(["a,b"]),
+        _optional("page", asks={"request_parameters": {"page": "{{ config.page }}", "n": 1}}),
+        _optional("page", asks={"request_headers": {"page": "1"}}),
+        _optional("page", incremental_sync=_bounds("since", "until")),
+        _asking(url="https://a.example", url_base=""),
+        _keyed([["meta", "id"]]),
+        _keyed("zzz"),
+        _of_parent(
+            stream("parents"), "{{ next_page_token.next_page_token.x }}", parent_key="a/b.c"
+        ),
+        _of_parent(_with_schema({"meta.id": {}}), parent_key="meta.id"),
+        _with_parameters(_asking(path="/{{ parameters.endpoint.name }}"), endpoint={"name": "x"}),
+        _asking(path="/{{ parameters.get('endpoint', 'x') }}{{ parameters.other or 'y' }}"),
         # This format parses no times, and formats for output support more directives.
         _by(datetime_format="%-d.%-m.%Y", cursor_datetime_formats=["%Y-%m-%d"]),
         stream(name="stream_state"),
@@ -301,7 +515,7 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
         _asking(purpose="to ask", use_caches=True, **{"$parameters": {"use_caches": True}}),
     ],
 )
-def test_what_the_reference_reads_is_no_problem(described: dict[str, Any]) -> None:
+def test_what_the_reference_reads_is_not_a_problem(described: dict[str, Any]) -> None:
     assert _manifest(described).problems == ()
 
 
@@ -324,7 +538,7 @@ def test_requests_know_what_partitions_carry() -> None:
     assert _one(_manifest(described)).message == "the variable `regon` does not exist there"
 
 
-def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
+def test_texts_of_streams_with_other_problems_are_reported_too() -> None:
     described = _asking(request_headers={"a": "{{ confg.x }}"})
     del described["retriever"]["record_selector"]
 
@@ -337,7 +551,7 @@ def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
     assert not found.streams
 
 
-def test_budget_concurrency_and_rules_are_looked_at() -> None:
+def test_budget_concurrency_and_rules_are_checked() -> None:
     window = {
         "type": "FixedWindowCallRatePolicy",
         "period": "1h",
@@ -392,7 +606,7 @@ def _dynamic(template: dict[str, Any], value: str) -> dict[str, Any]:
     }
 
 
-def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> None:
+def test_problems_of_stream_templates_are_reported_once_and_without_inserted_values() -> None:
     template = _asking(path="{{ to be replaced }}", request_headers={"a": "{{ confg.x }}"})
     named = "{{ components_values['name'] }}"
 
@@ -401,7 +615,7 @@ def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> N
         source = DeclarativeSource(
             type="declarative", manifest="manifest.yaml", config={"api": api.url}
         )
-        with open_api(found, source, wanted=None) as ready:
+        with open_api(found, source, stream_names=None) as ready:
             whole = ready.manifest
 
     assert (
@@ -414,7 +628,7 @@ def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> N
     assert _one(wrong).hint == "Did you mean 'components_values'?"
 
 
-def test_a_check_tells_the_line_the_path_and_what_to_do(tmp_path: Path) -> None:
+def test_a_check_reports_line_path_and_hint(tmp_path: Path) -> None:
     file = tmp_path / "manifest.yaml"
     file.write_text(
         """\
@@ -447,7 +661,15 @@ _SPEC = {
     "type": "Spec",
     "connection_specification": {
         "type": "object",
-        "properties": {"token": {"type": "string"}, "api": {}},
+        "properties": {
+            "token": {"type": "string"},
+            "api": {},
+            "account": {
+                "type": "object",
+                "properties": {"name": {}},
+                "oneOf": [{"properties": {"id": {}}}, {"properties": {"key": {}}}],
+            },
+        },
         "oneOf": [{"properties": {"region": {"type": "string"}}}],
     },
 }
@@ -465,13 +687,20 @@ _SPEC = {
         (_asking(path="/{{ config.regoin }}/items"), "config['regoin']", "'region'", Level.FAILED),
         (_asking(path="/{{ config['place'] }}"), "config['place']", "Use a name", Level.FAILED),
         (_asking(path="/{{ config.get('tokens') }}"), "'tokens'", "'token'", Level.FAILED),
+        (
+            _asking(path="/{{ config['account'].nam }}"),
+            "`config['account']['nam']` does not exist: `account` contains id, key, name",
+            "'name'",
+            Level.FAILED,
+        ),
+        (_asking(path="/{{ config.get('account').names }}"), "['names']", "'name'", Level.FAILED),
         # An empty header is not sent, and an empty field of a record is kept.
         (_asking(request_headers={"a": "{{ config['tokn'] }}"}), "'tokn'", "", Level.WARNING),
         (_adding("{{ config['tokn'] }}"), "'tokn'", "'token'", Level.WARNING),
         (_dependent(stream("parents")), "has no effect", "", Level.WARNING),
     ],
 )
-def test_a_setting_that_the_spec_has_not_is_told(
+def test_a_setting_that_the_spec_lacks_is_reported(
     described: dict[str, Any], message: str, hint: str, level: Level
 ) -> None:
     found = _manifest(described, spec=_SPEC)
@@ -481,7 +710,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
     assert "items" in found.streams
 
     source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
-    (reported,) = [one for one in check_source(found, source) if one.what == "manifest"]
+    (reported,) = [result for result in check_source(found, source) if result.what == "manifest"]
     assert reported.level is level
 
 
@@ -497,7 +726,12 @@ def test_a_setting_that_the_spec_has_not_is_told(
         _asking(path="/{% set config = {'a': 1} %}{{ config.a }}"),
         _asking(path="/{{ config['tok' ~ 'n'] }}"),
         _split("{{ stream_slice.pid }}{{ stream_slice.get('id') }}{{ stream_slice.parent_slice }}"),
-        _split("{{ stream_slice.extra_fields['x'] }}"),
+        _split("{{ stream_slice.extra_fields['query_properties'] }}"),
+        _of_parent(
+            stream("p"), "{{ stream_slice.extra_fields['x.y'] }}", extra_fields=[["x", "y"]]
+        ),
+        _asking(path="/{{ config['account']['id'] }}/{{ config.account.get('name') }}"),
+        _asking(path="/{{ config.token.upper() }}/{{ config.api.any.thing }}"),
         _by(cursor_field="{{ config.token }}"),
         _with_schema({"meta.updated": {}}, cursor_field="meta.updated"),
         _with_schema({"a": {}, "b": {}}, cursor_field="zzz"),
@@ -506,7 +740,7 @@ def test_a_setting_that_the_spec_has_not_is_told(
         _paged(type="PageIncrement", page_size="10"),
     ],
 )
-def test_what_is_there_or_need_not_be_is_no_problem(described: dict[str, Any]) -> None:
+def test_existing_and_optional_names_are_not_problems(described: dict[str, Any]) -> None:
     assert _manifest(described, spec=_SPEC).problems == ()
 
 
@@ -520,5 +754,5 @@ def test_settings_that_the_manifest_makes_itself_are_there() -> None:
     assert _manifest(_asking(path="/{{ config['made'] }}"), spec=spec).problems == ()
 
 
-def test_without_a_spec_nobody_knows_the_settings() -> None:
+def test_without_a_spec_the_settings_are_unknown() -> None:
     assert _manifest(_asking(path="/{{ config['made'] }}")).problems == ()

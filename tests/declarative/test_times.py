@@ -176,7 +176,7 @@ offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda m: timezone(timede
         ("2024-01-02  03:04:05", "%Y-%m-%d %H:%M:%S", MOMENT.replace(microsecond=0)),
     ],
 )
-def test_a_value_is_read_as_its_format_says(value, code, moment):
+def test_a_value_is_parsed_by_its_format(value, code, moment):
     read = parse_time(value, code)
 
     assert read == moment
@@ -236,7 +236,7 @@ def test_what_does_not_fit_its_format_is_refused_without_being_shown(value, code
         (MIDNIGHT, "%H%M%S.%_ms", "000000.000"),
     ],
 )
-def test_a_moment_is_printed_as_its_format_says(moment, code, text):
+def test_a_time_is_printed_by_its_format(moment, code, text):
     assert format_time(moment, code) == text
 
 
@@ -252,7 +252,7 @@ def test_a_moment_is_printed_as_its_format_says(moment, code, text):
         ("%s", "1704144845"),
     ],
 )
-def test_a_clock_is_printed_whose_offset_the_format_tells(code, text):
+def test_a_time_is_printed_in_the_offset_of_its_format(code, text):
     assert format_exactly(IN_INDIA, code) == text
 
 
@@ -276,8 +276,8 @@ def test_the_first_format_that_fits_is_taken():
 
 
 @pytest.mark.parametrize("value", [None, [], {}, b"170", object()])
-def test_what_is_no_text_and_no_number_fits_no_format(value):
-    assert [Reader([each]).micros(value) for each in FORMATS] == [None] * len(FORMATS)
+def test_values_other_than_texts_and_numbers_match_no_format(value):
+    assert [Reader([format_]).micros(value) for format_ in FORMATS] == [None] * len(FORMATS)
 
 
 def test_durations_are_those_of_iso_8601():
@@ -288,7 +288,7 @@ def test_durations_are_those_of_iso_8601():
         iso_duration("1 day")
 
 
-def test_a_duration_that_no_time_can_have_is_none():
+def test_an_impossible_duration_is_invalid():
     with pytest.raises(ValueError, match="too long: P9999999999999D"):
         iso_duration("P9999999999999D")
 

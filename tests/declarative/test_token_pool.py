@@ -26,9 +26,9 @@ from chronolake.source.declarative.landing.file_writer import SliceResult
 from chronolake.source.declarative.models.requests import RateLimitedMultipleTokenAuthenticator
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver
 from chronolake.types import ColumnType
-from support.declarative.apis import Api, Asked, Reply
-from support.declarative.readings import reading, stream
-from support.declarative.visits import HIDDEN, NOW, Visit
+from support.declarative.api_access import HIDDEN, NOW, Visit
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.declarative.stream_reads import read_stream, stream
 
 LATER = int(NOW) + 3600
 
@@ -73,11 +73,11 @@ def told(left: int, reset: Any = LATER, limit: int = 100) -> Reply:
     return Reply({"rest": {"left": left, "reset": reset, "limit": limit}})
 
 
-def by_token(**left: int) -> Callable[[Asked], Reply]:
+def by_token(**left: int) -> Callable[[ReceivedRequest], Reply]:
     return lambda asked: told(left[token_of(asked)])
 
 
-def token_of(asked: Asked) -> str:
+def token_of(asked: ReceivedRequest) -> str:
     return asked.headers["authorization"].removeprefix("Bearer ")
 
 
@@ -124,7 +124,7 @@ def test_quota_without_matchers_applies_to_unmatched_requests(
     for path in ("items/1", "items"):
         sender.send(Request("GET", f"{api.url}/{path}"))
 
-    assert [token_of(each) for each in api.asked[2:]] == ["one", "two"]
+    assert [token_of(request) for request in api.requests[2:]] == ["one", "two"]
 
 
 def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
@@ -133,7 +133,7 @@ def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
     asked_for = dict(left)
     lock = threading.Lock()
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         with lock:
             left[token_of(asked)] -= 1
         return Reply(
@@ -157,7 +157,7 @@ def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
     described["retriever"]["partition_router"] = router
     described["retriever"]["requester"]["authenticator"] = rotating(api)
 
-    found = reading(described, api, config={"tokens": "one,two,three"})
+    found = read_stream(described, api, config={"tokens": "one,two,three"})
 
     assert sorted(found.ids) == sorted(values)
     assert api.paths().count("/quotas") == 3
@@ -237,7 +237,7 @@ def test_responses_report_the_remaining_calls(
     for _ in range(2):
         sender.send(Request("GET", f"{api.url}/items"))
 
-    assert [token_of(each) for each in api.asked[2:]] == ["one", next_token]
+    assert [token_of(request) for request in api.requests[2:]] == ["one", next_token]
 
 
 def ignoring(*codes: int) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def test_invalid_authenticator_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Visit(api, client, config).asks(rotating(api, **fields))
-    assert api.asked == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_tasks_share_the_calls_that_the_driver_counts(api: Api, client: httpx.Cl
             )
             visit.asks(rotating(api, heard))
 
-    seen = [token_of(each) for each in api.asked if each.path == "/items"]
+    seen = [token_of(request) for request in api.requests if request.path == "/items"]
     assert seen == ["one", "one", "two"]
     assert api.paths().count("/quotas") == 2
 

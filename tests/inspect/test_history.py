@@ -13,7 +13,7 @@ from support.inspect.layout import HISTORY, TMAX, Make
 ORDERS = TableName("shop", "orders")
 
 
-def test_a_timeline_tells_what_changed_and_how_each_version_ended(
+def test_a_timeline_shows_what_changed_and_how_each_version_ended(
     config: LakeConfig, make: Make
 ) -> None:
     make(
@@ -114,7 +114,7 @@ def test_a_record_is_found_by_a_key_of_any_type(
         ("BOOLEAN", "maybe"),
     ],
 )
-def test_a_text_that_is_no_value_of_the_key_is_refused_untold(
+def test_a_text_that_is_not_a_key_value_is_refused_without_printing_it(
     config: LakeConfig, make: Make, kind: str, text: str
 ) -> None:
     make(ORDERS, [f"k*:{kind}"])
@@ -185,7 +185,7 @@ def test_odd_names_are_only_names(config: LakeConfig, make: Make, name: TableNam
 def test_a_number_is_found_as_it_is_spelled(
     config: LakeConfig, make: Make, kind: str, text: str
 ) -> None:
-    numbers = [float(one) for one in ("inf", "-inf", "nan", "0.1", "1")]
+    numbers = [float(number) for number in ("inf", "-inf", "nan", "0.1", "1")]
     make(
         ORDERS, [f"id*:{kind}", "v:INT"], [(number, place) for place, number in enumerate(numbers)]
     )

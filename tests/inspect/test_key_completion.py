@@ -49,7 +49,7 @@ ORDERS = TableName("shop", "orders")
         ("STRING", [], "a", []),
     ],
 )  # fmt: skip
-def test_values_that_begin_so_come_sorted_and_once(
+def test_values_with_the_prefix_are_sorted_and_distinct(
     config: LakeConfig, make: Make, kind: str, stored: list[Any], typed: str, found: list[Cell]
 ) -> None:
     half = len(stored) // 2
@@ -99,7 +99,7 @@ def test_deleted_records_are_found_too(config: LakeConfig, make: Make) -> None:
     assert complete_key(config, ORDERS, {}, column="id") == [1, 2]
 
 
-def test_what_is_no_key_is_refused(config: LakeConfig, make: Make) -> None:
+def test_a_column_outside_the_key_is_refused(config: LakeConfig, make: Make) -> None:
     make(ORDERS, ["id*:INT", "v:INT", *HISTORY])
 
     for column in ("v", "_fivetran_start", "ID", "id; DROP TABLE x"):
@@ -113,7 +113,7 @@ def test_what_is_no_key_is_refused(config: LakeConfig, make: Make) -> None:
     assert complete_key(config, ORDERS, {"id": "no number"}, column="id") == []
 
 
-def test_another_columns_value_that_is_none_is_refused(config: LakeConfig, make: Make) -> None:
+def test_an_invalid_value_of_another_column_is_refused(config: LakeConfig, make: Make) -> None:
     make(ORDERS, ["a*:INT", "b*:INT"])
 
     with pytest.raises(ValueRefusedError) as refused:
@@ -122,7 +122,7 @@ def test_another_columns_value_that_is_none_is_refused(config: LakeConfig, make:
     assert "one" not in refused.value.message
 
 
-def test_a_table_of_another_engine_may_be_asked_for_any_column(
+def test_any_column_of_a_table_of_another_engine_can_be_completed(
     config: LakeConfig, make: Make
 ) -> None:
     make(ORDERS, ["a:INT", "b:STRING"], [(1, "x")], declared=False)

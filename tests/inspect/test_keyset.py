@@ -38,13 +38,13 @@ _KINDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def keyed(kind: str, values: list[Any]) -> tuple[Order, pa.Table]:
-    one = column(f"k*:{kind}")
+    key_column = column(f"k*:{kind}")
     numbers = list(range(len(values)))
     rows = pa.table(
-        {"k": pa.array(values, one.type.arrow), FILE: [7] * len(values), ROW: numbers},
-        schema=pa.schema([("k", one.type.arrow), (FILE, pa.int64()), (ROW, pa.int64())]),
+        {"k": pa.array(values, key_column.type.arrow), FILE: [7] * len(values), ROW: numbers},
+        schema=pa.schema([("k", key_column.type.arrow), (FILE, pa.int64()), (ROW, pa.int64())]),
     )
-    order = Order(ORDERS, (one,))
+    order = Order(ORDERS, (key_column,))
     return order, order.of(rows)
 
 
@@ -67,7 +67,7 @@ def test_rows_are_ordered_as_their_type_is_and_each_cursor_divides_them(
 
 
 @given(st.lists(st.none() | st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(1, 9))
-def test_the_smallest_rows_are_kept_however_they_come(
+def test_the_smallest_rows_are_kept_in_any_order(
     values: list[int | None], count: int, size: int
 ) -> None:
     order, keys = keyed("INT", values)
@@ -102,7 +102,7 @@ def test_the_smallest_rows_are_kept_however_they_come(
         None,
     ],
 )
-def test_a_cursor_that_is_none_is_refused(content: Any) -> None:
+def test_an_invalid_cursor_is_refused(content: Any) -> None:
     order = Order(ORDERS, (column("k*:INT"),))
     value = [order.fingerprint, *content] if isinstance(content, list) else content
     text = base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
@@ -116,7 +116,7 @@ def test_a_cursor_that_is_none_is_refused(content: Any) -> None:
     "text",
     ["", "é", "AAAA", "====", "W10", "W10=", "[]", "a b", "x" * 2_000_000, "W1tbW1tb" * 9_999],
 )
-def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueRefusedError, match="cursor"):
         decode_cursor(Order(ORDERS, (column("k*:STRING"),)), text)
 
@@ -135,7 +135,7 @@ def test_cursors_of_other_tables_and_keys_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bad", ["1e9999999", "NaN", "x", "1.00000000001"])
-def test_a_decimal_that_is_none_is_refused_in_a_cursor(bad: str) -> None:
+def test_an_invalid_decimal_in_a_cursor_is_refused(bad: str) -> None:
     order = Order(ORDERS, (column("k*:DECIMAL(38;10)"),))
     reported = json.dumps([order.fingerprint, bad, 1, 2]).encode()
 
@@ -167,7 +167,7 @@ def test_fingerprints_differ_where_values_do(kind: str, values: list[Any]) -> No
     assert not marks.of([array]).equals(Fingerprints(bytes(16)).of([array]))
 
 
-def test_fingerprints_tell_columns_apart_and_both_zeros_not() -> None:
+def test_fingerprints_distinguish_columns_but_not_both_zeros() -> None:
     marks = Fingerprints(b"0123456789abcdef")
     one, other = pa.chunked_array([["x", "y"]]), pa.chunked_array([["y", "x"]])
     first, second = marks.of([one, other]).to_pylist()
@@ -229,4 +229,4 @@ def test_widths_are_readable() -> None:
     assert choose_buckets(hour, 5 * 24 * hour, 119) == (0, 2 * hour)
     assert choose_buckets(0, 100 * hour - 1, 100) == (0, hour)
     widths = [choose_buckets(0, 10**power, 120)[1] for power in range(18)]
-    assert all(one <= other for one, other in pairwise(widths))
+    assert all(width <= other for width, other in pairwise(widths))

@@ -14,7 +14,7 @@ ORDERS = TableName("shop", "orders")
 
 
 @pytest.mark.parametrize("text", ["[7", "7", "[]", "{}", '{"rows": null, "exact": true}'])
-def test_a_property_that_is_no_usage_is_named(config: LakeConfig, make: Make, text: str) -> None:
+def test_an_invalid_usage_property_is_named(config: LakeConfig, make: Make, text: str) -> None:
     table = make(ORDERS, ["id*:INT", *HISTORY], [(1, "2026-01-01T00:00:00Z", TMAX, True)])
     with table.transaction() as change:
         change.set_properties({"chronolake.usage.2026-11": text})

@@ -36,7 +36,7 @@ def test_tables_are_readable_in_80_columns(config: LakeConfig, make: Make) -> No
     printed(render.tables(tables(config)), 80)
 
 
-def test_an_empty_lake_says_so() -> None:
+def test_an_empty_lake_is_reported_as_empty() -> None:
     assert "no tables yet" in printed(render.tables([]))
 
 
@@ -62,7 +62,7 @@ def test_a_timeline_is_readable_in_80_columns(config: LakeConfig, make: Make) ->
     assert "No such record" in printed(render.timeline(history(config, ORDERS, {"id": "2"})))
 
 
-def test_a_wide_record_shows_its_first_columns_and_says_that_there_are_more(
+def test_a_wide_record_shows_its_first_columns_and_the_number_of_others(
     config: LakeConfig, make: Make
 ) -> None:
     wide = [f"c{number}:INT" for number in range(300)]
@@ -73,7 +73,7 @@ def test_a_wide_record_shows_its_first_columns_and_says_that_there_are_more(
     assert "and 277 more columns: use --json" in text
 
 
-def test_no_value_is_told_from_texts_that_look_like_it() -> None:
+def test_null_is_distinguished_from_texts_that_look_like_it() -> None:
     words = ("null", "", " ", "x")
     assert [cell(word).plain for word in words] == ['"null"', '""', " ", "x"]
     assert cell(None).plain == "null"

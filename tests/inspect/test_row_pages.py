@@ -10,7 +10,7 @@ from support.inspect.layout import HISTORY, TMAX, Make, arrow, column
 ORDERS = TableName("shop", "orders")
 
 
-def test_pages_go_on_where_they_ended_although_files_are_rewritten(
+def test_pages_continue_where_they_ended_although_files_are_rewritten(
     config: LakeConfig, make: Make
 ) -> None:
     texts = ["id*:INT", *HISTORY]

@@ -95,7 +95,7 @@ def test_columns_that_were_renamed_and_widened_are_read_by_what_they_are(
     ]
 
 
-def test_places_give_whole_rows_in_the_order_in_which_they_are_asked_for(
+def test_whole_rows_are_read_in_the_order_of_the_given_positions(
     config: LakeConfig, make: Make
 ) -> None:
     make(ORDERS, ["id*:INT", "v:STRING"], *([(n, str(n)), (n + 10, str(n))] for n in range(4)))
@@ -115,7 +115,7 @@ def test_places_give_whole_rows_in_the_order_in_which_they_are_asked_for(
     assert stored.rows([]).column_names == ["id", "v"]
 
 
-def test_no_rows_are_none(config: LakeConfig, make: Make) -> None:
+def test_a_table_without_rows_has_empty_results(config: LakeConfig, make: Make) -> None:
     make(ORDERS, ["id*:INT"])
     stored = StoredRows(look_up(config, ORDERS))
 

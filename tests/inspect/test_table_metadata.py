@@ -53,7 +53,7 @@ def written(lake: Lake) -> TableName:
     return name
 
 
-def test_each_snapshot_tells_what_it_published(lake: Lake, written: TableName) -> None:
+def test_each_snapshot_shows_what_it_published(lake: Lake, written: TableName) -> None:
     found = read_table_metadata(lake.config, written)
 
     reported = [
@@ -83,7 +83,7 @@ def test_each_snapshot_tells_what_it_published(lake: Lake, written: TableName) -
     assert found.snapshots[4].files_added >= 1
 
 
-def test_partitions_tell_their_files_and_rows(lake: Lake, written: TableName) -> None:
+def test_partitions_show_their_files_and_rows(lake: Lake, written: TableName) -> None:
     found = read_table_metadata(lake.config, written)
 
     assert found.partitioning == (PartitionField(ACTIVE, "identity"),)
@@ -93,7 +93,7 @@ def test_partitions_tell_their_files_and_rows(lake: Lake, written: TableName) ->
     assert all(partition.files >= 1 and partition.bytes > 0 for partition in found.partitions)
 
 
-def test_columns_key_and_properties_are_told(lake: Lake, written: TableName) -> None:
+def test_columns_key_and_properties_are_returned(lake: Lake, written: TableName) -> None:
     found = read_table_metadata(lake.config, written)
 
     assert (found.mode, found.key) == (Mode.HISTORY, ("id",))
@@ -126,7 +126,7 @@ def test_health_knows_the_last_compaction_and_what_is_deleted(
 # ------------------------------------------------------------------------- without Spark
 
 
-def test_a_table_that_holds_nothing_has_nothing_to_tell(config: LakeConfig, make: Make) -> None:
+def test_an_empty_table_has_empty_metadata(config: LakeConfig, make: Make) -> None:
     make(ORDERS, ["id*:INT"])
 
     assert health(look_up(config, ORDERS), config) == Health(0, 0, 0.0, None, 0)
@@ -142,7 +142,7 @@ def test_small_files_are_those_that_maintenance_counts(config: LakeConfig, make:
     assert health(look_up(tiny, ORDERS), tiny).small_files == 0
 
 
-def test_no_secret_is_told(config: LakeConfig, make: Make) -> None:
+def test_no_secret_is_shown(config: LakeConfig, make: Make) -> None:
     secrets = {
         "s3.secret-access-key": "hunter2",
         "s3.session-token": "hunter2",

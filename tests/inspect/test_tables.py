@@ -15,7 +15,7 @@ from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError
 from chronolake.inspect import check, names, tables
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from support.commands import ran
+from support.commands import run_command
 from support.inspect.layout import HISTORY, TMAX, Make
 
 ORDERS = TableName("shop", "orders")
@@ -35,7 +35,7 @@ def test_a_catalog_without_tables_is_an_empty_lake(config: LakeConfig) -> None:
     assert tables(config) == []
 
 
-def test_a_file_that_is_no_catalog_is_said_to_be_none(config: LakeConfig) -> None:
+def test_a_file_that_is_not_a_catalog_is_reported_as_such(config: LakeConfig) -> None:
     config.catalog_file.write_bytes(b"no database, certainly" * 100)
 
     with pytest.raises(LakeError, match="cannot be read"):
@@ -43,7 +43,7 @@ def test_a_file_that_is_no_catalog_is_said_to_be_none(config: LakeConfig) -> Non
 
 
 @pytest.mark.long
-def test_tables_may_be_dropped_and_made_while_they_are_looked_at(
+def test_tables_may_be_dropped_and_created_while_they_are_read(
     config: LakeConfig, make: Make
 ) -> None:
     make(ORDERS, ["id*:LONG"], [(1,)])
@@ -152,7 +152,7 @@ def test_missing_metadata_names_the_table(config: LakeConfig, make: Make) -> Non
     assert refused.value.file == table.metadata_location
 
 
-def test_a_postgresql_catalog_that_does_not_answer_tells_no_password(config: LakeConfig) -> None:
+def test_the_error_of_an_unreachable_postgresql_catalog_has_no_password(config: LakeConfig) -> None:
     closed = load(
         config.path, overrides={"catalog.uri": "postgresql://me:hunter2@127.0.0.1:9/lake"}
     )
@@ -185,24 +185,24 @@ def test_a_name_is_printed_as_a_command_takes_it(
 ) -> None:
     make(name, ["id*:INT"], [(1,)])
 
-    _, listed, _ = ran(config.path, capsys, "tables")
+    _, listed, _ = run_command(config.path, capsys, "tables")
     assert printed in listed
-    (reported,) = json.loads(ran(config.path, capsys, "tables", "--json")[1])
+    (reported,) = json.loads(run_command(config.path, capsys, "tables", "--json")[1])
     assert reported["table"] == printed
-    code, shown, _ = ran(config.path, capsys, "history", printed, "--key", "id=1")
+    code, shown, _ = run_command(config.path, capsys, "history", printed, "--key", "id=1")
     assert code == 0
     assert printed in shown
-    code, _, failed = ran(config.path, capsys, "history", printed, "--key", "no=1")
+    code, _, failed = run_command(config.path, capsys, "history", printed, "--key", "no=1")
     assert code == 1
     assert f"table {printed}" in failed
 
 
-def test_a_name_that_is_not_there_is_told_as_it_was_given(
+def test_a_missing_name_is_reported_as_it_was_given(
     config: LakeConfig, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(ORDERS, ["id*:INT"])
 
-    _, _, failed = ran(config.path, capsys, "history", "`a.b`.c", "--key", "id=1", "--json")
+    _, _, failed = run_command(config.path, capsys, "history", "`a.b`.c", "--key", "id=1", "--json")
 
     assert json.loads(failed)["table"] == "`a.b`.c"
 
@@ -227,7 +227,7 @@ def test_a_table_that_is_not_there_names_the_nearest(
     make(ORDERS, ["id*:INT"])
     make(TableName("shop.v2", "items"), ["id*:INT"])
 
-    code, _, failed = ran(config.path, capsys, "history", asked, "--key", "id=1", "--json")
+    code, _, failed = run_command(config.path, capsys, "history", asked, "--key", "id=1", "--json")
 
     reported = json.loads(failed)
     if near is None:

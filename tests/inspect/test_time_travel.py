@@ -29,7 +29,7 @@ from chronolake.inspect.time_travel import (
 from chronolake.instants import micros_of
 from chronolake.lake import Lake
 from chronolake.query import QueryResult
-from chronolake.types import Column, Mode, TableName, quoted
+from chronolake.types import Column, Mode, TableName, quote
 from support.inspect.layout import HISTORY, column
 from support.inspect.versions import (
     ACTIVE,
@@ -59,15 +59,16 @@ class Made:
     def cells(self, rows: list[dict[str, Any]]) -> list[dict[str, Cell]]:
         """Convert rows of the model to cells."""
         spelled = {
-            one.name: cells(_array([row[one.name] for row in rows], one)) for one in self.columns
+            column.name: cells(_array([row[column.name] for row in rows], column))
+            for column in self.columns
         }
         return [
             {name: values[place] for name, values in spelled.items()} for place in range(len(rows))
         ]
 
 
-def _array(values: list[Any], one: Column) -> pa.Array:
-    kind = one.type.arrow
+def _array(values: list[Any], column: Column) -> pa.Array:
+    kind = column.type.arrow
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         width = pa.int32() if pa.types.is_date(kind) else pa.int64()
         return pa.array(values, width).cast(kind)
@@ -174,8 +175,8 @@ def _made(lake: Lake, folder: Path, table: str, texts: list[str], model: ModelTa
 def _append(
     lake: Lake, file: Path, table: str, columns: list[Column], rows: list[dict[str, Any]]
 ) -> None:
-    arrays = [_array([row[one.name] for row in rows], one) for one in columns]
-    pq.write_table(pa.table(arrays, [one.name for one in columns]), file)
+    arrays = [_array([row[column.name] for row in rows], column) for column in columns]
+    pq.write_table(pa.table(arrays, [column.name for column in columns]), file)
     lake.spark.read.parquet(str(file)).coalesce(1).writeTo(table).append()
 
 
@@ -253,7 +254,7 @@ def test_differences_are_those_of_the_model(
         for page in pages:
             counts = [page.inserted, page.changed, page.deleted]
             changes = [change for change, _, _ in expected]
-            assert counts == [changes.count(one) for one in ("inserted", "changed", "deleted")]
+            assert counts == [changes.count(kind) for kind in ("inserted", "changed", "deleted")]
         compared += len(expected)
     assert compared
 
@@ -273,7 +274,7 @@ def test_differences_are_those_that_spark_finds(pasts: dict[str, Made], table: s
     times = sorted(made.model.times(chance, 20), key=made.model.is_clear)
     for before, after in [sorted(pair) for pair in pairwise(times[:4])]:
         frame = made.lake.table(made.name).diff(instant(before), instant(after))
-        shown = [one.name for one in made.columns if one.name not in _HIDDEN]
+        shown = [column.name for column in made.columns if column.name not in _HIDDEN]
         flat = frame.select(
             *(F.col("key").getField(name) for name in made.model.key),
             "change",
@@ -337,8 +338,8 @@ def test_a_life_counts_what_began_and_ended_in_each_bucket(
         assert sum(bucket.began for bucket in found.buckets) == len(began)
         assert sum(bucket.ended for bucket in found.buckets) == len(ended)
         assert all(
-            other.start_micros - one.start_micros == found.width_micros
-            for one, other in pairwise(found.buckets)
+            other.start_micros - bucket.start_micros == found.width_micros
+            for bucket, other in pairwise(found.buckets)
         )
 
 
@@ -436,7 +437,7 @@ def test_without_history_a_life_is_that_of_the_snapshots(
     assert sum(bucket.ended for bucket in found.buckets) == 4 + 2 + 5 + 1
 
 
-def test_what_is_wrong_is_said(lake: Lake, pasts: dict[str, Made]) -> None:
+def test_invalid_arguments_are_errors(lake: Lake, pasts: dict[str, Made]) -> None:
     made = pasts["odd"]
     for text in ("yesterday", "2024-02-30", "", "12:00", "2024-01-01T25:00:00Z", "20240-01-01"):
         with pytest.raises(ValueRefusedError, match="is not a valid time"):
@@ -462,7 +463,7 @@ def test_what_is_wrong_is_said(lake: Lake, pasts: dict[str, Made]) -> None:
 
 def test_rows_without_a_key_are_paged_as_they_stand(lake: Lake) -> None:
     name = TableName("past.of", "nobody")
-    create(lake, name, [column("v:INT"), column(f"{quoted('w')}:STRING")])
+    create(lake, name, [column("v:INT"), column(f"{quote('w')}:STRING")])
     for number in range(3):
         lake.spark.sql(
             f"INSERT INTO chronolake.{name.sql} SELECT cast(id % 3 AS int), 'same' FROM range(10) "
@@ -474,7 +475,7 @@ def test_rows_without_a_key_are_paged_as_they_stand(lake: Lake) -> None:
 
     assert len(rows) == 27
     assert sorted(row["v"] for row in rows) == sorted(
-        each % 3 for number in range(3) for each in range(10) if each != number
+        value % 3 for number in range(3) for value in range(10) if value != number
     )
 
 

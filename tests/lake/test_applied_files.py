@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from chronolake import core
-from chronolake.cli.pipelines import leased_for
+from chronolake.cli.pipelines import hold_lease_of
 from chronolake.core.table_swap import REPLACED_PROPERTY
 from chronolake.errors import LeaseLostError, PipelineBusyError
 from chronolake.pipeline.apply import apply
-from chronolake.pipeline.lease import holder, leased
+from chronolake.pipeline.lease import hold_lease, holder
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move_watermark
 from chronolake.pipeline.store import LEASES, Status, Store
@@ -44,7 +44,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 def _moved(pipeline: Pipeline, number: int | None) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     mark = None if number is None else stream.folder.files()[number].mark
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         move_watermark(pipeline.lake, stream, lease, mark)
 
 
@@ -69,14 +69,14 @@ def test_moved_back_it_is_still_not_made_of_less(
     assert iceberg(pipeline.project, "crm", "Account").metadata.table_uuid == before
 
 
-def test_what_is_skipped_comes_with_a_rebuild(pipeline: Pipeline) -> None:
+def test_skipped_files_are_applied_by_a_rebuild(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("4")])
     pipeline.source.write("Account", [_row("5")])
     _moved(pipeline, 2)
     pipeline.done()
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "5"]
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         made = rebuild(pipeline.lake, stream, lease)
     assert (len(made.files), made.read, made.written) == (4, 5, 5)
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4", "5"]
@@ -97,7 +97,7 @@ def test_what_is_applied_again_is_not_seen_half(pipeline: Pipeline) -> None:
     pipeline.sync(watch=watch, step_bytes=1)
     assert [sorted(names) for names in seen] == [["new"], ["more", "new"]]
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         found = differences(pipeline.lake, stream, lease)
         assert len(rebuild(pipeline.lake, stream, lease).files) == 5
     assert found.count == 0
@@ -143,7 +143,7 @@ def test_another_lake_is_refused_and_the_same_in_another_place_is_not(pipeline: 
     assert {row["Name"] for row in pipeline.rows()} == {"of Y"}
 
 
-def test_a_table_is_read_while_it_is_made_anew(
+def test_a_table_can_be_read_while_it_is_rebuilt(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = pipeline.versions("N")
@@ -152,7 +152,10 @@ def test_a_table_is_read_while_it_is_made_anew(
     held.touch()
     monkeypatch.setenv("CHRONOLAKE_FAILPOINT", "rewrite.before-commit=pause")
     monkeypatch.setenv("CHRONOLAKE_FAILPOINT_FILE", str(held))
-    with ThreadPoolExecutor(1) as thread, leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with (
+        ThreadPoolExecutor(1) as thread,
+        hold_lease(Store.open(pipeline.project.lake), "crm") as lease,
+    ):
         running = thread.submit(rebuild, pipeline.lake, stream, lease)
         while not held.with_suffix(".reached").exists():
             assert not running.done(), running.result()
@@ -182,10 +185,10 @@ def test_a_re_sync_is_a_run(pipeline: Pipeline) -> None:
     assert reported["Contact"] == (Status.SUCCEEDED, 1, 1, 1)
 
 
-def test_a_column_that_was_dropped_is_noticed_and_comes_back(pipeline: Pipeline) -> None:
+def test_a_dropped_column_is_noticed_and_restored_by_a_rebuild(pipeline: Pipeline) -> None:
     pipeline.lake.spark.sql("ALTER TABLE chronolake.crm.Account DROP COLUMN N")
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         found = differences(pipeline.lake, stream, lease)
     assert (found.columns, found.missing, found.extra) == (("N",), 0, 0)
     pipeline.source.write("Account", [_row("4", N="8", N_i=8)])
@@ -201,12 +204,12 @@ def test_a_lease_of_another_numbering_of_processes_is_not_taken(pipeline: Pipeli
             connection.execute(LEASES.update().values(holder=other, expires=time.time() + 60))
         if is_free:
             # The lease is left over from a failed request of this process.
-            with leased(store, "crm"):
+            with hold_lease(store, "crm"):
                 pass
         else:
             with (
                 pytest.raises(PipelineBusyError, match=f"is run by {host}:{number}."),
-                leased(store, "crm"),
+                hold_lease(store, "crm"),
             ):
                 pass
 
@@ -216,7 +219,7 @@ def test_who_has_lost_the_lease_makes_no_table(tmp_path: Path) -> None:
     found.source.write("Account", [_row("1", Name="a")])
     store = Store.open(found.project.lake)
     (stream,) = streams_of(found.project, "crm")
-    with leased(store, "crm") as lease:
+    with hold_lease(store, "crm") as lease:
         with store.transaction() as connection:
             connection.execute(LEASES.update().values(token=LEASES.c.token + 1))
         with pytest.raises(LeaseLostError, match="Another process has taken over the pipeline crm"):
@@ -233,7 +236,7 @@ def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: i
         connection.execute(LEASES.delete())
     (stream,) = streams_of(pipeline.project, "crm")
     mark = None if number is None else stream.folder.files()[number].mark
-    with leased_for(pipeline.lake, [stream]) as lease:
+    with hold_lease_of(pipeline.lake, [stream]) as lease:
         move_watermark(pipeline.lake, stream, lease, mark)
     (again,) = pipeline.sync().streams
     assert (again.status, again.error) == (Status.SUCCEEDED, None)
@@ -241,7 +244,7 @@ def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: i
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4"]
 
 
-def test_what_a_table_had_before_goes_after_its_grace(pipeline: Pipeline) -> None:
+def test_files_of_a_replaced_table_are_removed_after_their_grace_period(pipeline: Pipeline) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     hours = 3600 * 1_000_000
     folder = Path(pipeline.lake.catalog.load(stream.table).location.removeprefix("file:"))
@@ -251,7 +254,7 @@ def test_what_a_table_had_before_goes_after_its_grace(pipeline: Pipeline) -> Non
 
     generations = [files()]
     for _ in range(2):
-        with leased(Store.open(pipeline.project.lake), "crm") as lease:
+        with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
             rebuild(pipeline.lake, stream, lease)
         generations.append(files() - set().union(*generations))
     assert all(generations)

@@ -126,7 +126,7 @@ def test_values_reach_the_jvm_exactly(spark: SparkSession, tmp_path: Path) -> No
     ]
 
 
-def test_many_files_come_in_few_tasks(spark: SparkSession, tmp_path: Path) -> None:
+def test_many_files_are_read_in_few_tasks(spark: SparkSession, tmp_path: Path) -> None:
     files = [
         sealed(tmp_path, f"f{number}", Op.REPLACE, [[str(number), *ROW[1:]]])
         for number in range(200)
@@ -162,7 +162,7 @@ def test_keys_stand_in_no_plan(spark: SparkSession, tmp_path: Path) -> None:
     assert repr(file.key)[2:-1] not in plan
 
 
-def test_a_missing_file_is_told_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(FileAccessError) as caught:
         changes(spark, [BatchFile(str(tmp_path / "gone"), Op.REPLACE, bytes(32))])
     assert caught.value.place == {
@@ -180,7 +180,7 @@ def test_a_missing_file_is_told_at_once(spark: SparkSession, tmp_path: Path) -> 
         ("column", MalformedFileError, None, "extra"),
     ],
 )
-def test_a_fault_in_an_executor_comes_back_typed(
+def test_an_error_in_an_executor_keeps_its_type(
     spark: SparkSession,
     tmp_path: Path,
     spoil: str,

@@ -21,7 +21,7 @@ from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import QueryError, TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.lake import Lake
 from chronolake.query import run_query
-from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
+from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quote
 from support.lakes import lake_config
 
 NAME = TableName("sch.e ma", "ta'ble \"🦆`")
@@ -36,12 +36,12 @@ COLUMNS = (
 )
 SQL_NAME = NAME.sql
 #: The table's name as it is written on a command line.
-NAMED = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
+NAMED = f"{quote(NAME.schema)}.{quote(NAME.table)}"
 
 
 def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> DataFrame:
     """Return a change set: operation, key, name, and start (or end, for a delete)."""
-    fields = ", ".join(f"{quoted(column.name)} string" for column in COLUMNS)
+    fields = ", ".join(f"{quote(column.name)} string" for column in COLUMNS)
     texts = [
         (int(op), place, None, str(key), name, start, start, end, str(op is not Op.DELETE))
         for place, (op, key, name, start) in enumerate(rows)
@@ -51,7 +51,7 @@ def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> Data
         texts, f"{OP} int, {SEQ} bigint, {UNMODIFIED} array<bigint>, {fields}"
     )
     cast = [
-        F.col(quoted(column.name)).cast(column.type.sql).alias(column.name) for column in COLUMNS
+        F.col(quote(column.name)).cast(column.type.sql).alias(column.name) for column in COLUMNS
     ]
     return frame.select(OP, SEQ, UNMODIFIED, *cast)
 
@@ -141,14 +141,14 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
         versions.as_of(12345)  # type: ignore[arg-type]
 
 
-def test_a_table_without_a_key_promises_nothing(lake: Lake) -> None:
+def test_a_table_without_a_key_has_no_invariants(lake: Lake) -> None:
     name = TableName("a", "keyless")
     core.create(lake, name, (Column("x", ColumnType(Kind.INT)),))
     try:
         report = core.verify(lake, name)
     finally:
         lake.catalog.drop(name, purge=True)
-    assert (report.holds, report.rows, report.promises) == (True, 0, ())
+    assert (report.holds, report.rows, report.invariants) == (True, 0, ())
 
 
 def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:
@@ -164,7 +164,7 @@ def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:
 
 
 def test_an_answer_has_the_rows_of_the_question(lake: Lake) -> None:
-    question = f"SELECT {quoted(KEY)} AS k, name, NAME FROM {SQL_NAME} WHERE _FIVETRAN_ACTIVE"
+    question = f"SELECT {quote(KEY)} AS k, name, NAME FROM {SQL_NAME} WHERE _FIVETRAN_ACTIVE"
 
     answer = run_query(lake, f" {question} ORDER BY k DESC LIMIT 2;")
 
@@ -193,7 +193,7 @@ def test_the_ends_of_every_type_have_a_text(lake: Lake) -> None:
     "statement",
     [
         "SHOW NAMESPACES",
-        f"SHOW TABLES IN {quoted(NAME.schema)}",
+        f"SHOW TABLES IN {quote(NAME.schema)}",
         f"DESCRIBE TABLE {SQL_NAME}",
         f"SELECT * FROM {SQL_NAME}.snapshots",
         f"FROM {SQL_NAME} |> SELECT Name",
@@ -271,7 +271,7 @@ def test_a_question_that_spark_does_not_understand_is_explained(
 
 def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
     with pytest.raises(QueryError, match="DIVIDE_BY_ZERO") as refused:
-        list(run_query(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
+        list(run_query(lake, f"SELECT 1 / ({quote(KEY)} - {quote(KEY)}) FROM {SQL_NAME}").rows())
     assert "try_divide" in refused.value.hint
 
 
@@ -306,7 +306,8 @@ def _ran(lake: Lake, *words: str, **environment: str) -> subprocess.CompletedPro
 def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> None:
     """The commands print JSON, and those that only read need no Spark.
 
-    They do not even import it, because they would then not answer at once (`bench/looking.py`).
+    They do not even import it, because they would then not answer at once
+    (`bench/read_commands.py`).
     """
     both = f"named_struct('exact', {EXACT}L, 'all', array(max(name), NULL)) AS both"
     question = f"SELECT count(*) AS n, max(name) AS last, {both} FROM {SQL_NAME}"
@@ -319,7 +320,7 @@ def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> N
     assert json.loads(looked.stdout)["versions"][1]["changes"]
     assert _PYSPARK not in looked.stderr
     listed = _ran(lake, "tables", PYTHONPROFILEIMPORTTIME="1")
-    assert {each["table"] for each in json.loads(listed.stdout)} >= {str(NAME)}
+    assert {table["table"] for table in json.loads(listed.stdout)} >= {str(NAME)}
     assert _PYSPARK not in listed.stderr
 
 

@@ -26,7 +26,7 @@ from chronolake.lake import Lake
 from chronolake.location import local_path
 from chronolake.pipeline.store import Store
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
-from support.commands import ran
+from support.commands import run_command
 from support.datalakes import iceberg_in
 from support.lakes import lake_config
 
@@ -152,10 +152,10 @@ def test_a_copy_is_not_written_and_its_original_stays_as_it_is(
     assert keys_in(original)[-10:] == list(range(100, 110))
 
 
-def test_maintain_of_a_copy_says_what_to_do(
+def test_maintain_of_a_copy_has_a_hint(
     original: Lake, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, reported = ran(copy, capsys, "maintain")
+    code, _, reported = run_command(copy, capsys, "maintain")
     assert code == 1
     reported = " ".join(reported.split())
     assert f"belongs in {original.config.path}, but was opened in {copy}" in reported
@@ -165,13 +165,13 @@ def test_maintain_of_a_copy_says_what_to_do(
 def test_a_copy_is_read_with_a_note(
     original: Lake, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found, reported = ran(copy, capsys, "tables", "--json")
+    code, found, reported = run_command(copy, capsys, "tables", "--json")
     assert (code, '"sales.customers"' in found) == (0, True)
     note = json.loads(reported)["note"]
     assert f"are stored outside {copy}, for example {NAME} in {original.config.path}" in note
-    _, _, reported = ran(copy, capsys, "history", str(NAME), "--key", "id=1")
+    _, _, reported = run_command(copy, capsys, "history", str(NAME), "--key", "id=1")
     assert reported.startswith("Note: 1 of 1 tables are stored outside")
-    _, _, reported = ran(original.config.path, capsys, "tables")
+    _, _, reported = run_command(original.config.path, capsys, "tables")
     assert not reported
     with pytest.warns(LakeLocationWarning, match="is located outside the opened lake"):
         assert opened(copy).table(NAME).df.count() > 0
@@ -272,7 +272,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
         core.create(first, NAME, COLUMNS)
         write(first, range(5), "logged")
         shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("catalog.db-*"))
-    code, found, reported = ran(copied, capsys, "tables")
+    code, found, reported = run_command(copied, capsys, "tables")
     assert (code, found) == (1, "")
     # A long path is wrapped at any character.
     reported = "".join(reported.split())

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.landing import inspect_files
 from chronolake.landing.reader import KEY
 from chronolake.pipeline import rebuild as rebuild_module
-from chronolake.pipeline.lease import Lease, leased
+from chronolake.pipeline.lease import Lease, hold_lease
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move_watermark, table_offsets
 from chronolake.pipeline.store import Status, Store
@@ -40,16 +39,15 @@ from chronolake.types import (
     Mode,
     TableName,
 )
-from support import landed
-from support.commands import ran_words
+from support import pipeline_model
+from support.commands import run_words
 from support.datalakes import DataLake, file_row, iceberg
 from support.lake.pipelines import Pipeline
-from support.landed import LandedRow
-from support.seeds import and_drawn
+from support.pipeline_model import LandedRow
+from support.seeds import with_drawn_seeds
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
-_numbers = count()
 
 
 @pytest.fixture
@@ -136,7 +134,7 @@ def test_records_have_many_fields(pipeline: Pipeline) -> None:
         wanted = wide(key, 2 if key < 5 else 1, "")
         assert all(rows[str(key), True][f"F{n}"] == wanted[f"F{n}_i"] for n in range(60))
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.lake.config), "crm") as lease:
+    with hold_lease(Store.open(pipeline.lake.config), "crm") as lease:
         found = differences(pipeline.lake, stream, lease)
     assert (found.rows, found.missing, found.extra) == (3_005, 0, 0)
 
@@ -169,7 +167,7 @@ def test_a_column_has_the_narrowest_type_and_keeps_the_sources_spelling(
     assert {row["Id"]: (row["Name"], row["New"]) for row in pipeline.rows()}["1"] == ("one", None)
 
 
-def test_integers_that_are_no_doubles_become_texts_beside_them(pipeline: Pipeline) -> None:
+def test_integers_that_are_not_exact_doubles_make_a_text_column(pipeline: Pipeline) -> None:
     wide = 2**53 + 1
     pipeline.source.write("Account", [_row("1", 1, "1", N=str(wide), N_i=wide)])
     pipeline.done()
@@ -262,7 +260,7 @@ def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     ]
 
 
-def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
+def test_a_purge_may_erase_the_values_of_versions(pipeline: Pipeline) -> None:
     pipeline.source.write(
         "Account", [_row("1", 1, "1", Name="a"), _row("1", 5, "2", Name="b"), _row("2", 1, "1")]
     )
@@ -443,7 +441,7 @@ def test_what_files_may_look_like(pipeline: Pipeline) -> None:
     assert (types["N"], types["D"], "Empty" in types) == ("int", "date", False)
 
 
-def test_a_row_that_says_what_is_there_already_changes_nothing(pipeline: Pipeline) -> None:
+def test_a_row_that_equals_the_stored_one_changes_nothing(pipeline: Pipeline) -> None:
     rows = [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name=None), _row("2", 1, "1", Name="b")]
     pipeline.source.write("Account", rows)
     pipeline.done()
@@ -458,7 +456,7 @@ def test_a_row_that_says_what_is_there_already_changes_nothing(pipeline: Pipelin
     assert [(row["Id"], row["Name"]) for row in changed] == [("2", "other")]
 
 
-def test_a_column_of_somebody_else_stays(pipeline: Pipeline) -> None:
+def test_a_column_that_another_program_added_is_kept(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
     pipeline.done()
     name = "chronolake.crm.`Account`"
@@ -501,7 +499,7 @@ def test_fields_get_other_names(pipeline: Pipeline) -> None:
     assert "The field _fivetran_deleted cannot be renamed to N" in (stream.error or "")
 
 
-def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:
+def test_a_table_is_not_rebuilt_from_fewer_files(pipeline: Pipeline) -> None:
     path = pipeline.source.write("Account", [_row("1", 1, "1", N="5", N_i=5)])
     pipeline.source.write("Account", [_row("2", 1, "1", N="6", N_i=6)])
     pipeline.done()
@@ -549,7 +547,7 @@ def test_one_failing_stream_does_not_stop_the_others(pipeline: Pipeline) -> None
     store = Store.open(pipeline.project.lake)
     (run,) = store.runs(pipeline="crm")
     assert run.status is Status.PARTIAL
-    assert [one.rows for one in store.streams_of(run.id)] == [1, 0, 1]
+    assert [stream_run.rows for stream_run in store.streams_of(run.id)] == [1, 0, 1]
     # The next run continues.
     broken.unlink()
     pipeline.source.write("Broken", [_row("1", 1, "1", Name="z")])
@@ -602,7 +600,7 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         pipeline.source.write(name, [_row("good", 1, "1", Name="x")])
         bad[flaw] = pipeline.source.path(name, 900)
         _write_bad(bad[flaw], flaw)
-    errors = {one.stream: one.error or "" for one in pipeline.sync().streams}
+    errors = {stream_run.stream: stream_run.error or "" for stream_run in pipeline.sync().streams}
     for flaw, reason in _FLAWS.items():
         assert reason in errors[objects[flaw]], flaw
         assert bad[flaw].name in errors[objects[flaw]], flaw
@@ -612,29 +610,29 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
     for name in objects.values():
         assert [row["Id"] for row in pipeline.rows(name)] == ["good"]
     # Known bad files are not read again, and later files are read.
-    assert [one.files for one in pipeline.sync().streams] == [0] * len(objects)
+    assert [stream_run.files for stream_run in pipeline.sync().streams] == [0] * len(objects)
     for name in objects.values():
         pipeline.source.files = 1_000
         pipeline.source.write(name, [_row("later", 1, "1", Name="y")])
     pipeline.done()
     project = str(pipeline.project.file)
-    reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
-    assert {one["stream"]: [file["mark"] for file in one["quarantined"]] for one in reported} == {
-        objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()
-    }
-    assert all(one["quarantined"][0]["reason"] for one in reported)
+    reported = json.loads(run_words(capsys, "status", "--project", project, "--json")[1])
+    assert {
+        table["stream"]: [file["mark"] for file in table["quarantined"]] for table in reported
+    } == {objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()}
+    assert all(table["quarantined"][0]["reason"] for table in reported)
     streams = {stream.name: stream for stream in streams_of(pipeline.project, "crm")}
     stream = streams[objects["cut short"]]
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         assert differences(pipeline.lake, stream, lease).count == 0
         # The restored file is in the table that is made from all files.
         _write_bad(bad["cut short"], "")
         rebuild(pipeline.lake, stream, lease)
         assert differences(pipeline.lake, stream, lease).count == 0
     assert len(pipeline.rows(stream.name)) == 2_002
-    reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
-    assert [one["quarantined"] for one in reported if one["stream"] == stream.name] == [[]]
-    code, out, _ = ran_words(
+    reported = json.loads(run_words(capsys, "status", "--project", project, "--json")[1])
+    assert [table["quarantined"] for table in reported if table["stream"] == stream.name] == [[]]
+    code, out, _ = run_words(
         capsys, "verify", f"crm.{objects['brotli']}", "--project", project, "--json"
     )
     assert code == 0
@@ -663,7 +661,7 @@ def test_a_second_process_is_refused_while_one_runs(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1")])
 
     with (
-        leased(Store.open(pipeline.project.lake), "crm"),
+        hold_lease(Store.open(pipeline.project.lake), "crm"),
         pytest.raises(PipelineBusyError, match="crm is run by"),
     ):
         pipeline.sync()
@@ -674,7 +672,7 @@ def test_a_second_process_is_refused_while_one_runs(pipeline: Pipeline) -> None:
 def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="one")])
     store = Store.open(pipeline.project.lake)
-    with leased(store, "crm", seconds=0.05):
+    with hold_lease(store, "crm", seconds=0.05):
         pass
     pipeline.done()
     before = pipeline.rows()
@@ -698,7 +696,7 @@ def _write_late(pipeline: Pipeline, stream: Stream) -> None:
     @contextmanager
     def overtaken(*given: Any, **named: Any) -> Iterator[Any]:
         with made(*given, **named) as found:
-            with leased(Store.open(pipeline.project.lake), "crm") as newer:
+            with hold_lease(Store.open(pipeline.project.lake), "crm") as newer:
                 assert newer.token > lease.token
                 move_watermark(pipeline.lake, stream, newer, stream.folder.files()[-1].mark)
             yield found
@@ -808,7 +806,7 @@ def test_a_column_that_is_renamed_while_its_pipeline_runs(pipeline: Pipeline) ->
     assert [row[-1] for row in pipeline.versions("title")] == ["n0", "n1", "n2", "n3"]
 
 
-def test_types_that_go_on_changing_make_the_table_anew_once(pipeline: Pipeline) -> None:
+def test_several_type_changes_cause_one_rebuild(pipeline: Pipeline) -> None:
     for key, fields in enumerate(
         [{"N": "5", "N_i": 5}, {"N": "6", "N_i": 6}, {"N": "x"}, {"D": "1", "D_i": 1}, {"D": "y"}]
     ):
@@ -852,7 +850,7 @@ def test_a_file_without_rows_is_passed_over(pipeline: Pipeline) -> None:
     assert [row[0] for row in pipeline.versions()] == ["1", "3"]
 
 
-def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> None:
+def test_only_its_pipeline_may_change_a_pipeline_table(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.done()
     lake, name = pipeline.lake, TableName("crm", "Account")
@@ -924,7 +922,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     assert position.capture_method == "observed-changes"
     before = pipeline.versions("Name")
 
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         move_watermark(pipeline.lake, stream, lease, None)
     assert table_offsets(pipeline.project.lake, [stream])[0].watermark is None
     pipeline.done()
@@ -932,7 +930,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     assert pipeline.versions("Name") == before
 
 
-def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
+def test_a_rebuilt_table_equals_the_table(pipeline: Pipeline) -> None:
     rows = _random_rows(7, files=4, rows=40)
     _write_random(pipeline.source, rows)
     pipeline.done()
@@ -940,7 +938,7 @@ def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
     old = iceberg(pipeline.project, "crm", "Account")
     (stream,) = streams_of(pipeline.project, "crm")
 
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         rebuild(pipeline.lake, stream, lease)
 
     assert pipeline.versions("Name") == before
@@ -960,7 +958,7 @@ def test_a_table_is_compared_with_its_lake(pipeline: Pipeline) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     usage = pipeline.lake.catalog.load(stream.table).properties
 
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         same = differences(pipeline.lake, stream, lease)
         spark, name = pipeline.lake.spark, f"chronolake.{stream.table.sql}"
         spark.sql(f"DELETE FROM {name} WHERE _fivetran_active AND Id <= 'k4'")
@@ -1035,11 +1033,11 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
             version.fields["Name"],
             value(version.fields["N"]),
         )
-        for version in landed.versions(rows, 1_000)
+        for version in pipeline_model.versions(rows, 1_000)
     )
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, test="data lake", number=10))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="data lake", number=10))
 def test_a_table_is_a_function_of_its_files(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1071,7 +1069,7 @@ def test_a_table_is_a_function_of_its_files(
         assert pipeline.versions("Name", "N") == new
         assert core.verify(pipeline.lake, TableName("crm", "Account")).holds
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.lake.config), "crm") as lease:
+    with hold_lease(Store.open(pipeline.lake.config), "crm") as lease:
         # A table made from all files at once would be the same.
         found = differences(pipeline.lake, stream, lease)
     assert (found.missing, found.extra) == (0, 0)
@@ -1101,7 +1099,7 @@ def test_ten_thousand_files_with_three_hundred_schemas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, seed: int) -> None:
+def test_forms_of_fields_are_found_in_footers_and_columns(pipeline: Pipeline, seed: int) -> None:
     """Footers and columns show the forms of fields, also without statistics or rows."""
     chance = random.Random(seed)
     forms: dict[str, set[str]] = {}
@@ -1122,14 +1120,14 @@ def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, see
         pipeline.source.write("Account", rows, statistics=number % 3 > 0)
 
     files = streams_of(pipeline.project, "crm")[0].folder.files()
-    found = inspect_files(pipeline.lake.spark, files).seen
+    found = inspect_files(pipeline.lake.spark, files).observed
 
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 
-    def told(every: set[str]) -> set[str]:
+    def told(types: set[str]) -> set[str]:
         # Of the integers, only the greatest type counts, whether there are others or not.
-        return every - {"int"} if "long" in every else every
+        return types - {"int"} if "long" in types else types
 
-    assert {name: told({one.value for one in every}) for name, every in found.items() if every} == {
-        name: told({words[form] for form in every}) for name, every in forms.items()
-    }
+    assert {
+        name: told({kind.value for kind in types}) for name, types in found.items() if types
+    } == {name: told({words[form] for form in types}) for name, types in forms.items()}

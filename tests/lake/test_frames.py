@@ -91,7 +91,7 @@ def test_the_history_and_a_past_state_convert_like_the_table(
 # PySpark uses deprecated functions of pandas.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("record", [1, 2])
-def test_what_pandas_cannot_hold_in_nanoseconds_says_what_to_use(
+def test_the_error_for_times_beyond_pandas_nanoseconds_names_the_alternative(
     versions: chronolake.LakeTable, record: int
 ) -> None:
     """The error for times that pandas cannot hold in nanoseconds names the alternative.
@@ -103,7 +103,7 @@ def test_what_pandas_cannot_hold_in_nanoseconds_says_what_to_use(
     assert "to_pandas()" in (caught.value.hint or "")
 
 
-def test_without_polars_the_error_says_what_to_install(
+def test_without_polars_the_error_names_what_to_install(
     versions: chronolake.LakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)

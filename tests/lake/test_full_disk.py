@@ -22,10 +22,10 @@ from chronolake.core import create
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.types import Column, ColumnType, Kind, TableName
-from support.commands import ran, ran_words
+from support.commands import run_command, run_words
 from support.datalakes import DataLake, file_row
 from support.lakes import SPARK, lake_config
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 from support.server.caller import SYNCED, Caller
 
 _T = 1_767_225_600_000_000
@@ -139,14 +139,16 @@ _READING = {
 }
 
 
-@pytest.mark.parametrize("how", ["full", "no room for files", "read-only"])
+@pytest.mark.parametrize(
+    "how", ["full", pytest.param("no room for files", marks=pytest.mark.long), "read-only"]
+)
 def test_every_command_names_the_disk(
     project: Path, disk: SmallDisk, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     source = DataLake(project / "source")
 
     def run(words: list[str]) -> tuple[int, str, str]:
-        return ran_words(capsys, *words, "--project", str(project))
+        return run_words(capsys, *words, "--project", str(project))
 
     for begin in (0, 100):
         source.write("Account", _rows(begin, 100, 50))
@@ -173,7 +175,7 @@ def test_every_command_names_the_disk(
         if not (is_named or has_room):
             wrong.append(f"{name}: {code}: {out}{err}")
     if how != "no room for files":
-        code, out, err = ran_words(capsys, "init", str(disk.path / "other"))
+        code, out, err = run_words(capsys, "init", str(disk.path / "other"))
         if code == 0 or str(disk.path) not in _last_line(out, err):
             wrong.append(f"init: {code}: {out}{err}")
     assert not wrong, "\n".join(wrong)
@@ -225,7 +227,7 @@ def test_a_destination_answers_with_the_path(disk: SmallDisk, tmp_path: Path) ->
         assert caller.write("t", columns, replace=rows(500)).success
 
 
-def test_maintain_and_verify_go_on_after_a_table_that_fails(
+def test_maintain_and_verify_continue_after_a_table_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "lake"
@@ -238,13 +240,13 @@ def test_maintain_and_verify_go_on_after_a_table_that_fails(
         location = Path(lake.catalog.load(TableName("s", "a")).location.removeprefix("file:"))
         next(location.glob("data/**/*.parquet")).unlink()
 
-    code, out, err = ran(folder, capsys, "maintain")
+    code, out, err = run_command(folder, capsys, "maintain")
     assert code == 1
     assert "3 data files compacted into 1" in out
     assert "s.b" in out
     assert "table s.a" in err
     assert "s.b" not in err
-    code, out, err = ran(folder, capsys, "verify", "--all")
+    code, out, err = run_command(folder, capsys, "verify", "--all")
     assert code == 1
     assert "s.b" in out
     assert "table s.a" in err
@@ -256,10 +258,10 @@ def test_a_folder_that_others_own_is_named(capsys: pytest.CaptureFixture[str]) -
     words = ["check", "--project", str(folder)]
     try:
         # Import everything now, because another user might not be allowed to.
-        assert ran_words(capsys, *words)[0] == 0
+        assert run_words(capsys, *words)[0] == 0
         folder.chmod(0o555)
         with _as_nobody():
-            code, out, err = ran_words(capsys, *words)
+            code, out, err = run_words(capsys, *words)
     finally:
         folder.chmod(0o755)
         shutil.rmtree(folder)

@@ -18,7 +18,7 @@ from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
 from chronolake.table_diff import compare
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
-from support.commands import ran_words
+from support.commands import run_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "history.md"
 NAME = TableName("shop", "counters")
@@ -96,7 +96,7 @@ def in_spark(lake: Lake, statement: str) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in lake.spark.sql(statement).collect()]
 
 
-def test_the_page_tells_what_the_tables_hold(
+def test_the_page_shows_what_the_tables_contain(
     lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core.create(lake, NAME, COLUMNS)
@@ -118,12 +118,12 @@ def test_the_page_tells_what_the_tables_hold(
             found = compare(lake.table(NAME), *more).records()
             reported = [
                 [
-                    str(each.key["id"]),
-                    each.change,
-                    "" if each.old is None else str(each.old["counter"]),
-                    "" if each.new is None else str(each.new["counter"]),
+                    str(difference.key["id"]),
+                    difference.change,
+                    "" if difference.old is None else str(difference.old["counter"]),
+                    "" if difference.new is None else str(difference.new["counter"]),
                 ]
-                for each in found
+                for difference in found
             ]
             assert reported == lines(text)
         elif what == "python":
@@ -137,7 +137,7 @@ def test_the_page_tells_what_the_tables_hold(
             for line in text.splitlines():
                 words = shlex.split(line.removeprefix("$ chronolake "))
                 words[words.index("./lake")] = str(lake.config.path)
-                code, _, problem = ran_words(capsys, *words)
+                code, _, problem = run_words(capsys, *words)
                 assert code == 0, problem
         else:
             assert what in _TOLD, f"a block of {what} is not run"

@@ -33,7 +33,7 @@ def changes(lake: Lake, hour: int) -> DataFrame:
 
 def held() -> int:
     """Return the number of Java objects that this process keeps alive."""
-    return sum(isinstance(each, JavaObject) for each in gc.get_objects())
+    return sum(isinstance(candidate, JavaObject) for candidate in gc.get_objects())
 
 
 def test_batches_leave_nothing_in_the_jvm(lake: Lake) -> None:

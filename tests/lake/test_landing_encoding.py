@@ -44,17 +44,19 @@ def _floats(rng: random.Random) -> list[float | None]:
 
 
 def _micros(rng: random.Random) -> list[int | None]:
-    every = [rng.randrange(-(10**15), 10**16) for _ in range(_MANY)]
-    whole = [one // 10**6 * 10**6 for one in every] + [one // 10**4 * 10**4 for one in every]
+    instants = [rng.randrange(-(10**15), 10**16) for _ in range(_MANY)]
+    whole = [micros // 10**6 * 10**6 for micros in instants] + [
+        micros // 10**4 * 10**4 for micros in instants
+    ]
     # The years 0, 1, 9999, 10000 and 20000.
     odd = [-62_167_219_200, -62_135_596_800, 253_402_300_799, 253_402_300_800, 568_971_820_800]
-    return [*every, *whole, *(one * 10**6 + 120 for one in odd), 0, None]
+    return [*instants, *whole, *(seconds * 10**6 + 120 for seconds in odd), 0, None]
 
 
 def _decimals(rng: random.Random) -> list[Decimal | None]:
-    every = [Decimal(rng.randrange(-(10**38), 10**38)).scaleb(-20) for _ in range(_MANY)]
-    small = [Decimal(one).scaleb(-20) for one in (0, 1, -1, 123, 10**13, 10**20)]
-    return [*every, *small, None]
+    decimals = [Decimal(rng.randrange(-(10**38), 10**38)).scaleb(-20) for _ in range(_MANY)]
+    small = [Decimal(units).scaleb(-20) for units in (0, 1, -1, 123, 10**13, 10**20)]
+    return [*decimals, *small, None]
 
 
 def _values(kind: Kind, rng: random.Random) -> tuple[ColumnType, pa.Array]:

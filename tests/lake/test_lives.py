@@ -24,8 +24,8 @@ from chronolake.core import MissingRecords, migration
 from chronolake.errors import SchemaError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from support.lives import DELETED, SYNCED, Life, RefusedError
 from support.oracle import ACTIVE, END, START, TMAX, Row
+from support.table_model import DELETED, SYNCED, Life, RefusedError
 
 _T: Final = 1_704_067_200_000_000
 _HOUR: Final = 3_600_000_000

@@ -21,10 +21,10 @@ from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, END, START, SYNCED, Column, ColumnType, Kind, TableName
-from support import landed
+from support import pipeline_model
 from support.datalakes import DataLake, file_row, project
-from support.lake.lossy import Lossy, lossy
-from support.landed import LandedRow
+from support.lake.lossy_proxy import Lossy, lossy
+from support.pipeline_model import LandedRow
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -104,7 +104,7 @@ def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     rows = [row for part in parts for row in part]
     return sorted(
         (version.key, version.start, version.end, version.active, version.fields["Name"])
-        for version in landed.versions(rows, 1_000)
+        for version in pipeline_model.versions(rows, 1_000)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from pyiceberg.table import Table
 
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import streams_of
@@ -68,7 +68,7 @@ def test_a_run_puts_a_table_in_order(tmp_path: Path, mode: str) -> None:
     else:
         assert sum(active for *_, active in pipeline.versions()) == 1
     (stream,) = streams_of(pipeline.project, "crm")
-    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+    with hold_lease(Store.open(pipeline.project.lake), "crm") as lease:
         assert differences(pipeline.lake, stream, lease).count == 0
 
     # A deleted record's late version stays invisible: compacted tombstones are still known.

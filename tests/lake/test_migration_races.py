@@ -15,7 +15,7 @@ from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import SchemaError
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.lake import Lake
-from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quoted
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quote
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -68,7 +68,7 @@ def test_a_new_key_and_a_new_type_are_not_undone(
         assert lake.table(name).describe().columns[:4] == changed
 
 
-def test_rows_that_come_meanwhile_are_not_lost(
+def test_rows_written_meanwhile_are_not_lost(
     lake: Lake, name: TableName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from chronolake.core import table_swap  # noqa: PLC0415 - beside its patch
@@ -80,7 +80,7 @@ def test_rows_that_come_meanwhile_are_not_lost(
     assert sorted(map(tuple, starts)) == [(1, "2024-01-02 00:00:00"), (2, "2024-01-02 00:00:00")]
 
 
-def test_a_leftover_whose_metadata_is_gone_blocks_nobody(
+def test_a_leftover_without_metadata_blocks_no_write(
     lake: Lake, name: TableName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leftover = TableName(SCRATCH_SCHEMA, stage_name())
@@ -112,7 +112,7 @@ def test_names_that_are_not_a_staged_writes_are_left_alone(
     # A table with such a name that an earlier version allowed, and a branch of another engine.
     foreign = TableName(SCRATCH_SCHEMA, odd)
     lake.catalog.create(foreign, COLUMNS, location=lake.new_location(), properties={})
-    lake.spark.sql(f"ALTER TABLE {name.sql} CREATE BRANCH {quoted(odd)}")
+    lake.spark.sql(f"ALTER TABLE {name.sql} CREATE BRANCH {quote(odd)}")
     migration.copy_column(lake, name, "v", "w")
     assert [row.w for row in lake.table(name).df.collect()] == ["x"]
     assert foreign in lake.catalog.tables_in(SCRATCH_SCHEMA)
@@ -144,7 +144,7 @@ def test_a_switch_keeps_the_tables_own_properties(lake: Lake, name: TableName) -
 
 
 @pytest.mark.parametrize("leaving", ["drop", "rename", "switch"])
-def test_a_view_goes_with_its_table(lake: Lake, name: TableName, leaving: str) -> None:
+def test_a_view_is_dropped_with_its_table(lake: Lake, name: TableName, leaving: str) -> None:
     migration.switch_mode(lake, name, Mode.HISTORY)
     view = core.create_current_view(lake, name)
     # A view that somebody else made stays.

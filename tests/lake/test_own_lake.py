@@ -26,16 +26,16 @@ from chronolake.config import OnPurge
 from chronolake.errors import BatchError, LeaseLostError, SchemaError, SourceError
 from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
-from chronolake.landing import ObjectFolder, inspect_files, mark, type_of
+from chronolake.landing import ObjectFolder, inspect_files, parse_field_type, type_of
 from chronolake.landing.file_sequence import publish, staging
 from chronolake.landing.writer import land
-from chronolake.limits import StreamCapabilities
 from chronolake.pipeline.apply import apply
-from chronolake.pipeline.lease import Lease, leased
+from chronolake.pipeline.lease import Lease, hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor
+from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from support.datalakes import iceberg_in
 
@@ -87,7 +87,7 @@ class Own:
         self.mark: str | None = None
 
     def frame(self, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> DataFrame:
-        fields = [pa.field(one.name, one.type.arrow) for one in columns]
+        fields = [pa.field(column.name, column.type.arrow) for column in columns]
         extra = {name for row in rows for name in row} & _OPTIONAL.keys()
         fields += [*_FIXED, *(pa.field(name, _OPTIONAL[name]) for name in sorted(extra))]
         cells = {field.name: [row.get(field.name) for row in rows] for field in fields}
@@ -196,7 +196,7 @@ _GREATEST: Final = {
 }
 
 
-def test_every_type_comes_back_as_it_was_declared(own: Own) -> None:
+def test_every_type_is_read_as_it_was_declared(own: Own) -> None:
     rows = [
         version(1, id=-(2**63), **_LEAST),
         version(2, id=2**63 - 1, **_GREATEST),
@@ -206,15 +206,15 @@ def test_every_type_comes_back_as_it_was_declared(own: Own) -> None:
     own.apply()
 
     table = own.table()
-    for one in EVERY:
-        kept = table.schema.field(one.name).type
-        wanted = one.type.arrow
+    for column in EVERY:
+        kept = table.schema.field(column.name).type
+        wanted = column.type.arrow
         large = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-        assert large.get(kept, kept) == wanted, one.name
+        assert large.get(kept, kept) == wanted, column.name
     found = {row["id"]: row for row in table.to_pylist()}
     for row in rows:
-        for one in EVERY:
-            assert found[row["id"]][one.name] == row.get(one.name), one.name
+        for column in EVERY:
+            assert found[row["id"]][column.name] == row.get(column.name), column.name
     assert own.agrees()
 
 
@@ -249,7 +249,7 @@ def test_what_is_landed_is_a_data_lake(own: Own) -> None:
     }
     assert len({name.lower() for name in row}) == len(row)
     own.apply()
-    names = [one.name for one in columns]
+    names = [column.name for column in columns]
     assert own.rows(*names) == [(7, "Ann", 41, None, "ann", "x", "o")]
     types = {field.name: str(field.type) for field in own.table().schema}
     assert types["Empty"] == "int32", "a field without a value is a column all the same"
@@ -274,7 +274,7 @@ def test_others_read_it_by_the_rules_of_data_lakes(own: Own, lake: Lake) -> None
     found = inspect_files(lake.spark, own.folder.files())
 
     assert found.key == ("Id",)
-    assert {name: sorted(map(str, seen)) for name, seen in found.seen.items()} == {
+    assert {name: sorted(map(str, seen)) for name, seen in found.observed.items()} == {
         "Age": ["int"],
         "At": ["timestamp"],
         "Price": ["text"],
@@ -383,7 +383,7 @@ def test_records_that_were_deleted_are_ended_though_each_is_there_once(own: Own)
     assert own.rows("id", "_fivetran_active") == [(1, False), (2, True)]
 
 
-def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
+def test_a_purged_version_lands_without_values(own: Own) -> None:
     columns = (
         column("a", Kind.INT, key=True),
         column("b", Kind.INT, key=True),
@@ -430,7 +430,7 @@ def _said(folder: ObjectFolder) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
+def test_erased_values_are_removed_from_our_own_files(own: Own, lake: Lake) -> None:
     own.keep(on_purge=OnPurge.ERASE, is_ours=True)
     columns = _purgeable(own)
     before = {file.mark: file.path.stat().st_ino for file in own.folder.files()}
@@ -510,7 +510,7 @@ def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
     before = _said(own.folder)
     store = Store.open(lake.config)
     pipeline = f"shop{next(_numbers)}"
-    with leased(store, pipeline, seconds=0.0) as lost:
+    with hold_lease(store, pipeline, seconds=0.0) as lost:
         with store.transaction() as connection:
             connection.execute(
                 LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=lost.token + 1)
@@ -748,7 +748,7 @@ def test_names_increase_across_processes(tmp_path: Path) -> None:
         mine = [
             (number, content) for number, content in enumerate(contents) if content[0] == process
         ]
-        assert [one[1:] for _, one in mine] == sorted(one[1:] for _, one in mine)
+        assert [version[1:] for _, version in mine] == sorted(version[1:] for _, version in mine)
         for begin in range(0, len(mine), 3):
             places = [place for place, _ in mine[begin : begin + 3]]
             assert places == list(range(places[0], places[0] + 3))
@@ -786,7 +786,7 @@ def test_types_are_put_together_in_any_order() -> None:
         for precision, scale in ((5, 5), (20, 0), (38, 20), (38, 38))
     ]
     for kind in kinds:
-        assert mark(str(kind)) == kind
+        assert parse_field_type(str(kind)) == kind
         assert type_of([kind]) == kind
     for three in permutations(kinds, 3):
         assert type_of(three) == type_of(sorted(three, key=str)), three

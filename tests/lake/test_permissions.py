@@ -103,7 +103,7 @@ def test_a_shared_lake_follows_the_umask(tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     written(folder, "shared")
     folders, files = modes(folder)
-    assert all(one & 0o007 == 0 or one == 0o755 for one in folders)
+    assert all(folder & 0o007 == 0 or folder == 0o755 for folder in folders)
     assert mode(folder / "catalog.db") == 0o640
     assert mode(folder) == 0o750
     assert files >= {0o640}

@@ -74,7 +74,7 @@ def test_what_is_written_is_read_back_through_the_same_catalog(
 
 
 @pytest.mark.long
-def test_a_server_that_says_nothing_is_given_up(config: LakeConfig, uri: str) -> None:
+def test_a_server_that_does_not_respond_times_out(config: LakeConfig, uri: str) -> None:
     name = TableName("silent", "t")
     with Lake.open(config.path, config=config) as lake, ThreadPoolExecutor(1) as threads:
         core.create(lake, name, COLUMNS)
@@ -97,7 +97,7 @@ def test_a_server_that_says_nothing_is_given_up(config: LakeConfig, uri: str) ->
         assert lake.describe(name) is not None
 
 
-def test_a_wrong_password_is_an_error_that_does_not_tell_it(uri: str, tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_password_does_not_contain_it(uri: str, tmp_path: Path) -> None:
     wrong = uri.replace("lake@", "cake@")
     config = load(tmp_path, overrides={"catalog.uri": wrong, "spark.master": "local[2]"})
 

@@ -57,7 +57,7 @@ def test_a_terminal_sees_bars_and_how_far_spark_is(tmp_path: Path) -> None:
     assert "tasks" not in reported
 
 
-def test_how_long_spark_still_needs_is_told(lake: Lake) -> None:
+def test_the_remaining_time_of_spark_is_shown(lake: Lake) -> None:
     spark = lake.spark.sparkContext
     slow = spark.parallelize(range(12), 12)
     working = threading.Thread(target=lambda: slow.foreach(lambda _: time.sleep(0.4)))

@@ -14,19 +14,19 @@ import sqlalchemy as sql
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
 from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, END, START
-from support import landed
+from support import pipeline_model
 from support.datalakes import iceberg
 from support.lake.changelog import STREAM, ChangeLog, shop
-from support.landed import LandedRow
-from support.processes import killed
-from support.seeds import and_drawn
+from support.pipeline_model import LandedRow
+from support.processes import run_until_failpoint
+from support.seeds import with_drawn_seeds
 
 _T: Final = 1_767_225_600_000_000
 _PROGRAM: Final = f"""
@@ -90,7 +90,7 @@ class Shop:
 
     def agrees(self) -> bool:
         (stream,) = streams_of(self.project, "shop", self.log)
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = differences(self.lake, stream, lease)
         return found.missing == found.extra == 0
 
@@ -105,12 +105,12 @@ def _model(rows: list[LandedRow]) -> list[tuple[Any, ...]]:
             version.fields["Name"],
             version.fields["Size"],
         )
-        for version in landed.versions(rows, 1)
+        for version in pipeline_model.versions(rows, 1)
     )
     return sorted(found, key=repr)
 
 
-def test_what_is_pulled_lands_and_is_applied(tmp_path: Path) -> None:
+def test_changes_of_a_source_land_and_are_applied(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     rows = list(_changes(1, 100))
     there.log.append(rows)
@@ -140,7 +140,7 @@ def test_what_is_pulled_lands_and_is_applied(tmp_path: Path) -> None:
     assert there.agrees()
 
 
-def test_a_source_that_fails_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
+def test_a_source_that_fails_continues_at_its_checkpoint(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     rows = list(_changes(3, 100))
     there.log.append(rows)
@@ -186,7 +186,7 @@ def test_who_lost_the_lease_lands_nothing(tmp_path: Path) -> None:
 _POINTS: Final = [name for name in FAILPOINTS if not name.startswith(("create.", "rewrite."))]
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, test="pulling", number=4))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="pulling", number=4))
 def test_whatever_fails_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -230,8 +230,8 @@ def test_a_run_may_be_killed_at_every_step(tmp_path: Path, failpoint: str) -> No
     log = ChangeLog(shop(tmp_path))
     log.append(rows)
 
-    assert killed(_PROGRAM, str(tmp_path), failpoint=failpoint)
-    assert not killed(_PROGRAM, str(tmp_path), failpoint="")
+    assert run_until_failpoint(_PROGRAM, str(tmp_path), failpoint=failpoint)
+    assert not run_until_failpoint(_PROGRAM, str(tmp_path), failpoint="")
 
     there = Shop(tmp_path)
     assert there.versions() == _model(rows)

@@ -83,7 +83,7 @@ def test_other_sockets_stay_what_they_are() -> None:
 def test_every_connection_to_the_jvm_acknowledges_at_once(lake: Lake) -> None:
     with ThreadPoolExecutor(2) as threads:
         [*threads.map(lambda _: lake.spark._jvm.java.lang.System.nanoTime(), range(4))]
-        streams = [one.stream for one in lake.spark._jvm._gateway_client.deque]
+        streams = [connection.stream for connection in lake.spark._jvm._gateway_client.deque]
     assert streams
     assert all(isinstance(stream.raw, _AcknowledgedReads) for stream in streams)
 

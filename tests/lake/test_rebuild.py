@@ -14,18 +14,18 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
 from chronolake.landing import Control, ControlKind, land_control
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import RunResult, sync
 from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind
-from support import landed
+from support import pipeline_model
 from support.datalakes import iceberg, project
 from support.lake.register import STREAM, Key, Register
-from support.landed import LandedRow
-from support.seeds import and_drawn
+from support.pipeline_model import LandedRow
+from support.seeds import with_drawn_seeds
 
 _PIPELINES: Final = (
     "  shop:\n    source: {{type: data_lake_v2, path: none, org: X}}\n    mode: {}\n"
@@ -95,13 +95,13 @@ class Shop:
 
     def agrees(self) -> bool:
         (stream,) = streams_of(self.project, "shop", self.register)
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = differences(self.lake, stream, lease)
         return found.missing == found.extra == 0
 
     def rebuilt(self) -> None:
         (stream,) = streams_of(self.project, "shop", self.register)
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             rebuild(self.lake, stream, lease)
 
     def controls(self) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def _model(rows: list[LandedRow], names: list[str]) -> list[tuple[Any, ...]]:
             version.end,
             version.active,
         )
-        for version in landed.versions(rows, 1)
+        for version in pipeline_model.versions(rows, 1)
     )
     return sorted(found, key=repr)
 
@@ -144,7 +144,7 @@ def _changed(register: Register, chance: random.Random, number: int) -> None:
             register.put(key, _fields(chance, names))
 
 
-def test_reading_anew_lands_what_differs(tmp_path: Path) -> None:
+def test_a_full_refresh_lands_what_differs(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     register = there.register
     for no, title in enumerate(["kept", "changed", "gone"]):
@@ -210,8 +210,8 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["history", "soft-delete", "live"])
-@pytest.mark.parametrize("seed", and_drawn(1, test="reread", number=2))
-def test_whatever_fails_reading_anew_finds_what_there_is(
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="reread", number=2))
+def test_a_full_refresh_after_any_failure_matches_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -327,7 +327,7 @@ def test_names_do_not_depend_on_what_failed(
     assert there.agrees()
 
 
-def test_the_lake_says_how_its_table_is_kept(tmp_path: Path) -> None:
+def test_the_lake_records_the_modes_of_its_table(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     there.register.put(("a", 1), {"title": "first", "pages": 1})
     there.synced()
@@ -347,7 +347,7 @@ def test_a_table_with_names_of_before_is_not_compared(tmp_path: Path) -> None:
     register.put(("a", 1), {"title": "first", "pages": 1})
     there.synced()
     (stream,) = streams_of(there.project, "shop", register)
-    with leased(Store.open(there.project.lake), "shop", above=10**6) as lease:
+    with hold_lease(Store.open(there.project.lake), "shop", above=10**6) as lease:
         fields = {"shelf": 1, "no": 2, "name": 3, "pages": 4}
         control = Control(ControlKind.NAMED, {"fields": fields})
         land_control(there.raw, control, guard=lease.expect_held)

@@ -178,12 +178,12 @@ def test_the_same_start_with_other_values_replaces_the_version(lake: Lake, name:
     assert held(lake, name) == [CLOSED, version("a", None, "2020-01-03T00:00:00Z", TMAX, RESYNC)]
 
 
-def test_without_a_timestamp_values_tell_what_changed(lake: Lake, name: TableName) -> None:
-    one = version("b", None, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z")
+def test_without_a_timestamp_values_are_compared(lake: Lake, name: TableName) -> None:
+    present = version("b", None, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z")
     deleted = version(
         "c", 1, "2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z", "2020-01-01T00:00:00Z"
     )
-    fill(lake, name, CLOSED, ACTIVE, one, deleted)
+    fill(lake, name, CLOSED, ACTIVE, present, deleted)
     run(lake, name, timeless(lake, [("a", 40), ("b", None), ("c", 1), ("d", 7)]))
     assert held(lake, name) == [
         CLOSED,
@@ -230,7 +230,9 @@ def test_records_that_are_gone_end_as_the_caller_knows(
     ]
 
 
-def test_a_re_sync_in_steps_closes_what_no_step_brought(lake: Lake, name: TableName) -> None:
+def test_a_re_sync_in_steps_closes_records_that_no_step_contains(
+    lake: Lake, name: TableName
+) -> None:
     stored = [
         version(key, 1, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z") for key in "abc"
     ]

@@ -17,14 +17,14 @@ from chronolake.config import sources_of_project
 from chronolake.inspect.catalog import look_up_all
 from chronolake.pipeline import run_history
 from chronolake.pipeline.events import Event, EventKind
-from chronolake.pipeline.freshness import Filled, Freshness, Waiting, freshness
+from chronolake.pipeline.freshness import Freshness, StreamProperties, WaitingFiles, freshness
 from chronolake.pipeline.runs import Stage, Status
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
-from support.declarative.apis import Api, Asked
+from support.declarative.apis import Api, ReceivedRequest
 from support.lake.changelog import STREAM
 from support.lake.pipelines import Pipeline
-from support.processes import COMMAND, killed
+from support.processes import COMMAND, run_until_failpoint
 from support.source.apishop import ApiShop
 
 _T = 1_767_225_600_000_000
@@ -60,8 +60,8 @@ def _looked(folder: Path) -> dict[str, Any]:
 
 def _tables(pipeline: Pipeline) -> dict[str, Freshness]:
     config = pipeline.project.lake
-    found = freshness(config, map(Filled.of, look_up_all(config)))
-    return {str(name): one for name, one in found.items()}
+    found = freshness(config, map(StreamProperties.of, look_up_all(config)))
+    return {str(name): fresh for name, fresh in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -92,24 +92,26 @@ def test_another_process_sees_how_far_a_sync_is(tmp_path: Path) -> None:
 
     assert result.status is Status.SUCCEEDED
     assert len(seen) == 4
-    assert {one["status"] for one in seen} == {"running"}
-    accounts = [one["streams"]["Account"] for one in seen]
+    assert {run["status"] for run in seen} == {"running"}
+    accounts = [run["streams"]["Account"] for run in seen]
     assert [account["files_left"] for account in accounts] == [3, 2, 1, 0]
     assert [account["rows"] for account in accounts] == [100, 200, 300, 400]
     assert [account["stage"] for account in accounts] == ["applying"] * 4
     parts = [account["fraction"] for account in accounts]
     assert 0 < parts[0] < parts[1] < parts[2] < parts[3] == 1
-    assert {one["streams"]["Contact"]["stage"] for one in seen} == {"waiting"}
-    assert [one["fraction"] for one in seen] == [part / 2 for part in parts]
+    assert {run["streams"]["Contact"]["stage"] for run in seen} == {"waiting"}
+    assert [run["fraction"] for run in seen] == [part / 2 for part in parts]
 
 
 def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     config = pipeline.project.lake
     before = run_history.runs(config).runs[0]
     pipeline.source.write("Account", [_row(key, 7) for key in range(100, 150)])
-    (waiting,) = (one.waiting for one in _tables(pipeline).values() if one.stream == "Account")
+    (waiting,) = (
+        table.waiting for table in _tables(pipeline).values() if table.stream == "Account"
+    )
     assert waiting is not None
-    assert waiting == Waiting(1, waiting.bytes)
+    assert waiting == WaitingFiles(1, waiting.bytes)
     assert waiting.bytes > 0
 
     pipeline.done()
@@ -131,12 +133,12 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     assert 0 < found.seconds < 300
     assert (found.sum("written"), found.sum("landed_rows")) == (50, None)
     table = _tables(pipeline)["crm.Account"]
-    assert (table.pipeline, table.stream, table.filled.capture_method) == (
+    assert (table.pipeline, table.stream, table.stream_properties.capture_method) == (
         "crm",
         "Account",
         "observed-changes",
     )
-    assert (table.fresh_as_of, table.waiting) == (found.run.began, Waiting(0, 0))
+    assert (table.fresh_as_of, table.waiting) == (found.run.began, WaitingFiles(0, 0))
     assert table.behind_seconds is not None
     assert 0 <= table.behind_seconds < 300
     (known,) = run_history.pipelines(config, sources_of_project(pipeline.project.file))
@@ -147,7 +149,7 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     )
 
 
-def test_a_stream_that_fails_says_what_to_do(
+def test_a_stream_that_fails_has_a_hint(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = pipeline.project.lake
@@ -165,14 +167,14 @@ def test_a_stream_that_fails_says_what_to_do(
     assert contact.record.hint
     assert contact.record.hint not in (contact.record.error or "")
     table = _tables(pipeline)["crm.Contact"]
-    assert (table.fresh_as_of, table.waiting) == (fresh, Waiting(1, broken.stat().st_size))
+    assert (table.fresh_as_of, table.waiting) == (fresh, WaitingFiles(1, broken.stat().st_size))
     assert table.last is not None
     assert table.last.hint == contact.record.hint
-    code, reported, _ = ran_words(
+    code, reported, _ = run_words(
         capsys, "runs", "--json", "--limit", "1", "--project", str(pipeline.folder)
     )
     (run,) = json.loads(reported)
-    streams = {one["stream"]: one for one in run["streams"]}
+    streams = {stream_run["stream"]: stream_run for stream_run in run["streams"]}
     assert (code, streams["Contact"]["hint"]) == (0, contact.record.hint)
     assert streams["Account"]["before"] == streams["Account"]["after"]
     broken.unlink()
@@ -183,7 +185,7 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
 ) -> None:
     root = pipeline.source.root / "parquet"
     root.rename(root.with_name("away"))
-    code, _, reported = ran_words(capsys, "sync", "--project", str(pipeline.folder))
+    code, _, reported = run_words(capsys, "sync", "--project", str(pipeline.folder))
     root.with_name("away").rename(root)
 
     assert code == 1
@@ -191,11 +193,11 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
     assert (found.run.status, found.streams) == (Status.FAILED, ())
     assert "does not contain parquet/v2/org=X" in (found.run.error or "")
     assert found.run.hint == "Check `path` and `org` of the source in chronolake.yml."
-    _, reported, _ = ran_words(capsys, "runs", "--project", str(pipeline.folder))
+    _, reported, _ = run_words(capsys, "runs", "--project", str(pipeline.folder))
     assert "does not contain parquet/v2/org=X" in " ".join(reported.split())
 
 
-def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:
+def test_an_interrupted_run_is_reported_as_interrupted(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row(1, 11)])
 
     def interrupt(event: Event) -> None:
@@ -218,13 +220,13 @@ def test_when_a_table_was_verified_is_known(
 ) -> None:
     assert _tables(pipeline)["crm.Contact"].verified is None
     words = ("verify", "--all", "--lake", str(pipeline.project.lake.path))
-    assert ran_words(capsys, *words)[0] == 0
+    assert run_words(capsys, *words)[0] == 0
     found = _tables(pipeline)["crm.Contact"].verified
     assert found is not None
     assert (found.holds, found.rows, found.against_lake, found.broken) == (True, 10, False, None)
 
 
-def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> None:
+def test_landed_counts_and_state_of_a_stream_are_recorded(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     there.log.append(list(_changes(1, 100)))
     there.sync()
@@ -264,10 +266,10 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         seen: list[tuple[str, int | None]] = []
         others: set[str] = set()
 
-        def slowly(asked: Asked) -> bool:
+        def slowly(asked: ReceivedRequest) -> bool:
             time.sleep(0.8)
             (run,) = run_history.runs(shop.project.lake).runs
-            streams = {one.record.stream: one.record for one in run.streams}
+            streams = {stream.record.stream: stream.record for stream in run.streams}
             if asked.path != "/orders":
                 seen.append((streams["notes"].stage or "", streams["notes"].rows_read))
                 others.add(streams["live"].stage or "")
@@ -277,7 +279,7 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         shop.sync_or_fail()
 
     (run,) = run_history.runs(shop.project.lake).runs
-    streams = {one.record.stream: one for one in run.streams}
+    streams = {stream.record.stream: stream for stream in run.streams}
     stream, live = streams["notes"], streams["live"]
     assert others == {Stage.WAITING}, "its turn comes after that of the other one"
     assert live.record.rows_read == live.record.written == 1
@@ -296,7 +298,7 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     there.source.write("Account", [_row(1, 1)])
     words = ("sync", "--project", str(tmp_path))
 
-    assert killed(COMMAND, *words, failpoint="sync.surveyed=kill")
+    assert run_until_failpoint(COMMAND, *words, failpoint="sync.surveyed=kill")
 
     (dead,) = run_history.runs(found.lake).runs
     assert (dead.run.status, dead.seconds) == (Status.DEAD, None)

@@ -26,12 +26,12 @@ def _words_of(lake: Lake, error: Exception) -> str | None:
     return spark_words(raised.value)
 
 
-def test_an_error_of_ours_says_what_was_wrong_where_and_what_to_do(lake: Lake) -> None:
+def test_an_error_in_a_task_keeps_its_message_location_and_hint(lake: Lake) -> None:
     error = SourceError("No:\nit is odd.", table="t", hint="Mend it.")
     assert _words_of(lake, error) == "No: it is odd. (table 't') Mend it."
 
 
-def test_any_other_error_says_where_it_comes_from_and_no_value(lake: Lake) -> None:
+def test_any_other_error_in_a_task_names_its_origin_and_no_value(lake: Lake) -> None:
     reported = str(_words_of(lake, ValueError("The value 7.")))
     assert reported.startswith("A Spark task failed with ValueError in test_task_errors.py, line ")
     assert "value 7" not in reported

@@ -22,7 +22,7 @@ from chronolake.errors import (
 )
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
-from support.commands import ran
+from support.commands import run_command
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -94,7 +94,7 @@ def fill(lake: Lake, name: TableName, *, soft: bool) -> None:
         ("9999-12-31T23:59:59.999999Z", {2: "c", 3: "d", 4: "e"}),
     ],
 )
-def test_a_table_stands_as_it_stood(
+def test_time_travel_returns_earlier_states_of_a_table(
     lake: Lake, versions: TableName, at: str, names: dict[int, str]
 ) -> None:
     found = lake.table(versions).as_of(at).select("id", "name").collect()
@@ -102,7 +102,9 @@ def test_a_table_stands_as_it_stood(
     assert len(found) == len(names)
 
 
-def test_two_times_differ_by_what_records_say(lake: Lake, versions: TableName) -> None:
+def test_diff_lists_the_records_that_differ_between_two_times(
+    lake: Lake, versions: TableName
+) -> None:
     def between(before: str, after: str) -> dict[int, tuple[Any, ...]]:
         rows = lake.table(versions).diff(before, after).collect()
         return {
@@ -141,7 +143,7 @@ def test_diff_prints_what_differs(
     lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("diff", f"`in time`.{versions.table}", "--from", "2024-01-02", "--to", "2024-01-04")
-    code, reported, _ = ran(lake.config.path, capsys, *words, "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, "--json")
     assert code == 0
     assert [json.loads(line) for line in reported.splitlines()] == [
         {
@@ -157,17 +159,17 @@ def test_diff_prints_what_differs(
             "new": {"name": "d", "old": None},
         },
     ]
-    code, reported, _ = ran(lake.config.path, capsys, *words)
+    code, reported, _ = run_command(lake.config.path, capsys, *words)
     assert code == 0
     assert "a → b" in reported
     assert "id=3, key.2=x" in reported
-    code, reported, _ = ran(lake.config.path, capsys, *words, "--limit", "1")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, "--limit", "1")
     assert "first 1 records" in reported
     assert "id=3" not in reported
 
 
 @pytest.mark.parametrize("soft", [True, False])
-def test_a_table_goes_into_history_and_back_without_losing_a_row(
+def test_a_switch_to_history_and_back_loses_no_row(
     lake: Lake, name: TableName, *, soft: bool
 ) -> None:
     fill(lake, name, soft=soft)
@@ -210,7 +212,7 @@ def test_a_question_about_the_time_before_the_switch_is_answered_with_a_warning(
     assert lake.table(copy).describe().history_since is None
 
 
-def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
+def test_mode_prints_its_plan_and_requires_yes_before_data_is_lost(
     lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("mode", f"`in time`.{versions.table}", "soft-delete")
@@ -226,14 +228,14 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         "loses": "all versions except the newest of each record, and the times at which versions "
         "were valid",
     }
-    code, reported, _ = ran(lake.config.path, capsys, *words, "--dry-run", "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, "--dry-run", "--json")
     assert (code, json.loads(reported)) == (0, plan)
-    code, _, reported = ran(lake.config.path, capsys, *words)
+    code, _, reported = run_command(lake.config.path, capsys, *words)
     assert code == 2
-    assert "2 of 6 rows" in reported
+    assert "2 of 6 versions" in reported
     assert lake.table(versions).describe().mode is Mode.HISTORY
     keep = ("--yes", "--keep-history-as", f"`in time`.{versions.table}_kept")
-    code, reported, _ = ran(lake.config.path, capsys, *words, *keep, "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *words, *keep, "--json")
     assert (code, json.loads(reported)) == (0, plan | {"done": True})
     assert lake.table(f"`in time`.{versions.table}_kept").df.count() == 6
     found = lake.table(versions).df.orderBy("id").collect()
@@ -244,13 +246,13 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         (4, "e", False),
     ]
     # The copy is not overwritten, and a table without history has no history to keep.
-    assert ran(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
-    code, reported, _ = ran(lake.config.path, capsys, *words)
+    assert run_command(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
+    code, reported, _ = run_command(lake.config.path, capsys, *words)
     assert code == 0
     assert "nothing to do" in reported
 
 
-def test_a_marker_that_is_none_loses_no_marks(
+def test_an_invalid_marker_loses_no_deletion_marks(
     lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(lake, name, soft=True)
@@ -258,7 +260,7 @@ def test_a_marker_that_is_none_loses_no_marks(
 
     for mode in ("history", "live"):
         for more in ((), ("--dry-run",), ("--yes", "--json")):
-            code, _, reported = ran(
+            code, _, reported = run_command(
                 lake.config.path, capsys, *words, mode, "--marker", "deletd", *more
             )
             assert code == 1
@@ -268,10 +270,10 @@ def test_a_marker_that_is_none_loses_no_marks(
         lake, name, Column("gone", ColumnType(Kind.BOOLEAN)), lambda _: pa.scalar(False)
     )
     marked = (*words, "history", "--marker", "gone")
-    code, reported, _ = ran(lake.config.path, capsys, *marked, "--dry-run", "--json")
+    code, reported, _ = run_command(lake.config.path, capsys, *marked, "--dry-run", "--json")
     assert code == 0
     assert "the values of _fivetran_deleted" in json.loads(reported)["loses"]
-    assert ran(lake.config.path, capsys, *marked)[0] == 2
+    assert run_command(lake.config.path, capsys, *marked)[0] == 2
     assert [row.id for row in lake.table(name).df.where("_fivetran_deleted").collect()] == [2]
 
 
@@ -282,7 +284,7 @@ def test_a_marker_of_another_name_is_made_where_it_is_missing(lake: Lake, name: 
     assert [tuple(row) for row in found] == [(False, False)]
 
 
-def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
+def test_a_view_is_dropped_with_its_table_also_if_the_request_is_repeated(
     lake: Lake, versions: TableName
 ) -> None:
     def view_is_there() -> bool:
@@ -360,7 +362,7 @@ def test_a_view_shows_todays_state(
 ) -> None:
     words = ("view", f"`in time`.{versions.table}", "--json")
     for _ in range(2):
-        code, reported, _ = ran(lake.config.path, capsys, *words)
+        code, reported, _ = run_command(lake.config.path, capsys, *words)
         assert (code, json.loads(reported)["view"]) == (0, f"{versions}_current")
     view = f"`in time`.{versions.table}_current"
     found = lake.spark.sql(f"SELECT * FROM {view} ORDER BY id")

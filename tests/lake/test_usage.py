@@ -16,7 +16,7 @@ from chronolake.core import migration
 from chronolake.core.usage import monthly_properties
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
-from support.commands import ran
+from support.commands import run_command
 
 LIVE = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -63,7 +63,7 @@ def changes(lake: Lake, rows: Sequence[Change], *, history: bool) -> DataFrame:
 
 def rows_of(lake: Lake, name: TableName) -> int | None:
     month = datetime.now(UTC).strftime("%Y-%m")
-    found = {each.table: each for each in inspect.usage(lake.config, month)}
+    found = {usage.table: usage for usage in inspect.usage(lake.config, month)}
     assert name not in found or found[name].is_exact
     return found[name].rows if name in found else None
 
@@ -91,18 +91,18 @@ def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: Tabl
 def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name: TableName) -> None:
     core.create(lake, name, HISTORY)
     first, put, gone = Op.EARLIEST, Op.REPLACE, Op.DELETE
-    one = [(first, 1, "a", None, 1), (put, 1, "a", "x", 1)]
-    assert send(lake, name, *one, history=True) == 1
+    changes = [(first, 1, "a", None, 1), (put, 1, "a", "x", 1)]
+    assert send(lake, name, *changes, history=True) == 1
     assert send(lake, name, (first, 1, "a", None, 2), (put, 1, "a", "y", 2), history=True) == 2
     assert send(lake, name, (gone, 1, "a", None, 3), history=True) == 2
     # A version that is written again counts only if its values differ.
     name_2 = TableName(name.schema, f"{name.table}_later")
     core.create(lake, name_2, HISTORY)
-    send(lake, name_2, *one, history=True)
+    send(lake, name_2, *changes, history=True)
     month = datetime.now(UTC).strftime("%Y-%m")
     lake.spark.sql(f"ALTER TABLE {name_2.sql} UNSET TBLPROPERTIES ('chronolake.usage.{month}')")
-    assert send(lake, name_2, *one, history=True) is None
-    assert send(lake, name_2, one[0], (put, 1, "a", "other", 1), history=True) == 1
+    assert send(lake, name_2, *changes, history=True) is None
+    assert send(lake, name_2, changes[0], (put, 1, "a", "other", 1), history=True) == 1
 
 
 def test_usage_outlives_a_switch_of_mode(lake: Lake, name: TableName) -> None:
@@ -136,21 +136,21 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
     assert reported["chronolake.usage.2025-10"] == {"rows": 4_000, "exact": True}
     assert not reported["chronolake.usage.2025-11"]["exact"]
     assert reported["chronolake.usage.2025-11"]["rows"] == pytest.approx(100_000, rel=0.05)
-    assert [(each.rows, each.is_exact) for each in inspect.usage(lake.config, "2025-10")] == [
+    assert [(usage.rows, usage.is_exact) for usage in inspect.usage(lake.config, "2025-10")] == [
         (4_000, True)
     ]
     # For a clock that is behind, the month is already closed.
     assert monthly_properties(lake.catalog.load(name), sketch(0, 9_000), now=october) == {}
 
 
-def test_the_command_tells_every_table_and_all_together(
+def test_the_command_prints_every_table_and_the_total(
     lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core.create(lake, name, LIVE)
     send(lake, name, (Op.REPLACE, 1, "a", "x", 0))
 
     def told_by(*words: str) -> tuple[int, str]:
-        code, reported, _ = ran(lake.config.path, capsys, "usage", *words)
+        code, reported, _ = run_command(lake.config.path, capsys, "usage", *words)
         return code, reported
 
     code, reported = told_by("--json")
@@ -163,7 +163,7 @@ def test_the_command_tells_every_table_and_all_together(
         "rows": 1,
         "exact": True,
     } in (found["tables"])
-    assert found["rows"] == sum(each["rows"] for each in found["tables"])
+    assert found["rows"] == sum(table["rows"] for table in found["tables"])
     assert str(name) in told_by()[1]
     assert "No table was written" in told_by("--month", "1999-12")[1]
     assert told_by("--month", "2026-13")[0] == 2

@@ -87,7 +87,9 @@ def test_a_folder_swapped_for_a_link_is_refused(
 
 
 @pytest.mark.parametrize("rooted", [True, False])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(root: Path, *, rooted: bool) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused_without_waiting(
+    root: Path, *, rooted: bool
+) -> None:
     os.mkfifo(root / "pipe")
     for path in (root / "pipe", root / "in"):
         with pytest.raises(RefusedPathError):
@@ -104,9 +106,9 @@ def test_a_file_that_is_not_there_is_an_access_error(root: Path, *, rooted: bool
 
 
 def test_a_path_with_a_nul_is_an_access_error(root: Path) -> None:
-    for each in (root, None):
+    for root_folder in (root, None):
         with pytest.raises(FileAccessError):
-            read(f"{root}/a\0b", each)
+            read(f"{root}/a\0b", root_folder)
 
 
 def test_a_server_with_a_root_loads_files_below_it_and_no_others(

@@ -20,7 +20,7 @@ def columns_of(caller: Caller, name: str = "t") -> list[str]:
     return column_texts(caller.describe(name).table.columns)
 
 
-def test_columns_are_added_dropped_or_kept_as_the_flag_says(caller: Caller) -> None:
+def test_columns_are_added_dropped_or_kept_according_to_the_flag(caller: Caller) -> None:
     assert caller.create("t", ["id*:LONG", "a:STRING", SYNCED]).success
     assert caller.write("t", ["id*:LONG", "a:STRING", SYNCED], replace=[row(id="1", a="x")]).success
     # Added at the end in the request's order and null in old rows, wherever the request lists them.
@@ -138,7 +138,7 @@ def test_a_key_under_which_versions_would_overlap_is_a_task(caller: Caller) -> N
     assert caller.rows("t", "id", "s") == [(1, "same"), (2, "same")]
 
 
-def test_a_key_column_is_dropped_with_its_data_only_when_told(caller: Caller) -> None:
+def test_a_key_column_is_dropped_with_its_data_only_if_requested(caller: Caller) -> None:
     columns = ["id:LONG", "s:STRING", "amount*:INT", SYNCED]
     assert caller.create("t", columns).success
     assert caller.write("t", columns, replace=[row(id="1", s="a", amount="5")]).success
@@ -261,7 +261,7 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         ("STRING", "24:00:00", "NAIVE_TIME"),
     ],
 )
-def test_a_value_that_would_come_back_as_another_does_not_fit(
+def test_a_value_that_would_not_round_trip_does_not_fit(
     caller: Caller, before: str, text: str, after: str
 ) -> None:
     columns = ["id*:LONG", f"v:{before}", SYNCED]

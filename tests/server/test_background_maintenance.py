@@ -73,7 +73,7 @@ def test_a_server_puts_small_files_in_order(lake: Lake, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", [None, "no number"])
-def test_maintenance_comes_again_after_a_batch_without_files_or_success(
+def test_maintenance_is_repeated_after_a_batch_without_files_or_success(
     lake: Lake, tmp_path: Path, cell: str | None
 ) -> None:
     send(lake, tmp_path, range(SMALL_FILES + 1), automatic=False)
@@ -87,7 +87,7 @@ def test_maintenance_comes_again_after_a_batch_without_files_or_success(
 @pytest.mark.parametrize(
     "pause", [0.15, *(pytest.param(pause, marks=pytest.mark.long) for pause in (0.0, 0.4, 1.0))]
 )
-def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
+def test_maintenance_ends_when_a_batch_arrives_also_between_its_jobs(
     lake: Lake, tmp_path: Path, pause: float
 ) -> None:
     send(lake, tmp_path, range(6), automatic=False)
@@ -106,6 +106,7 @@ def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
         background.close()
 
 
+@pytest.mark.long
 def test_a_table_that_is_written_waits_unless_it_is_far_beyond(lake: Lake, tmp_path: Path) -> None:
     caller = send(lake, tmp_path, range(6), automatic=False)
     background = BackgroundMaintenance(lake)

@@ -67,7 +67,7 @@ def _cancel_at(
         running = call()
         _until(reached.exists)
         running.cancel()
-        _until(lambda: all(each.is_cancelled() for each in server._destination._calls))
+        _until(lambda: all(call.is_cancelled() for call in server._destination._calls))
     assert server._destination.wait_until_idle(60)
 
 

@@ -98,7 +98,9 @@ def test_tables_created_at_once_in_a_new_schema_are_all_there(caller: Caller) ->
 def test_tables_created_at_once_in_different_new_schemas_are_all_there(caller: Caller) -> None:
     callers = [replace(caller, schema=f"{caller.schema}_{number}") for number in range(5)]
     with ThreadPoolExecutor(5) as threads:
-        answers = list(threads.map(lambda each: each.create("t", ["id*:LONG", SYNCED]), callers))
+        answers = list(
+            threads.map(lambda caller: caller.create("t", ["id*:LONG", SYNCED]), callers)
+        )
     assert all(answer.success for answer in answers)
 
 
@@ -130,7 +132,7 @@ def test_a_history_table_s_start_is_part_of_its_key(caller: Caller) -> None:
     assert column_texts(caller.describe("t").table.columns) == columns
 
 
-def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Caller) -> None:
+def test_odd_names_of_columns_tables_and_schemas_are_returned_unchanged(caller: Caller) -> None:
     columns = ["id*:LONG", *(f"{name}:STRING" for name in ODD_NAMES), SYNCED]
     odd = replace(caller, schema=f'{caller.schema} a`b"c.d 🦆')
     names = [name for name in ODD_NAMES if len(name) > 1 and name not in ("order", "a b")]

@@ -53,7 +53,7 @@ def test_a_short_status_text_is_left_alone() -> None:
         (errors.StoppingError, False),
     ],
 )
-def test_what_somebody_can_mend_is_a_task(
+def test_what_a_user_can_fix_is_a_task(
     error: type[errors.ChronolakeError], *, is_task: bool
 ) -> None:
     assert is_actionable(error("no")) is is_task
@@ -64,12 +64,12 @@ def test_only_what_may_pass_by_itself_is_unavailable() -> None:
     assert status_of(errors.MalformedFileError("bad")) is grpc.StatusCode.INTERNAL
 
 
-def test_credentials_of_a_url_are_not_told() -> None:
+def test_credentials_of_a_url_are_not_reported() -> None:
     error = errors.LakeError("postgresql://user:hunter2@db/lake does not answer.")
     assert text_of(error) == "postgresql://db/lake does not answer."
 
 
-def test_an_unforeseen_failure_is_told_by_type_and_place_only() -> None:
+def test_an_unexpected_failure_is_reported_by_type_and_location_only() -> None:
     def fail() -> None:
         status_text(None)  # type: ignore[arg-type]
 

@@ -98,13 +98,13 @@ def test_all_addresses_are_listened_on_as_in_a_container(
             assert capabilities(grpc.insecure_channel(f"{host}:{server.port}")) is not None
 
 
-def test_the_server_answers_what_batch_files_it_was_told_to_ask_for(lake: Lake) -> None:
+def test_capabilities_return_the_configured_batch_format(lake: Lake) -> None:
     with Server(lake, ServeOptions(port=0, batch_format="parquet")) as server:
         answer = capabilities(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
     assert answer.batch_file_format == destination_sdk_pb2.PARQUET
 
 
-def test_health_is_told_while_every_worker_is_busy(
+def test_health_is_reported_while_every_worker_is_busy(
     lake: Lake, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = tmp_path / "held"
@@ -164,9 +164,9 @@ def test_every_call_is_answered_when_the_server_stops_also_those_that_wait_for_a
         # The last job that could have been cancelled is done, so the batch is finished.
         held.unlink()
         assert running.result().success
-        for each in waiting:
-            assert each.code() is grpc.StatusCode.UNAVAILABLE
-            assert each.details().startswith("The server is stopping and cancelled the call;")
+        for call in waiting:
+            assert call.code() is grpc.StatusCode.UNAVAILABLE
+            assert call.details().startswith("The server is stopping and cancelled the call;")
         assert stopped.result()
     assert caller.rows("t", "id") == [(1,)]
 
@@ -197,7 +197,7 @@ def test_tls_is_spoken_with_the_given_certificate_and_nothing_else(
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_clients_without_a_known_certificate_are_refused_when_one_is_asked_for(
+def test_clients_without_a_known_certificate_are_refused_if_one_is_required(
     lake: Lake, tmp_path: Path
 ) -> None:
     authority, others = Identity(tmp_path, "authority"), Identity(tmp_path, "others")

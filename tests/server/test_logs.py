@@ -68,7 +68,7 @@ def test_a_field_cannot_replace_the_message_or_the_origin(stream: io.StringIO) -
     assert line["message-origin"] == "sdk_destination"
 
 
-def test_text_that_is_no_unicode_is_written_escaped(stream: io.StringIO) -> None:
+def test_text_that_is_not_unicode_is_written_escaped(stream: io.StringIO) -> None:
     structlog.get_logger("any").info("file_seen", file="bad \udcff name", numbers={1: (2, None)})
     (line,) = lines(stream)
     assert line["file"] == "bad \\udcff name"

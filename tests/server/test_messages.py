@@ -37,9 +37,9 @@ def form(caller: Caller) -> common_pb2.ConfigurationFormResponse:
 def fields(
     listed: list[common_pb2.FormField],
 ) -> Iterator[common_pb2.FormField]:
-    for each in listed:
-        yield each
-        yield from fields(list(each.conditional_fields.fields))
+    for form_field in listed:
+        yield form_field
+        yield from fields(list(form_field.conditional_fields.fields))
 
 
 def row(id_: int, v: str) -> dict[str, str]:
@@ -57,9 +57,9 @@ def test_the_form_is_the_same_each_time_and_names_each_field_once(caller: Caller
     assert answer.schema_selection_supported
     assert answer.table_selection_supported
     assert answer.tests
-    names = [each.name for each in fields(list(answer.fields))]
+    names = [field.name for field in fields(list(answer.fields))]
     assert len(names) == len(set(names))
-    assert all(each.WhichOneof("type") for each in answer.fields)
+    assert all(field.WhichOneof("type") for field in answer.fields)
 
 
 def test_every_test_of_the_form_passes_and_leaves_nothing(caller: Caller, lake: Lake) -> None:
@@ -80,17 +80,17 @@ def test_an_unknown_test_fails_in_words(caller: Caller) -> None:
 def test_an_option_that_is_missing_or_empty_has_its_default(
     caller: Caller, configuration: dict[str, str]
 ) -> None:
-    each = replace(caller, configuration=configuration)
-    assert each.create("t", COLUMNS).success
-    assert each.write("t", COLUMNS, replace=[row(1, "x")]).success
+    configured = replace(caller, configuration=configuration)
+    assert configured.create("t", COLUMNS).success
+    assert configured.write("t", COLUMNS, replace=[row(1, "x")]).success
     assert caller.rows("t", "v") == [("x",)]
 
 
 def test_the_schema_prefix_keeps_connections_apart(caller: Caller) -> None:
     one = replace(caller, configuration={"schema_prefix": "one_"})
     two = replace(caller, configuration={"schema_prefix": "two_"})
-    for each in (one, two):
-        assert each.create("t", COLUMNS).success
+    for sender in (one, two):
+        assert sender.create("t", COLUMNS).success
     assert one.write("t", COLUMNS, replace=[row(1, "mine")]).success
     assert one.alter("t", [*COLUMNS, "w:INT"]).success
     assert caller.describe("t").not_found
@@ -121,7 +121,7 @@ def test_a_long_failure_is_cut_and_the_connection_stays(caller: Caller, letter: 
     assert caller.describe("t").table.columns
 
 
-def test_the_health_service_says_that_the_destination_serves(channel: grpc.Channel) -> None:
+def test_the_health_service_reports_that_the_destination_serves(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for service in ("", SERVICE):
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -178,8 +178,8 @@ def test_an_unforeseen_failure_names_its_table_and_its_batch(
     assert caller.create("t", COLUMNS).success
     assert caller.write("t", COLUMNS, replace=[row(1, "x")]).success
     # Files that somebody deleted from the lake's folder are an unexpected error.
-    for each in caller.iceberg("t").scan().plan_files():
-        Path(each.file.file_path.removeprefix("file:")).unlink()
+    for task in caller.iceberg("t").scan().plan_files():
+        Path(task.file.file_path.removeprefix("file:")).unlink()
     with (
         structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logged,
         pytest.raises(grpc.RpcError) as caught,

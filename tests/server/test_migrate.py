@@ -96,7 +96,7 @@ def refused(caller: Caller, name: str, operation: str, **parts: Any) -> str:
 # ------------------------------------------------------------------ columns
 
 
-def test_a_column_is_added_with_a_default_in_every_row_and_twice_sets_it_anew(
+def test_adding_a_column_again_sets_its_default_in_every_row_again(
     caller: Caller,
 ) -> None:
     fill(caller, LIVE, [live(1), live(2), live(3)])
@@ -140,7 +140,7 @@ def test_a_default_is_read_by_its_columns_type(
     assert columns_of(caller) == [*LIVE, sized]
 
 
-def test_a_default_that_is_no_value_of_its_type_is_a_task(caller: Caller) -> None:
+def test_an_invalid_default_is_a_task(caller: Caller) -> None:
     fill(caller, LIVE, [live(1)])
     parts = {"column": "c", "column_type": "INT", "default_value": "secret"}
     reported = refused(caller, "t", "add_column_with_default_value", **parts)
@@ -265,7 +265,7 @@ def test_a_copy_over_a_table_with_other_columns_is_a_task(caller: Caller) -> Non
     assert caller.snapshot("other") == before
 
 
-def test_a_table_is_dropped_and_a_missing_one_is_no_failure(caller: Caller) -> None:
+def test_a_table_is_dropped_and_dropping_a_missing_one_succeeds(caller: Caller) -> None:
     fill(caller, LIVE, [live(1)])
     for said_true in (True, False):
         # The presence of the member counts, not its value.
@@ -331,7 +331,7 @@ def test_an_empty_history_table_only_gets_the_column(caller: Caller) -> None:
     assert caller.rows("t") == []
 
 
-def test_a_column_goes_at_a_time_from_the_records_that_have_a_value(caller: Caller) -> None:
+def test_a_column_is_dropped_at_a_time_in_records_that_have_a_value(caller: Caller) -> None:
     columns = ["id*:LONG", "email:STRING", "phone:STRING", *HISTORY]
     with_phone = {"phone": "1"}
     stored = [
@@ -370,7 +370,7 @@ def test_a_column_goes_at_a_time_from_the_records_that_have_a_value(caller: Call
 
 
 @pytest.mark.parametrize("time", ["not-a-timestamp", "", "2024-13-01T00:00:00Z"])
-def test_a_time_that_is_none_is_a_task(caller: Caller, time: str) -> None:
+def test_an_invalid_time_is_a_task(caller: Caller, time: str) -> None:
     fill(caller, VERSIONED, [version(1, T1)])
     refused(caller, "t", "drop_column_in_history_mode", column="email", operation_timestamp=time)
 
@@ -539,7 +539,7 @@ def test_the_withdrawn_modes_are_unsupported(caller: Caller, operation: str) -> 
     assert caller.snapshot("t") == before
 
 
-def test_what_is_no_operation_is_unsupported(caller: Caller) -> None:
+def test_an_unknown_operation_is_unsupported(caller: Caller) -> None:
     fill(caller, SOFT, [soft(1, "true")])
     before = caller.snapshot("t")
     place = {"schema": caller.schema, "table": "t"}
@@ -658,7 +658,7 @@ def test_a_dropped_table_leaves_no_file(caller: Caller) -> None:
     assert not folder.exists()
 
 
-def test_a_version_that_nobody_knows_to_be_active_keeps_its_end(caller: Caller) -> None:
+def test_a_version_with_an_unknown_active_flag_keeps_its_end(caller: Caller) -> None:
     without = [text for text in VERSIONED if not text.startswith("_fivetran_active")]
     unknown = version(1, T1, T2_ENDS)
     del unknown["_fivetran_active"]

@@ -53,5 +53,5 @@ def test_options_that_are_safe_or_meant_are_taken(given: dict) -> None:
     ("host", "is_own"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
 )
-def test_loopback_is_told_from_other_addresses(host: str, *, is_own: bool) -> None:
+def test_loopback_addresses_are_distinguished_from_others(host: str, *, is_own: bool) -> None:
     assert is_loopback(host) is is_own

@@ -22,7 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.server.caller import SYNCED, Caller
-from support.server.sent_files import SentFile, written
+from support.server.sent_files import SentFile, write_batch_file
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
 # 127.0.0.1, ::1, and the first as an IPv6 address, as in /proc/net.
@@ -43,8 +43,8 @@ class Serving:
         self.lake = folder / "lake"
         self.files = folder / "files"
         self.temporary = folder / "tmp"
-        for each in (self.files, self.temporary):
-            each.mkdir(parents=True)
+        for path in (self.files, self.temporary):
+            path.mkdir(parents=True)
         self._output = (folder / "stdout").open("wb")
         self._errors = (folder / "stderr").open("wb")
         command = [sys.executable, "-c", "from chronolake.cli import main; main()", "serve"]
@@ -126,8 +126,8 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.close()
+    for connection in started:
+        connection.close()
 
 
 def row(id_: int, v: str) -> dict[str, str]:
@@ -154,9 +154,9 @@ def listened_on(process: int) -> list[str]:
     """Return the addresses, in hexadecimal, that a process and its children listen on (Linux)."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     inodes = set()
-    for each in Path(f"/proc/{process}/fd").iterdir():
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(OSError):  # closed in the meantime
-            inodes.add(str(each.readlink()))
+            inodes.add(str(descriptor.readlink()))
     lines = [
         line.split()
         for kind in ("tcp", "tcp6")
@@ -202,7 +202,7 @@ def test_a_run_prints_json_lines_leaks_no_secret_and_ends_well(
         assert len(caller.rows("t", "id")) == 1_000
         assert caller.truncate("t", MIDNIGHT + 1).success
         assert caller.rows("t", "id") == []
-        outside = written(served.folder, 'out"side\n', "id\n")
+        outside = write_batch_file(served.folder, 'out"side\n', "id\n")
         answer = caller.stub.WriteBatch(caller.request("t", COLUMNS, replace=[outside]))
         assert answer.WhichOneof("response") == "task"
     finally:
@@ -289,7 +289,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert caller.write("t", COLUMNS, replace=[row(1, "before")]).success
     before = caller.snapshot("t")
     lines = "".join(f"{number},x,2024-01-01T00:00:00Z\n" for number in range(1_500_000))
-    sent = written(served.files, "big", "id,v,_fivetran_synced\n" + lines)
+    sent = write_batch_file(served.files, "big", "id,v,_fivetran_synced\n" + lines)
     with ThreadPoolExecutor(1) as thread:
         request = caller.request("t", COLUMNS, replace=[sent])
         running = thread.submit(caller.stub.WriteBatch, request)
@@ -311,7 +311,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert caller.rows("t", "v") == [("before",)]
 
 
-def test_a_server_ends_with_its_java_and_says_so(
+def test_a_server_ends_with_its_java_and_logs_it(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     held = tmp_path / "held"
@@ -343,7 +343,7 @@ def java_of(process: int) -> list[int]:
     return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"]
 
 
-def test_a_server_that_cannot_start_says_why_and_ends_with_1(
+def test_a_server_that_cannot_start_logs_why_and_exits_with_1(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -358,7 +358,7 @@ def test_a_server_that_cannot_start_says_why_and_ends_with_1(
     assert str(tmp_path / "file" / "lake") in line["reason"]
 
 
-def test_a_wrong_option_is_told_before_the_lake_is_opened(
+def test_a_wrong_option_is_reported_before_the_lake_is_opened(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     served = serving("--files-root", str(tmp_path / "missing"))
@@ -370,7 +370,7 @@ def test_a_wrong_option_is_told_before_the_lake_is_opened(
 
 
 @pytest.mark.parametrize("port", ["0", "50052"])
-def test_an_unknown_host_is_told_before_the_lake_is_opened(
+def test_an_unknown_host_is_reported_before_the_lake_is_opened(
     serving: Callable[..., Serving], port: str
 ) -> None:
     served = serving("--port", port, "--host", "nowhere.invalid", "--allow-plaintext")
@@ -381,7 +381,9 @@ def test_an_unknown_host_is_told_before_the_lake_is_opened(
     assert not served.lake.exists()
 
 
-def test_a_port_in_use_is_told_before_the_lake_is_opened(serving: Callable[..., Serving]) -> None:
+def test_a_port_in_use_is_reported_before_the_lake_is_opened(
+    serving: Callable[..., Serving],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         served = serving("--port", str(port))

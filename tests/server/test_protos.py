@@ -54,7 +54,8 @@ def shown() -> dict[str, object]:
             "messages": list(file.message_types_by_name),
             "enums": list(file.enum_types_by_name),
             "depends": sorted(
-                each.name.removeprefix("chronolake/protos/") for each in file.dependencies
+                dependency.name.removeprefix("chronolake/protos/")
+                for dependency in file.dependencies
             ),
         }
     return result
@@ -64,7 +65,7 @@ def field_shown(message: Descriptor, field: FieldDescriptor) -> dict[str, object
     target = field.message_type or field.enum_type
     description: dict[str, object] = {"name": field.name, "number": field.number}
     if field.message_type and field.message_type.GetOptions().map_entry:
-        key, value = (field.message_type.fields_by_name[each] for each in ("key", "value"))
+        key, value = (field.message_type.fields_by_name[part] for part in ("key", "value"))
         description["type"] = f"map<{_TYPES[key.type]},{_TYPES[value.type]}>"
         return description
     description["type"] = target.full_name if target else _TYPES[field.type]
@@ -115,7 +116,7 @@ def test_compiled_messages_keep_their_fingerprint() -> None:
 
 def test_every_method_is_one_request_and_one_response() -> None:
     service = destination_sdk_pb2.DESCRIPTOR.services_by_name["DestinationConnector"]
-    assert not any(each.client_streaming or each.server_streaming for each in service.methods)
+    assert not any(method.client_streaming or method.server_streaming for method in service.methods)
 
 
 def test_generating_again_gives_the_committed_files(tmp_path: Path) -> None:

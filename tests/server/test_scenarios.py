@@ -74,7 +74,7 @@ _schemas = (f"scenario_{number}" for number in itertools.count())
 Tables = dict[str, dict[str, Any]]
 
 
-def played(server: Server, folder: Path, scenarios: list[Path], **options: Any) -> Tables:
+def play(server: Server, folder: Path, scenarios: list[Path], **options: Any) -> Tables:
     """Run scenarios in their own schema; return the model, with the schema's name."""
     if not all(path.exists() for path in scenarios):
         pytest.skip("the vendor's scenarios are not there (../shared/data/partner-sdk)")
@@ -129,7 +129,7 @@ def test_a_scenario_ends_in_the_modelled_tables(
     lake: Lake, server: Server, tmp_path: Path, scenario: str, form: str
 ) -> None:
     paths = [INPUTS / name for name in SCENARIOS[scenario]]
-    assert_stored_as_modelled(lake, played(server, tmp_path, paths, **FORMS[form]))
+    assert_stored_as_modelled(lake, play(server, tmp_path, paths, **FORMS[form]))
 
 
 @pytest.mark.long
@@ -138,15 +138,15 @@ def test_truncates_in_between_end_in_the_modelled_tables(
     lake: Lake, server: Server, tmp_path: Path, scenario: str
 ) -> None:
     paths = [INPUTS / name for name in SCENARIOS[scenario]]
-    tables = played(server, tmp_path, paths, mode=FlushMode.SEQUENTIAL)
+    tables = play(server, tmp_path, paths, mode=FlushMode.SEQUENTIAL)
     assert all(table["rows"] == [] for table in tables.values())
     assert_stored_as_modelled(lake, tables)
 
 
-def test_the_official_sample_is_stored_as_the_specification_says(
+def test_the_official_sample_is_stored_as_specified(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
-    tables = played(server, tmp_path, [INPUTS / "input.json"])
+    tables = play(server, tmp_path, [INPUTS / "input.json"])
     names = {key.split(".", 1)[1]: key for key in tables}
     kinds = {
         "id": Kind.INT,
@@ -174,14 +174,14 @@ def test_the_official_sample_is_stored_as_the_specification_says(
 
 
 @pytest.mark.long
-def test_missing_records_and_truncates_end_as_the_specification_says(
+def test_missing_records_and_truncates_end_as_specified(
     server: Server, lake: Lake, tmp_path: Path
 ) -> None:
     for name in ("delete_missing_record", "soft_delete_missing_record", "update_missing_record"):
-        tables = played(server, tmp_path, [INPUTS / f"{name}.json"])
+        tables = play(server, tmp_path, [INPUTS / f"{name}.json"])
         synced = {"_fivetran_synced": Kind.UTC_DATETIME}
         assert [stored(lake, table, synced) for table in tables] == [[]] * 2
-    tables = played(server, tmp_path, [INPUTS / "truncate_then_update.json"])
+    tables = play(server, tmp_path, [INPUTS / "truncate_then_update.json"])
     (history,) = (key for key in tables if key.endswith(".transaction"))
     kinds = {"_fivetran_start": Kind.UTC_DATETIME, "_fivetran_end": Kind.UTC_DATETIME}
     assert stored(lake, history, kinds) == [
@@ -189,10 +189,11 @@ def test_missing_records_and_truncates_end_as_the_specification_says(
     ]
 
 
-def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
+@pytest.mark.long
+def test_a_table_changed_by_alter_table_ends_as_specified(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
-    tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_ddl.json"])
+    tables = play(server, tmp_path, [INPUTS / "schema_migrations_input_ddl.json"])
     (name,) = tables
     found = stored(lake, name, {"operation_time": Kind.UTC_DATETIME, "amount": Kind.FLOAT})
     assert len(found) == 6
@@ -202,10 +203,9 @@ def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
     assert str(schema.find_type("amount")) == "float"
 
 
-def test_migrations_of_data_end_as_the_specification_says(
-    lake: Lake, server: Server, tmp_path: Path
-) -> None:
-    tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_dml.json"])
+@pytest.mark.long
+def test_migrations_of_data_end_as_specified(lake: Lake, server: Server, tmp_path: Path) -> None:
+    tables = play(server, tmp_path, [INPUTS / "schema_migrations_input_dml.json"])
     names = {key.split(".", 1)[1]: key for key in tables}
     assert set(names) == {"transaction", "transaction_renamed"}
     for table, amount in (("transaction", "amount_renamed"), ("transaction_renamed", "amount")):
@@ -221,10 +221,8 @@ def test_migrations_of_data_end_as_the_specification_says(
         assert {"two", "three"} <= {row["desc_detailed"] for row in detailed}
 
 
-def test_migrations_of_modes_end_as_the_specification_says(
-    lake: Lake, server: Server, tmp_path: Path
-) -> None:
-    tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
+def test_migrations_of_modes_end_as_specified(lake: Lake, server: Server, tmp_path: Path) -> None:
+    tables = play(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
     names = {key.split(".", 1)[1]: key for key in tables}
     kinds = {
         "id": Kind.INT,
@@ -280,7 +278,8 @@ def test_migrations_of_modes_end_as_the_specification_says(
         assert ("_fivetran_deleted" in description.by_name) is (len(key) == 1)
 
 
-def test_history_in_four_files_ends_as_the_specification_says(
+@pytest.mark.long
+def test_history_in_four_files_ends_as_specified(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
     names = SCENARIOS["history"]
@@ -290,7 +289,7 @@ def test_history_in_four_files_ends_as_the_specification_says(
     del first["schema_migration"]  # live modes, and a missing table
     (tmp_path / names[0]).write_text(json.dumps(first))
     paths = [tmp_path / names[0], *(INPUTS / name for name in names[1:])]
-    tables = played(server, tmp_path, paths)
+    tables = play(server, tmp_path, paths)
     assert_stored_as_modelled(lake, tables)
     (history,) = (key for key in tables if key.endswith(".transaction_history"))
     kinds = {
@@ -310,9 +309,10 @@ def test_history_in_four_files_ends_as_the_specification_says(
 
 
 @pytest.mark.parametrize(
-    "form", ["encrypted", pytest.param("plain, replayed", marks=pytest.mark.long)]
+    "form",
+    [pytest.param(form, marks=pytest.mark.long) for form in ("encrypted", "plain, replayed")],
 )
 def test_the_examples_end_in_the_modelled_tables(
     lake: Lake, server: Server, tmp_path: Path, form: str
 ) -> None:
-    assert_stored_as_modelled(lake, played(server, tmp_path, [EXAMPLES], **FORMS[form]))
+    assert_stored_as_modelled(lake, play(server, tmp_path, [EXAMPLES], **FORMS[form]))

@@ -9,7 +9,7 @@ import pytest
 
 from support.oracle import ACTIVE, END, KEEP, START, TMAX, Row
 from support.server.caller import HISTORY, SYNCED, Caller
-from support.server.sent_files import written
+from support.server.sent_files import write_batch_file
 from support.server.sent_rows import Batch, SentTable
 
 _T: Final = 1_704_067_200_000_000
@@ -86,7 +86,7 @@ def test_a_long_narrow_batch_is_one_batch(caller: Caller, rows: int, files: int)
     size = rows // files
     head = "id,n,_fivetran_synced\n"
     sent = [
-        written(
+        write_batch_file(
             caller.folder,
             "upsert",
             head

@@ -16,7 +16,7 @@ from chronolake.lake import Lake
 from chronolake.types import TableName
 from support import batches
 from support.batches import COLUMNS, DELETED, SYNCED, Sent
-from support.oracle import is_close, promises_broken
+from support.oracle import is_close, violated_invariants
 from support.server.caller import DELETED as DELETED_COLUMN
 from support.server.caller import HISTORY, Caller
 from support.server.caller import SYNCED as SYNCED_COLUMN
@@ -54,8 +54,8 @@ class Play:
             )
             self.requests.append((self.sent.request(batch), batch.rows))
             again = [] if step.repeat is None else [step.repeat % len(self.requests)]
-            for each in [number] * step.times + again:
-                self._send(*self.requests[each])
+            for place in [number] * step.times + again:
+                self._send(*self.requests[place])
             if step.truncate is not None:
                 self._truncate(step.truncate, soft=not self.sent.is_history and number % 2 == 0)
             wrong = self.sent.differences(self.model)
@@ -100,7 +100,7 @@ def _play_history(caller: Caller, lake: Lake, story: list[Sent]) -> None:
     sent = SentTable(caller, f"t{next(_tables)}", [*COLUMNS, *HISTORY]).create()
     Play(sent, sent.oracle()).run(story)
     found = sent.rows()
-    assert not promises_broken(found, sent.key)
+    assert not violated_invariants(found, sent.key)
     report = core.verify(lake, TableName(caller.schema, sent.name))
     assert report.holds or is_close(found, sent.key), report
 
@@ -122,12 +122,12 @@ def _tell(how: settings, stories: Any, play: Callable[[list[Sent]], None]) -> No
     tell_story()
 
 
-def test_a_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) -> None:
+def test_a_history_table_contains_the_result_of_its_batches(caller: Caller, lake: Lake) -> None:
     _tell(_sample, _histories, partial(_play_history, caller, lake))
 
 
 @pytest.mark.long
-def test_a_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
+def test_a_soft_delete_table_contains_the_result_of_its_batches(caller: Caller) -> None:
     _tell(_sample, _keyed_stories, partial(_play_keyed, caller))
 
 
@@ -140,11 +140,11 @@ def _session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_session")
-def test_any_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) -> None:
+def test_any_history_table_contains_the_result_of_its_batches(caller: Caller, lake: Lake) -> None:
     _tell(_many, _histories, partial(_play_history, caller, lake))
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_session")
-def test_any_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
+def test_any_soft_delete_table_contains_the_result_of_its_batches(caller: Caller) -> None:
     _tell(_many, _keyed_stories, partial(_play_keyed, caller))

@@ -37,7 +37,7 @@ def test_a_hard_truncate_removes_exactly_what_was_synced_before(table: Caller) -
     assert table.rows("t", "id") == [(2,), (3,)]
 
 
-def test_a_time_that_is_none_is_a_task_and_removes_no_row(table: Caller) -> None:
+def test_an_invalid_time_is_a_task_and_removes_no_row(table: Caller) -> None:
     before = table.snapshot("t")
     # Milliseconds in place of seconds, among others.
     for wrong in (-(2**62) * 1000, 2**62 * 1000, CUTOFF * 1000):
@@ -94,13 +94,13 @@ def test_times_before_1970_and_at_zero_are_times_like_any_other(caller: Caller) 
     assert caller.rows("t", "id") == [(2,), (3,)]
 
 
-def test_a_missing_table_or_schema_is_no_failure_and_is_not_made(caller: Caller) -> None:
+def test_truncating_a_missing_table_or_schema_succeeds_and_creates_none(caller: Caller) -> None:
     assert caller.create("other", ["id*:LONG", SYNCED]).success
     elsewhere = replace(caller, schema=f"{caller.schema}_missing")
-    for each in (caller, elsewhere):
+    for destination in (caller, elsewhere):
         for soft in (None, "_fivetran_deleted"):
-            assert each.truncate("t", CUTOFF, soft=soft).success
-        assert each.describe("t").not_found
+            assert destination.truncate("t", CUTOFF, soft=soft).success
+        assert destination.describe("t").not_found
     assert (elsewhere.schema,) not in catalog(caller.lake).list_namespaces()
 
 
@@ -117,7 +117,7 @@ def test_a_column_that_is_not_named_or_not_there_is_a_task(
     assert table.snapshot("t") == before
 
 
-def test_every_version_of_a_history_table_is_looked_at(caller: Caller) -> None:
+def test_a_truncate_considers_every_version_of_a_history_table(caller: Caller) -> None:
     columns = ["id*:LONG", "v:STRING", *HISTORY]
     assert caller.create("t", columns).success
     versions = [

@@ -11,7 +11,7 @@ import pytest
 
 from chronolake import core
 from chronolake.types import TableName
-from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, promises_broken
+from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, violated_invariants
 from support.server.caller import DELETED, HISTORY, SYNCED, Caller
 from support.server.sent_rows import Batch, SentTable, differences, micros
 
@@ -55,8 +55,8 @@ def universe(letters: str) -> list[Scenario]:
         for length in range(1, LENGTH + 1)
         for string in itertools.product(letters, repeat=length)
     )
-    every = ((string, parts) for string in strings for parts in compositions(len(string)))
-    return [Scenario(key, string, parts) for key, (string, parts) in enumerate(every)]
+    cases = ((string, parts) for string in strings for parts in compositions(len(string)))
+    return [Scenario(key, string, parts) for key, (string, parts) in enumerate(cases)]
 
 
 def time_of(place: int) -> int:
@@ -116,7 +116,8 @@ def timeline(scenario: Scenario) -> list[Row]:
     return versions
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, 2])
 def test_history_does_not_depend_on_how_it_is_batched_or_repeated(
     caller: Caller, lake: Lake, times: int
 ) -> None:
@@ -132,7 +133,7 @@ def test_history_does_not_depend_on_how_it_is_batched_or_repeated(
     assert not differences(found, model.rows(), sent.key)
     in_order = [row for scenario in scenarios for row in timeline(scenario)]
     assert not differences(found, in_order, sent.key)
-    assert not promises_broken(found, sent.key)
+    assert not violated_invariants(found, sent.key)
     report = core.verify(lake, TableName(caller.schema, "t"))
     assert report.holds, report
 
@@ -163,7 +164,7 @@ def keyed_batch(scenarios: Sequence[Scenario], number: int, *, soft: bool) -> Ba
     [
         pytest.param("ABpd", 1, id="live"),
         pytest.param("Apsd", 1, id="soft", marks=pytest.mark.long),
-        pytest.param("Apsd", 2, id="soft-twice"),
+        pytest.param("Apsd", 2, id="soft-twice", marks=pytest.mark.long),
     ],
 )
 def test_a_keyed_table_holds_what_the_batches_left(

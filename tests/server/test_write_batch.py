@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from support.server.caller import DELETED, SYNCED, Caller
-from support.server.sent_files import UNMODIFIED, SentFile, csv_text, written
+from support.server.sent_files import UNMODIFIED, SentFile, csv_text, write_batch_file
 
 COLUMNS = ["id*:LONG", "a:STRING", "b:STRING", "c:INT", SYNCED, DELETED]
 T1, T2 = "2024-01-01T00:00:00Z", "2024-01-02T00:00:00.123Z"
@@ -188,9 +188,13 @@ def test_the_last_of_two_rows_with_one_key_wins(table: Caller) -> None:
 
 def test_two_updates_of_one_key_add_up_in_order(table: Caller) -> None:
     assert table.write("t", COLUMNS, replace=[full(1, "x"), full(2, "x")]).success
-    one = table.file("u1", [partial(1, a="a1"), partial(1, b="b1"), partial(2, a="a1", c="7")])
-    two = table.file("u2", [partial(2, a="a2"), partial(2, b=None)])
-    assert table.stub.WriteBatch(table.request("t", COLUMNS, update=[one, two])).success
+    first_file = table.file(
+        "u1", [partial(1, a="a1"), partial(1, b="b1"), partial(2, a="a1", c="7")]
+    )
+    second_file = table.file("u2", [partial(2, a="a2"), partial(2, b=None)])
+    assert table.stub.WriteBatch(
+        table.request("t", COLUMNS, update=[first_file, second_file])
+    ).success
     assert table.rows("t", "id", "a", "b", "c") == [(1, "a1", "b1", 1), (2, "a2", None, 7)]
 
 
@@ -278,7 +282,7 @@ def test_a_request_without_files_or_rows_changes_nothing(table: Caller) -> None:
     assert table.write("t", COLUMNS).success
     assert table.snapshot("t") == before
     header = [text.partition(":")[0].rstrip("*") for text in COLUMNS]
-    empty = written(table.folder, "empty", csv_text(header, []))
+    empty = write_batch_file(table.folder, "empty", csv_text(header, []))
     everywhere = table.request("t", COLUMNS, replace=[empty], update=[empty], delete=[empty])
     assert table.stub.WriteBatch(everywhere).success
     assert table.rows("t") == []
@@ -381,7 +385,7 @@ def test_a_value_that_does_not_fit_is_a_task_that_names_the_place_and_not_the_va
     assert table.snapshot("t") == before
 
 
-def test_keys_are_looked_up_by_the_path_as_it_is_spelled(table: Caller) -> None:
+def test_keys_are_found_by_the_exact_path(table: Caller) -> None:
     file = table.file("f", [full(1, "x")])
     request = table.request("t", COLUMNS, replace=[file])
     del request.keys[file.path]

@@ -56,7 +56,7 @@ def table(caller: Caller) -> Caller:
     return caller
 
 
-def test_a_caller_need_not_say_that_the_start_is_in_the_key(caller: Caller) -> None:
+def test_a_caller_may_omit_the_start_from_the_key(caller: Caller) -> None:
     columns = [column.replace("_start*", "_start") for column in COLUMNS]
     assert caller.create("t", columns).success
     assert column_texts(caller.describe("t").table.columns) == COLUMNS

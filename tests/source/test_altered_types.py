@@ -56,8 +56,8 @@ def _create_types(shop: Shop, rows: int = 0) -> None:
         *_TYPES,
         "CREATE FUNCTION twice(int) RETURNS int LANGUAGE sql AS 'SELECT $1 * 2'",
     )
-    every = {**_COLUMNS, **_NO_KEY}
-    columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(every))
+    all_columns = {**_COLUMNS, **_NO_KEY}
+    columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(all_columns))
     key = ", ".join(f"c{number}" for number in range(len(_COLUMNS)))
     shop.run(
         f"CREATE TABLE by_id (id int PRIMARY KEY, state int, {columns})",
@@ -65,15 +65,15 @@ def _create_types(shop: Shop, rows: int = 0) -> None:
     )
     for number in range(rows):
         label = _LABELS[number % len(_LABELS)]
-        values = ", ".join(value.format(label) for value in every.values())
+        values = ", ".join(value.format(label) for value in all_columns.values())
         for table in ("by_id", "by_key"):
             shop.run(f"INSERT INTO {table} VALUES ({number}, 0, {values})")
 
 
 def _texts(shop: Shop, table: str) -> list[tuple[str | None, ...]]:
     """Return the rows as COPY writes them."""
-    every = range(len(_COLUMNS) + len(_NO_KEY))
-    names = sql.SQL(", ").join(sql.Identifier(f"c{number}") for number in every)
+    numbers = range(len(_COLUMNS) + len(_NO_KEY))
+    names = sql.SQL(", ").join(sql.Identifier(f"c{number}") for number in numbers)
     query = sql.SQL("COPY (SELECT id, state, {} FROM public.{}) TO STDOUT").format(
         names, sql.Identifier(table)
     )
@@ -210,6 +210,6 @@ def test_known_types_round_trip_through_json(shop: Shop) -> None:
     names = {type_.name for type_ in now.types}
     of_system = {"regclass", "regtype", "regproc", "regrole", "money", "aclitem"}
     assert names == {"public.mood", "public.pair", "public.other", *of_system}
-    known = now.known
+    known = now.known_types
     assert KnownTypes.from_json(known.as_json()) == known
     assert known.altered_types(now) == []

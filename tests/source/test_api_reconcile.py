@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.types import ACTIVE, DELETED, END, START
-from support.commands import ran_words
-from support.declarative.apis import Api, Asked, Reply
-from support.processes import COMMAND, killed
+from support.commands import run_words
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.processes import COMMAND, run_until_failpoint
 from support.source.apishop import ApiShop, parameter
 
 
@@ -117,7 +117,7 @@ def test_incomplete_reconciliation_deletes_nothing(
     shop.sync_or_fail()
     gone = [row[0] for row in shop.rows("orders", "id", ACTIVE) if not row[1]]
     assert gone == [2, 4]
-    _, reported, _ = ran_words(capsys, "status", "--project", str(shop.folder))
+    _, reported, _ = run_words(capsys, "status", "--project", str(shop.folder))
     assert "reconciled with its source" in reported
     assert "2 deleted" in reported
     assert not list(shop.folder.rglob("*.arrow"))
@@ -125,9 +125,9 @@ def test_incomplete_reconciliation_deletes_nothing(
     # A week has not passed.
     shop.configure("orders: {detect_deletes: weekly}")
     del shop.orders[3]
-    shop.api.asked.clear()
+    shop.api.requests.clear()
     shop.sync_or_fail()
-    assert {request.params["since"] for request in shop.api.asked} == {"2026-08-01T12:00:00Z"}
+    assert {request.params["since"] for request in shop.api.requests} == {"2026-08-01T12:00:00Z"}
     assert (3, True) in shop.rows("orders", "id", ACTIVE)
     # A full refresh need not wait.
     shop.sync_or_fail(full_refresh=True)
@@ -139,7 +139,7 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
     shop.put(2, state="new")
     shop.sync_or_fail()
 
-    def changes(asked: Asked) -> bool:
+    def changes(asked: ReceivedRequest) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
             # The record leaves its slice before that is read, for a time after all requested ones.
             time.sleep(1.2)
@@ -175,7 +175,7 @@ def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
         shop.put(number)
     goes: set[int] = set()
 
-    def page(asked: Asked) -> Reply:
+    def page(asked: ReceivedRequest) -> Reply:
         begin = int(asked.params.get("offset", 0))
         whole = shop.records_between(asked, list(shop.orders.values())).body["data"]
         if begin == 0 and len(whole) > 3 and asked.params["since"].startswith("2026-01-01"):
@@ -202,7 +202,7 @@ def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
     shop.put(2, state="new")
     shop.sync_or_fail()
 
-    def changes(asked: Asked) -> bool:
+    def changes(asked: ReceivedRequest) -> bool:
         if asked.params["since"].startswith("2026-01-01"):
             ahead = datetime.now(UTC) + timedelta(minutes=2)
             at = ahead.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -271,11 +271,11 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     )
     shop.sync_or_fail()
     del shop.notes[2], shop.orders[1]
-    shop.api.asked.clear()
+    shop.api.requests.clear()
     shop.sync_or_fail()
     # The two streams read in turns; one reads all records, the other only new ones. They do so
     # twice, because records have been deleted.
-    asked = [request.path for request in shop.api.asked if request.path in {"/all", "/orders"}]
+    asked = [request.path for request in shop.api.requests if request.path in {"/all", "/orders"}]
     assert [path for path, _ in groupby(asked)] == ["/orders", *("/all", "/orders") * 2]
     assert shop.rows("turns", "id") == [(2,)]
     assert shop.rows("notes", "id") == [(1,)]
@@ -322,15 +322,15 @@ def test_reconciliation_can_be_killed_at_every_step(shop: ApiShop) -> None:
     for number in range(1, 20):
         shop.put(number, state="new")
     shop.put(20, "08-01", state="new")
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
     for number, failpoint in enumerate(_STEPS, 1):
         del shop.orders[number]
         # The cursor does not show this change.
         shop.put(number + 10, state=f"state {number}")
-        assert killed(COMMAND, *words, failpoint=failpoint), failpoint
+        assert run_until_failpoint(COMMAND, *words, failpoint=failpoint), failpoint
         there = {row[0] for row in shop.rows("orders", "id", ACTIVE) if row[1]}
         assert there >= shop.orders.keys(), failpoint
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
 
     now = {row[0]: row[1] for row in shop.rows("orders", "id", "state", ACTIVE) if row[2]}
     assert now == {number: order["state"] for number, order in shop.orders.items()}
@@ -361,7 +361,7 @@ class Model:
         """Model a run that compares all records."""
         self.deleted |= self.known.keys() - world.keys()
         self.deleted -= world.keys()
-        self.known = {number: dict(one) for number, one in world.items()}
+        self.known = {number: dict(record) for number, record in world.items()}
 
 
 _NUMBERS = st.integers(1, 5)

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from chronolake.config import load
 from chronolake.errors import LakeError
 from chronolake.pipeline.store import Store
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.source.databases import Shop
 
@@ -37,7 +37,7 @@ def _run(address: str, *statements: str) -> None:
 def _run_check(
     folder: Path, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
+    code, reported, _ = run_words(capsys, "check", "--json", "--project", str(folder), *words)
     found: dict[str, list[dict[str, Any]]] = {}
     for result in json.loads(reported):
         found.setdefault(result["what"].removeprefix("pipelines.shop: "), []).append(result)
@@ -55,12 +55,12 @@ def test_check_create_creates_publication_and_slot(
     _project(tmp_path, address)
     code, found = _run_check(tmp_path, capsys)
     assert code == 1
-    (one,) = found["publication chronolake_shop"]
-    assert one["message"] == "does not exist"
-    assert one["hint"].startswith(
+    (finding,) = found["publication chronolake_shop"]
+    assert finding["message"] == "does not exist"
+    assert finding["hint"].startswith(
         'CREATE PUBLICATION "chronolake_shop" FOR TABLE "public"."orders"'
     )
-    assert '"log"' not in one["hint"], "once published, it could not be updated"
+    assert '"log"' not in finding["hint"], "once published, it could not be updated"
     assert found["slot chronolake_shop"][0]["hint"] == (
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput');"
     )
@@ -86,14 +86,14 @@ def test_check_create_creates_publication_and_slot(
     assert "created" not in found, "everything exists"
 
     where = ("--json", "--project", str(tmp_path))
-    _, reported, _ = ran_words(capsys, "discover", "shop", *where)
+    _, reported, _ = run_words(capsys, "discover", "shop", *where)
     streams = [(row["stream"], row["table"], row["key"]) for row in json.loads(reported)]
     assert streams == [
         ("public.log", "shop.log", ["line"]),
         ("public.orders", "shop.orders", ["id"]),
     ]
     _run(address, "INSERT INTO orders SELECT generate_series(1, 1000)")
-    _, reported, _ = ran_words(capsys, "status", *where)
+    _, reported, _ = run_words(capsys, "status", *where)
     for row in json.loads(reported):
         assert row["sees"] == "every-change"
         assert row["lag"]["behind_bytes"] > 50_000
@@ -118,7 +118,7 @@ def test_status_shows_what_the_lake_has_while_the_server_is_away(
     shop.configure()
     shop.dsn = dsn
 
-    code, reported, problem = ran_words(capsys, "status", "--project", str(shop.folder))
+    code, reported, problem = run_words(capsys, "status", "--project", str(shop.folder))
 
     assert code == 1
     assert "The server cannot be reached" in problem
@@ -177,7 +177,7 @@ def test_check_reports_problems_with_fixes(
 
 def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _project(tmp_path, "postgresql://me:very-secret@127.0.0.1:1/lake")
-    code, reported, error = ran_words(capsys, "check", "--project", str(tmp_path))
+    code, reported, error = run_words(capsys, "check", "--project", str(tmp_path))
     assert code == 1
     assert "cannot be reached" in reported
     assert "very-secret" not in reported + error
@@ -206,7 +206,7 @@ def test_refusing_server_is_not_reported_as_unreachable(
 
     code, found = _run_check(tmp_path, capsys)
 
-    reported = [result["message"] for every in found.values() for result in every]
+    reported = [result["message"] for results in found.values() for result in results]
     assert code == 1
     assert any(message.startswith("The server refuses the connection: ") for message in reported), (
         reported
@@ -222,7 +222,7 @@ def test_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
     code, found = _run_check(tmp_path, capsys)
 
-    reported = [result["message"] for every in found.values() for result in every]
+    reported = [result["message"] for results in found.values() for result in results]
     assert code == 1
     assert any(message.startswith("The server cannot be reached: ") for message in reported), (
         reported
@@ -279,8 +279,8 @@ def test_role_check_tries_to_read_the_log(
     try:
         _project(tmp_path, f"postgresql://reader:secret-of-reader@{address.partition('@')[2]}")
         _, found = _run_check(tmp_path, capsys)
-        (one,) = found["role"]
-        assert (one["ok"], one["hint"]) == (fix is None, fix)
+        (finding,) = found["role"]
+        assert (finding["ok"], finding["hint"]) == (fix is None, fix)
         if fix is not None:
             _run(address, fix)
             _, found = _run_check(tmp_path, capsys)

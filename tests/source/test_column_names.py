@@ -12,7 +12,7 @@ from chronolake.errors import ConfigurationError
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.pipeline.store import Status
 from chronolake.types import ACTIVE, METADATA_COLUMNS, START
-from support.commands import ran_words
+from support.commands import run_words
 from support.declarative.apis import Api
 from support.source.apishop import ApiShop
 from support.source.databases import Shop
@@ -20,7 +20,7 @@ from support.source.databases import Shop
 
 def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     """Return the errors that `check` reports, with their hints."""
-    _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder))
+    _, reported, _ = run_words(capsys, "check", "--json", "--project", str(folder))
     found: list[dict[str, Any]] = json.loads(reported)
     return {
         result["what"]: (result["message"], result["hint"]) for result in found if not result["ok"]

@@ -10,7 +10,7 @@ import pytest
 
 from chronolake.pipeline.store import Status
 from chronolake.types import ACTIVE
-from support.commands import ran_words
+from support.commands import run_words
 from support.declarative.apis import Api, Reply
 from support.source.apishop import ApiShop
 
@@ -21,7 +21,7 @@ def shop(tmp_path: Path) -> Iterator[ApiShop]:
         yield ApiShop(tmp_path, api)
 
 
-def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
+def test_objects_become_columns_if_configured(shop: ApiShop) -> None:
     shop.configure("orders: {}", "live: {mode: live, nested: columns}")
     ann = {"name": "Ann", "place": {"city": "Bonn", "zip": 1}}
     shop.put(1, "02-01", owner=ann)
@@ -68,7 +68,7 @@ def test_cursor_in_the_key_distinguishes_changes(
         (1, "paid", True),
         (2, "new", True),
     ]
-    _, reported, _ = ran_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
+    _, reported, _ = run_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
     keys = {load["stream"]: load["key"] for load in json.loads(reported)}
     assert keys == {"orders": ["id", "updated_at"], "live": ["id"]}
 

@@ -14,7 +14,7 @@ from chronolake.pipeline.store import Status
 from chronolake.source.postgres.connection import connect
 from chronolake.source.protocol import CaptureMethod
 from chronolake.types import ACTIVE, DELETED
-from support.commands import ran_words
+from support.commands import run_words
 from support.source.databases import Shop
 
 
@@ -96,7 +96,8 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
 
 
 @pytest.mark.parametrize(
-    "mode", ["history", "live", pytest.param("soft_delete", marks=pytest.mark.long)]
+    "mode",
+    ["history", *(pytest.param(m, marks=pytest.mark.long) for m in ("live", "soft-delete"))],
 )
 @pytest.mark.parametrize("failpoint", ["land.done", pytest.param("", marks=pytest.mark.long)])
 def test_a_record_that_gets_another_key_keeps_large_values(
@@ -239,7 +240,8 @@ def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: st
     assert shop.agrees()
 
 
-def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
+@pytest.mark.long
+def test_added_tables_are_copied_later_and_do_not_stop_each_other(shop: Shop) -> None:
     shop.run(
         'CREATE TABLE "Odd/ name." ("Key" uuid PRIMARY KEY, "Va l" text[])',
         """INSERT INTO "Odd/ name." VALUES ('00000000-0000-0000-0000-000000000001', '{a,"b c"}')""",
@@ -507,6 +509,7 @@ def _copied_rows(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
     return found
 
 
+@pytest.mark.long
 def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE codes (name text, code text NOT NULL UNIQUE, body text)",
@@ -583,7 +586,7 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
         assert shop.versions("orders", ("id", "code")) == before
 
     # `check` reports it before any run does.
-    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
     assert code == 1
     assert "The source's key is code, but the table's key is id" in reported
     assert "rename.tables: {public.orders: " in reported
@@ -592,7 +595,7 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
     assert str(folder) in (stream.hint or "")
     folder.rename(shop.folder / "away")
     shop.configure(rename="{tables: {public.orders: orders_by_code}}")
-    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
     assert code == 0, reported
     shop.sync_or_fail()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, True), ("d", 3, True)]

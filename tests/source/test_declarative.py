@@ -16,10 +16,10 @@ from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, END, START
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import iceberg, project
-from support.declarative.apis import Api, Asked, Reply
-from support.processes import COMMAND, killed
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.processes import COMMAND, run_until_failpoint
 
 MANIFEST = """
 version: 6.48.0
@@ -154,7 +154,7 @@ class Shop:
             f"/orders/{number}/notes", lambda _: Reply({"data": self.notes.get(number, [])})
         )
 
-    def answer_orders(self, asked: Asked, token: str = TOKEN) -> Reply:
+    def answer_orders(self, asked: ReceivedRequest, token: str = TOKEN) -> Reply:
         if asked.headers["authorization"] != f"Bearer {token}":
             return Reply({}, status=401)
         asks = asked.params
@@ -187,11 +187,11 @@ class Shop:
         found = sorted(
             {
                 request.params["since"][8:10]
-                for request in self.api.asked
+                for request in self.api.requests
                 if request.path == "/orders"
             }
         )
-        self.api.asked.clear()
+        self.api.requests.clear()
         return found
 
 
@@ -255,7 +255,7 @@ def test_streams_without_a_cursor_are_compared(
     ]
     # The command suggests no setting that `check` would reject.
     words = ("mode", "shop.customers", "history", "--project", str(shop.folder))
-    code, _, error = ran_words(capsys, *words)
+    code, _, error = run_words(capsys, *words)
     assert code == 1
     assert "The stream customers cannot be in history mode" in error
     assert "Set its mode to live or soft-delete." in " ".join(error.split())
@@ -330,11 +330,11 @@ def test_stream_without_cursor_cannot_have_history(
 ) -> None:
     file = shop.project.file
     file.write_text(file.read_text().replace("customers: {mode: live}", "customers: {}"))
-    code, _, reported = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
+    code, _, reported = run_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert code
     assert "The stream customers cannot be in history mode" in reported
     # The user now looks up the supported modes.
-    code, reported, _ = ran_words(
+    code, reported, _ = run_words(
         capsys, "discover", "shop", "--project", str(shop.folder), "--json"
     )
     assert code == 0
@@ -358,12 +358,12 @@ def test_auto_keeps_history_where_the_stream_supports_it(
     deleted = {name for name, columns in known.items() if "_fivetran_deleted" in columns}
     assert deleted == {"customers", "notes"}
     words = ("--project", str(shop.folder))
-    _, reported, _ = ran_words(capsys, "status", *words)
+    _, reported, _ = run_words(capsys, "status", *words)
     assert "history (auto)" in reported
     assert "soft-delete (auto)" in reported
-    _, reported, _ = ran_words(capsys, "check", *words)
+    _, reported, _ = run_words(capsys, "check", *words)
     assert "orders (history, auto), customers (soft-delete, auto)" in reported
-    _, reported, _ = ran_words(capsys, "discover", "shop", *words, "--json")
+    _, reported, _ = run_words(capsys, "discover", "shop", *words, "--json")
     assert {(load["mode"], load["auto"]) for load in json.loads(reported)} == {
         ("history", True),
         ("soft-delete", True),
@@ -374,7 +374,7 @@ def test_auto_keeps_history_where_the_stream_supports_it(
     cursor = '    incremental_sync: {$ref: "#/definitions/days"}\n'
     assert cursor in manifest.read_text()
     manifest.write_text(manifest.read_text().replace(cursor, ""))
-    code, _, error = ran_words(capsys, "sync", "shop", *words)
+    code, _, error = run_words(capsys, "sync", "shop", *words)
     assert code == 1
     assert "The table shop.orders keeps history" in " ".join(error.split())
     assert "mode: soft-delete to drop the history" in " ".join(error.split())
@@ -447,9 +447,9 @@ def test_killed_run_requests_only_missing_slices(shop: Shop) -> None:
         .replace("      customers: {mode: live}\n      notes: {mode: soft-delete}\n", "")
         .replace("    streams:\n", "")
     )
-    assert killed(COMMAND, *words, failpoint="read.slice-noted=kill")
+    assert run_until_failpoint(COMMAND, *words, failpoint="read.slice-noted=kill")
     assert shop.days_asked()[0] == "01"
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
 
     assert shop.days_asked() == ["02", "03", "04", "05"]
     assert [row[0] for row in shop.versions("id")] == [1, 2, 3, 4]
@@ -483,8 +483,8 @@ def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
         shop.put(number, f"{number:02d}", state="new")
         shop.put(1, f"{number:02d}", state=f"state {number}")
         shop.customers = [{"id": id_, "name": f"{number}"} for id_ in range(number)]
-        assert killed(COMMAND, *words, failpoint=failpoint), failpoint
-    assert not killed(COMMAND, *words, failpoint="")
+        assert run_until_failpoint(COMMAND, *words, failpoint=failpoint), failpoint
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
 
     now = {row[0]: row[1] for row in shop.versions("id", "state") if row[2]}
     assert now == {number: order["state"] for number, order in shop.orders.items()}
@@ -499,7 +499,7 @@ def test_discover_lists_keys_cursors_and_columns(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--project", str(shop.folder))
-    code, reported, _ = ran_words(capsys, "discover", "shop", "--schema", "--json", *where)
+    code, reported, _ = run_words(capsys, "discover", "shop", "--schema", "--json", *where)
     assert code == 0
     streams = {load["stream"]: load for load in json.loads(reported)}
     assert [(name, stream["key"], stream["cursor"]) for name, stream in streams.items()] == [
@@ -516,7 +516,7 @@ def test_discover_lists_keys_cursors_and_columns(
         "updated_at": "UTC_DATETIME",
         "lines": "JSON",
     }
-    _, reported, _ = ran_words(capsys, "discover", "shop", "--schema", *where)
+    _, reported, _ = run_words(capsys, "discover", "shop", "--schema", *where)
     assert "updated_at UTC_DATETIME cursor" in " ".join(reported.split())
 
 
@@ -525,6 +525,6 @@ def test_nothing_that_is_shown_has_the_secret(
 ) -> None:
     shop.closed_days = {"01"}
     shop.put(1, "01", state="new")
-    _, out, err = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
+    _, out, err = run_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert "403" in out + err
     assert TOKEN not in out + err

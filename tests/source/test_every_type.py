@@ -203,7 +203,7 @@ def _quoted(value: str) -> str:
 
 
 def _row(types: Sequence[_Type], which: int) -> str:
-    return ", ".join(f"({one.values[which]})::{one.name}" for one in types)
+    return ", ".join(f"({type_.values[which]})::{type_.name}" for type_ in types)
 
 
 def _expect_server_s(shop: Shop, name: str, types: Sequence[_Type]) -> None:
@@ -212,19 +212,19 @@ def _expect_server_s(shop: Shop, name: str, types: Sequence[_Type]) -> None:
     table = table.filter(table[ACTIVE]).sort_by("id")
     names = [f"c{number}" for number in range(len(types))]
     columns = sql.SQL(", ").join(
-        sql.SQL("{}::text" if _is_text(table.schema.field(one).type) else "{}").format(
-            sql.Identifier(one)
+        sql.SQL("{}::text" if _is_text(table.schema.field(name).type) else "{}").format(
+            sql.Identifier(name)
         )
-        for one in names
+        for name in names
     )
     query = sql.SQL("SELECT id, {} FROM {} ORDER BY id").format(columns, sql.Identifier(name))
     with psycopg.connect(shop.dsn, options="-c timezone=UTC") as connection:
         rows = connection.execute(query).fetchall()
     assert table["id"].to_pylist() == [row[0] for row in rows]
-    for number, one in enumerate(types):
+    for number, type_ in enumerate(types):
         column = table[names[number]]
         expected = [_as_stored(row[1 + number], column.type) for row in rows]
-        assert column.to_pylist() == expected, one.name
+        assert column.to_pylist() == expected, type_.name
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -237,7 +237,7 @@ def _as_stored(value: Any, kind: pa.DataType) -> Any:
 
 def test_every_type_is_the_same_in_a_copy_and_in_the_log(shop: Shop) -> None:
     types = _types(shop)
-    columns = ", ".join(f"c{number} {one.name}" for number, one in enumerate(types))
+    columns = ", ".join(f"c{number} {type_.name}" for number, type_ in enumerate(types))
     sets = "({}) = ROW({})".format(
         ", ".join(f"c{number}" for number in range(len(types))), _row(types, 1)
     )
@@ -258,18 +258,18 @@ def test_every_type_is_the_same_in_a_copy_and_in_the_log(shop: Shop) -> None:
     )
     with structlog.testing.capture_logs() as logged:
         shop.sync_or_fail()
-    assert not [one for one in logged if one["event"] == "table_read_again"]
+    assert not [event for event in logged if event["event"] == "table_read_again"]
     _expect_server_s(shop, "every", types)
     assert len(shop.versions("every", ("id",))) == 8
 
 
 def test_every_type_is_the_same_key_in_a_copy_and_in_the_log(shop: Shop) -> None:
-    types = [one for one in _types(shop) if one.is_plain and _can_be_key(shop, one)]
+    types = [type_ for type_ in _types(shop) if type_.is_plain and _can_be_key(shop, type_)]
     assert len(types) > len(_VALUES) // 2
     # An index has up to 32 columns.
     tables = {f"keys{begin}": types[begin : begin + 30] for begin in range(0, len(types), 30)}
     for name, part in tables.items():
-        columns = ", ".join(f"c{number} {one.name}" for number, one in enumerate(part))
+        columns = ", ".join(f"c{number} {type_.name}" for number, type_ in enumerate(part))
         key = ", ".join(f"c{number}" for number in range(len(part)))
         shop.run(
             f"CREATE TABLE {name} (id int, {columns}, PRIMARY KEY ({key}))",
@@ -287,7 +287,7 @@ def test_every_type_is_the_same_key_in_a_copy_and_in_the_log(shop: Shop) -> None
         )
     with structlog.testing.capture_logs() as logged:
         shop.sync_or_fail()
-    assert not [one for one in logged if one["event"] == "table_read_again"]
+    assert not [event for event in logged if event["event"] == "table_read_again"]
     for name, part in tables.items():
         _expect_server_s(shop, name, part)
         # The record that was deleted is the one that got its key afterwards.
@@ -295,12 +295,12 @@ def test_every_type_is_the_same_key_in_a_copy_and_in_the_log(shop: Shop) -> None
         assert sorted(found) == [(1, False), (2, False), (3, True), (4, False), (5, True)]
 
 
-def _can_be_key(shop: Shop, one: _Type) -> bool:
+def _can_be_key(shop: Shop, type_: _Type) -> bool:
     """Return whether values of a type exist, and the server lets them be a key."""
-    if one.values[0] == "NULL":
+    if type_.values[0] == "NULL":
         return False
     try:
-        shop.run(f"CREATE TABLE probe (k {one.name} PRIMARY KEY)", "DROP TABLE probe")
+        shop.run(f"CREATE TABLE probe (k {type_.name} PRIMARY KEY)", "DROP TABLE probe")
     except psycopg.Error:
         return False
     return True

@@ -296,6 +296,7 @@ def _count_landed_rows(shop: Shop) -> int | None:
     return run.landed_rows
 
 
+@pytest.mark.long
 def test_moved_rows_are_unchanged(ranges: Shop) -> None:
     ranges.run(
         "CREATE TABLE bulk (n bigint, day date, state text, PRIMARY KEY (n, day))",
@@ -324,6 +325,7 @@ def test_moved_rows_are_unchanged(ranges: Shop) -> None:
     assert ranges.agrees()
 
 
+@pytest.mark.long
 def test_partitions_can_be_attached_and_detached(ranges: Shop) -> None:
     ranges.run(
         "CREATE TABLE bulk (n int, state text, PRIMARY KEY (n)) PARTITION BY RANGE (n)",

@@ -19,8 +19,8 @@ from test_declarative import TOKEN, Shop
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.source.declarative import stream_run
-from support.declarative.apis import Api, Asked, Reply
-from support.processes import COMMAND, killed
+from support.declarative.apis import Api, ReceivedRequest, Reply
+from support.processes import COMMAND, run_until_failpoint
 
 _DAYS = 12
 
@@ -56,7 +56,9 @@ def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     shop.put(51, "09", extra="one")
     assert _slice_counts(shop) == [_DAYS + 1]
     days = [f"{day:02d}" for day in range(1, _DAYS + 2)]
-    asked = [(request.params["since"], request.params.get("offset")) for request in shop.api.asked]
+    asked = [
+        (request.params["since"], request.params.get("offset")) for request in shop.api.requests
+    ]
     assert len(asked) == len(set(asked))
     assert shop.days_asked() == days
     assert [row[:2] for row in shop.versions("id", "state")] == [
@@ -111,7 +113,7 @@ api_budget:
 def _call_times(shop: Shop) -> list[float]:
     times: list[float] = []
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         times.append(time.monotonic())
         return shop.answer_orders(asked)
 
@@ -140,7 +142,7 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
     given: list[str] = []
     lock = threading.Lock()
 
-    def token(asked: Asked) -> Reply:
+    def token(asked: ReceivedRequest) -> Reply:
         # Each refresh token is good for one use, and the first access token for six requests.
         with lock:
             number = len(given)
@@ -151,7 +153,7 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
 
     used: dict[str, int] = {}
 
-    def orders(asked: Asked) -> Reply:
+    def orders(asked: ReceivedRequest) -> Reply:
         sent = asked.headers["authorization"].removeprefix("Bearer ")
         with lock:
             used[sent] = used.get(sent, 0) + 1
@@ -175,7 +177,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
         shop.put(number, f"{number:02d}", state="new")
     calm = threading.Event()
 
-    def orders(asked: Asked) -> Reply:
+    def orders(asked: ReceivedRequest) -> Reply:
         if asked.params["since"][8:10] == "06" and not calm.is_set():
             calm.set()
             assert _becomes_true(lambda: _count_finished_slices(shop) > 1)
@@ -239,5 +241,7 @@ def test_separate_executors_read_slices(tmp_path: Path, monkeypatch: pytest.Monk
         file.write_text(file.read_text().replace("'local[2]'", "'local-cluster[2,1,1024]'"))
         for number in range(1, 3 * _DAYS):
             shop.put(number, f"{1 + number % _DAYS:02d}", state="new")
-        assert not killed(COMMAND, "sync", "shop", "--project", str(tmp_path), failpoint="")
+        assert not run_until_failpoint(
+            COMMAND, "sync", "shop", "--project", str(tmp_path), failpoint=""
+        )
         assert [row[0] for row in shop.versions("id")] == list(range(1, 3 * _DAYS))

@@ -20,7 +20,7 @@ from chronolake.lake import Lake
 from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, START
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import iceberg, project
 
 
@@ -102,7 +102,7 @@ def test_unreadable_tables_report_why_and_land_nothing(
     assert "lack their key" in empty
     assert not list(tmp_path.glob("lake/raw/**/data-*")), "nothing has landed"
     # Commands that need no Spark do not need the database either.
-    code, reported, _ = ran_words(
+    code, reported, _ = run_words(
         capsys, "discover", "office", "--json", "--project", str(tmp_path)
     )
     assert code == 0

@@ -109,8 +109,8 @@ def test_columns_are_never_confused(
     before, reported = sorted((min(first, len(changes)), min(second, len(changes))))
 
     def columns(state: dict[int, str], *, numbers: bool = True) -> list[SourceColumn]:
-        every = sorted(state.items())
-        return [SourceColumn(number if numbers else None, name, 25, -1) for number, name in every]
+        entries = sorted(state.items())
+        return [SourceColumn(number if numbers else None, name, 25, -1) for number, name in entries]
 
     described = columns(states[reported], numbers=False)
     ever = set[int]().union(*states[: before + 1])

@@ -174,8 +174,8 @@ def test_published_tables_equal_the_servers_view(shop: Shop, address: str) -> No
             ).fetchall()
             found = catalog.published_tables(connection, "chronolake_shop")
             mine = {
-                oids[oid]: (one.columns - {"twice"}, one.is_filtered)
-                for oid, one in found.items()
+                oids[oid]: (table.columns - {"twice"}, table.is_filtered)
+                for oid, table in found.items()
                 if oid in oids
             }
             assert mine == {

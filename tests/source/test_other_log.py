@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from postgresql import Cluster, cluster, standby_cluster
 
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.slot import Evidence, bytes_before, durable_lsn, emit_evidence
-from support.seeds import drawn
+from support.seeds import draw_seeds
 from support.source.databases import Shop
 
 _MANY_BYTES = 200_000
@@ -187,7 +187,7 @@ def test_offset_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) 
     store = Store.open(shop.project.lake)
     ((name, position),) = store.checkpoints("shop").items()
     del position["evidence"]
-    with leased(store, "shop", above=10**6) as lease:
+    with hold_lease(store, "shop", above=10**6) as lease:
         store.put_checkpoint("shop", name, position, token=lease.token)
     saved = _save(place)
     shop.sync_or_fail()
@@ -296,7 +296,7 @@ def test_standbys_have_the_same_log_bytes(place: Cluster, version: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, *drawn("other log", 6)])
+@pytest.mark.parametrize("seed", [1, *draw_seeds("other log", 6)])
 def test_a_sync_that_succeeds_has_what_the_server_has(
     shop: Shop, place: Cluster, seed: int
 ) -> None:

@@ -17,10 +17,10 @@ from postgresql import server
 
 from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
-from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
+from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Decoder
 from chronolake.source.postgres.row_versions import sequence_of, sequences_of
 from chronolake.source.postgres.slot import format_lsn
-from support.seeds import and_drawn
+from support.seeds import with_drawn_seeds
 from support.source.plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 
 _PEEK: Final = (
@@ -53,7 +53,7 @@ def _rows_of(changes: Changes, cells: str, place: int) -> dict[str, Any]:
     return row
 
 
-def _in_order(decoded: Decoded) -> list[Change]:
+def _in_order(decoded: DecodedBatch) -> list[Change]:
     """Return the changes of a batch, in the order of the log."""
     found: list[tuple[int, int, Change]] = []
     names = {change.relation.oid: change.relation.name for change in decoded.changes}
@@ -160,7 +160,7 @@ def _change(database: psycopg.Connection, chance: random.Random, number: int) ->
                 database.execute("TRUNCATE two, plain")
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, 2, test="pgoutput", number=20))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, 2, test="pgoutput", number=20))
 def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed: int) -> None:
     chance = random.Random(seed)
     _run_random_statements(database, chance)
@@ -302,7 +302,7 @@ def test_texts_of_many_bytes_are_copied_one_by_one() -> None:
 
 
 def test_empty_batch_decodes_to_nothing() -> None:
-    assert Decoder().decode([]) == Decoded((), (), (), None)
+    assert Decoder().decode([]) == DecodedBatch((), (), (), None)
 
 
 @given(

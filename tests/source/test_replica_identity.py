@@ -32,6 +32,7 @@ def _fix(shop: Shop, stream: str) -> str:
     return result.fix or ""
 
 
+@pytest.mark.long
 def test_published_tables_can_still_be_updated(shop: Shop) -> None:
     generated = "g int GENERATED ALWAYS AS (b * 2) STORED"
     shop.run(
@@ -77,6 +78,7 @@ def test_published_tables_can_still_be_updated(shop: Shop) -> None:
         assert [row[:2] for row in shop.versions(table, ("id", "b"))] == [(1, 3), (1, 4)], table
 
 
+@pytest.mark.long
 def test_partition_with_another_replica_identity_is_rejected(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (id)",
@@ -204,8 +206,9 @@ def test_concurrent_statement_does_not_wait_forever(
     assert shop.rows("SELECT more FROM orders") == []
 
 
-@pytest.mark.parametrize("is_large", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
+@pytest.mark.parametrize("is_large", [True, False])
+@pytest.mark.long
+def test_a_clock_set_back_after_a_crash_does_not_change_the_order(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
 ) -> None:
     if is_large:

@@ -89,7 +89,9 @@ def test_slot_retains_changes_until_it_is_advanced(
     assert reader.ids(durable_lsn(database)) == []
 
 
-def test_a_large_transaction_comes_in_batches(database: psycopg.Connection, reader: Reader) -> None:
+def test_a_large_transaction_is_read_in_batches(
+    database: psycopg.Connection, reader: Reader
+) -> None:
     database.execute(
         "INSERT INTO public.t SELECT i, repeat('x', 100) FROM generate_series(1, 100000) i"
     )

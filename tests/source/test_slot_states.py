@@ -24,7 +24,7 @@ from chronolake.source.postgres.database import PostgresDatabase
 from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.slot import confirmed_lsn
 from chronolake.source.protocol import ChangeBatch, CheckResult, Level, StreamFailure
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import project
 from support.source.databases import Shop
 
@@ -178,8 +178,8 @@ def test_check_and_run_name_the_same_way_out(ready: Shop, name: str) -> None:
         word in f"{finding.message} {finding.fix}" for finding in findings for word in words
     ), findings
     if state.words == _RECOVERY:
-        every = " ".join(f"{finding.message} {finding.fix}" for finding in findings)
-        for steps in (reported, every):
+        text = " ".join(f"{finding.message} {finding.fix}" for finding in findings)
+        for steps in (reported, text):
             assert steps.index(_RECOVERY) < steps.index("check --create") < steps.index("resync")
 
 
@@ -211,7 +211,8 @@ def _reading(dsn: str) -> Iterator[int]:
         connection.pgconn.finish()
 
 
-def test_a_slot_that_somebody_reads_is_reported(ready: Shop) -> None:
+@pytest.mark.long
+def test_a_slot_in_use_is_reported(ready: Shop) -> None:
     position = _position(ready, _source(ready))
     ready.run(_CHANGE)
     with _reading(ready.dsn) as pid:
@@ -228,7 +229,7 @@ def test_slot_without_an_offset_causes_a_warning(
     ready: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warned(*words: str) -> list[str]:
-        _, reported, _ = ran_words(
+        _, reported, _ = run_words(
             capsys, "check", "--json", "--project", str(ready.project.file.parent), *words
         )
         return [

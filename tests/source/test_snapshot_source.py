@@ -18,9 +18,9 @@ from postgresql import server, standby
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import END, START
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import iceberg
-from support.processes import COMMAND, killed
+from support.processes import COMMAND, run_until_failpoint
 from support.source import workload
 from support.source.databases import Shop
 
@@ -156,7 +156,7 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
                 "ON CONFLICT (id) DO UPDATE SET state = excluded.state"
             )
             seen[number].append(state)
-        assert killed(COMMAND, *words, failpoint=f"{point}=kill"), point
+        assert run_until_failpoint(COMMAND, *words, failpoint=f"{point}=kill"), point
     shop.sync_or_fail()
 
     there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)
@@ -168,8 +168,8 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
     assert shop.agrees()
 
 
-def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
-    left = iter(every)
+def _is_part(some: Sequence[Any], whole: Sequence[Any]) -> bool:
+    left = iter(whole)
     return all(item in left for item in some)
 
 
@@ -325,7 +325,7 @@ def test_tables_without_history(compared: Shop, mode: str) -> None:
     assert len(rows) == (1 if mode == "live" else 2)
 
 
-def test_check_asks_for_the_right_to_read_only(
+def test_check_requires_only_permission_to_read(
     compared: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     compared.run(
@@ -335,13 +335,13 @@ def test_check_asks_for_the_right_to_read_only(
     reading = Shop(tmp_path / "reader", plain)
     reading.configure(method="snapshot_diff")
     words = ("check", "--json", "--project", str(reading.folder))
-    code, reported, _ = ran_words(capsys, *words)
+    code, reported, _ = run_words(capsys, *words)
     assert code == 1
     (problem,) = [load for load in json.loads(reported) if not load["ok"]]
     assert problem["what"] == "pipelines.shop: public.orders"
     for statement in problem["hint"].rstrip(";").split(";"):
         compared.run(statement)
-    code, reported, _ = ran_words(capsys, *words)
+    code, reported, _ = run_words(capsys, *words)
     assert code == 0, reported
     reading.sync_or_fail()
     compared.run("DROP OWNED BY reader", "DROP ROLE reader")
@@ -368,7 +368,7 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
         shop.configure(method="snapshot_diff")
         shop.run("UPDATE orders SET state = 'c'", "UPDATE orders SET state = 'd'")
         shop.sync_or_fail()
-        _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+        _, reported, _ = run_words(capsys, "check", "--json", "--project", str(tmp_path))
         hints = {load["hint"] for load in json.loads(reported) if load["level"] == "warning"}
         assert hints == {
             "SELECT pg_drop_replication_slot('chronolake_shop');",
@@ -425,7 +425,7 @@ def test_a_standby_is_read(
             ]
             assert shop.present("loose", ["name"]) == [("x",), ("x",)]
             shop.configure()
-            code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(shop.folder))
+            code, reported, _ = run_words(capsys, "check", "--json", "--project", str(shop.folder))
             assert code == 1
             # The log of a standby can be read, but a publication is created on its primary.
             assert "On the primary: CREATE PUBLICATION" in reported

@@ -1,4 +1,4 @@
-"""The source that `docs/source-protocol.md` explains keeps the promises of the page."""
+"""The example source of `docs/source-protocol.md` behaves as the page describes."""
 
 from __future__ import annotations
 

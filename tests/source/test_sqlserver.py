@@ -103,7 +103,7 @@ def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
     assert office.versions("id", "name") == after
 
 
-def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
+def test_a_row_may_be_newer_than_the_change_tracking_version(tmp_path: Path) -> None:
     office = _tracking_office(tmp_path)
     server = office.server
     server.put(id=1, name="a", price=None)
@@ -130,7 +130,7 @@ def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
     assert office.versions("id", "name") == now
 
 
-def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
+def test_a_clock_set_back_after_a_crash_does_not_change_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     office = _tracking_office(tmp_path)

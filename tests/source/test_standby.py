@@ -160,7 +160,7 @@ def _await_copied(shop: Shop, standby: str) -> None:
             time.sleep(0.5)
 
 
-def test_a_pipeline_goes_on_with_the_standby_that_took_over(tmp_path: Path) -> None:
+def test_a_pipeline_continues_with_the_promoted_standby(tmp_path: Path) -> None:
     with server(wal_level="logical", synchronized_standby_slots="standby") as primary:
         _run(primary, _ITEMS, "SELECT pg_create_physical_replication_slot('standby')")
         with standby_cluster(primary, sync_replication_slots="on", **_STANDBY) as standby:

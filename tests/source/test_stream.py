@@ -20,7 +20,7 @@ from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.replication_stream import open_stream
 from chronolake.source.postgres.slot import Slot, confirmed_lsn, durable_lsn
-from support.seeds import and_drawn
+from support.seeds import with_drawn_seeds
 
 _SLOT = Slot("s", "p")
 _PEEK = (
@@ -88,7 +88,7 @@ def _statement(chance: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", and_drawn(1, test="log stream", number=8))
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="log stream", number=8))
 def test_messages_are_those_of_whole_transactions(
     address: str, database: psycopg.Connection, tmp_path: Path, seed: int
 ) -> None:
@@ -150,7 +150,7 @@ def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
         ).fetchone() == (0, 1)
 
 
-def test_the_first_message_comes_before_all_is_decoded(
+def test_the_first_message_arrives_before_all_is_decoded(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     for _ in range(200):

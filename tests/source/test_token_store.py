@@ -16,13 +16,13 @@ import pytest
 from chronolake.errors import PipelineBusyError, SourceError
 from chronolake.lake import Lake
 from chronolake.pipeline import token_store
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.sync import sync
 from chronolake.pipeline.token_store import StoredTokens
-from support.commands import ran_words
+from support.commands import run_words
 from support.datalakes import iceberg, project
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND
 
 #: A shop whose streams are listed by its API, which is called before any stream is read.
@@ -105,7 +105,7 @@ class Desk:
 """,
         )
 
-    def _refreshed(self, asked: Asked) -> Reply:
+    def _refreshed(self, asked: ReceivedRequest) -> Reply:
         token = asked.form["refresh_token"]
         with self._lock:
             if token != self._good:
@@ -123,7 +123,7 @@ class Desk:
             )
 
     def _let_in(self, rows: Any) -> Any:
-        def answer(asked: Asked) -> Reply:
+        def answer(asked: ReceivedRequest) -> Reply:
             if not asked.headers["authorization"].startswith("Bearer access-"):
                 return Reply({}, status=401)
             return Reply({"data": rows()})
@@ -137,7 +137,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, api)
 
 
-def test_every_command_goes_on_with_the_token_of_the_last(
+def test_every_command_continues_with_the_token_of_the_last_one(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake = Lake.open(desk.project.lake.path, config=desk.project.lake)
@@ -147,24 +147,24 @@ def test_every_command_goes_on_with_the_token_of_the_last(
         assert sync(lake, desk.project, "desk").status is Status.SUCCEEDED
         return iceberg(desk.project, "desk", "orders").scan().to_arrow()["state"].to_pylist()
 
-    def ran(*words: str) -> None:
+    def run(*words: str) -> None:
         nonlocal shown
         before = desk.given
-        code, out, err = ran_words(capsys, *words, "--project", str(desk.folder))
+        code, out, err = run_words(capsys, *words, "--project", str(desk.folder))
         assert code == 0, out + err
         assert desk.given > before, "no token was used"
         shown += out + err
 
     assert sync_or_fail() == ["new"]
-    ran("check")
-    ran("discover", "desk")
-    ran("read", "desk", "orders", "--json")
-    ran("status")
-    ran("state", "show", "desk")
+    run("check")
+    run("discover", "desk")
+    run("read", "desk", "orders", "--json")
+    run("status")
+    run("state", "show", "desk")
     # Nobody waits for a run: it holds another lease.
-    with leased(Store.open(desk.project.lake), "desk"):
-        ran("check")
-        ran("read", "desk", "orders")
+    with hold_lease(Store.open(desk.project.lake), "desk"):
+        run("check")
+        run("read", "desk", "orders")
     desk.rows = [{"id": 1, "state": "paid"}]
     assert sync_or_fail() == ["paid"]
     assert desk.refused == []
@@ -174,7 +174,7 @@ def test_every_command_goes_on_with_the_token_of_the_last(
 
 def test_check_creates_the_token_store(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        code, out, err = ran_words(capsys, "read", "desk", "orders", "--project", str(desk.folder))
+        code, out, err = run_words(capsys, "read", "desk", "orders", "--project", str(desk.folder))
         assert code == 0, out + err
 
     assert desk.project.lake.catalog_file.is_file()
@@ -186,7 +186,7 @@ def test_a_token_that_is_still_good_is_used_by_all(
 ) -> None:
     desk.seconds = 3600
     for words in (("read", "desk", "orders"), ("discover", "desk"), ("check",)):
-        code, out, err = ran_words(capsys, *words, "--project", str(desk.folder))
+        code, out, err = run_words(capsys, *words, "--project", str(desk.folder))
         assert code == 0, out + err
 
     assert desk.given == 1
@@ -269,7 +269,7 @@ def test_waiting_too_long_for_a_token_is_an_error(
 ) -> None:
     monkeypatch.setattr(token_store, "_PATIENCE", 0.3)
     with (
-        leased(Store.open(stored.config), "desk#remembered"),
+        hold_lease(Store.open(stored.config), "desk#remembered"),
         pytest.raises(PipelineBusyError, match="held the lock on the tokens of desk"),
     ):
         stored.renew("a", lambda _: {})

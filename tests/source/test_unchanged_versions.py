@@ -13,7 +13,7 @@ import pytest
 from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, DELETED
 from support.datalakes import iceberg
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.source.apishop import ApiShop
 
 
@@ -52,6 +52,7 @@ _STREAMS = (
 )
 
 
+@pytest.mark.long
 def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) -> None:
     """A run without changes writes nothing, in every mode.
 
@@ -67,7 +68,7 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
     files, snapshots = _raw_files(shop), _snapshots(shop, *_TABLES)
     assert len(shop.rows("orders", "id")) == 4
 
-    shop.api.asked.clear()
+    shop.api.requests.clear()
     for _ in range(2):
         runs = shop.sync()
         assert {name: (run.landed_rows, run.written) for name, run in runs.items()} == (
@@ -109,7 +110,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     shop.put(1, "03-01", state="dated")
     undated = {"id": 2, "state": "first", "updated_at": None}
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         found = json.loads(shop.records_between(asked, list(shop.orders.values())).content)["data"]
         # The record is returned with every slice.
         return Reply({"data": [*found, undated]})
@@ -148,7 +149,7 @@ def test_a_future_record_hides_no_change_and_lands_once(shop: ApiShop) -> None:
     shop.put(1, "01-05", state="new")
     future = {"id": 2, "state": "odd", "updated_at": "2031-05-05T00:00:00Z"}
 
-    def answer(asked: Asked) -> Reply:
+    def answer(asked: ReceivedRequest) -> Reply:
         found = json.loads(shop.records_between(asked, list(shop.orders.values())).content)["data"]
         return Reply({"data": [*found, future]})
 

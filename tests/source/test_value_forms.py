@@ -14,7 +14,7 @@ from psycopg import sql
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.value_forms import ColumnOptions, MoneyForm, values_of
-from support.commands import ran_words
+from support.commands import run_words
 from support.source.databases import Shop
 
 _TYPES: Final = (
@@ -123,11 +123,11 @@ def test_values_have_the_configured_form(
     generated = ", generated_columns: true"
     more = ", arrays: json, composites: json, money: decimal"
     shop.configure(method=method, more=more + generated)
-    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
     if method == "logical_replication":
         assert code == 1
         assert "does not contain the generated columns of public.items" in reported
-        code, reported, _ = ran_words(capsys, "check", "--create", "--project", str(shop.folder))
+        code, reported, _ = run_words(capsys, "check", "--create", "--project", str(shop.folder))
         assert code == (0 if has_generated else 1)
     if not has_generated:
         shop.configure(method=method, more=more)

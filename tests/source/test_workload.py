@@ -12,8 +12,8 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.pipeline.runs import Status
-from support.processes import COMMAND, killed
-from support.seeds import drawn
+from support.processes import COMMAND, run_until_failpoint
+from support.seeds import draw_seeds
 from support.source import workload
 from support.source.databases import Shop
 
@@ -31,7 +31,10 @@ def shop(shop: Shop) -> Shop:
 
 @pytest.mark.parametrize(
     ("seed", "syncs"),
-    [(1, 2), *(pytest.param(seed, 4, marks=pytest.mark.long) for seed in drawn("workload", 4))],
+    [
+        (1, 2),
+        *(pytest.param(seed, 4, marks=pytest.mark.long) for seed in draw_seeds("workload", 4)),
+    ],
 )
 def test_history_is_what_triggers_saw(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, seed: int, syncs: int
@@ -139,16 +142,16 @@ def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
     shop.prepare()
     words = ("sync", "shop", "--project", str(shop.folder))
     # Changes before the first copy are not part of any history.
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
     died = 0
     for failpoint in _POINTS_OF_A_SYNC:
         # The failpoints that a run reaches depend on the changes to read.
         for _ in range(3):
             workload.work(shop.dsn, chance, 30)
-            if killed(COMMAND, *words, failpoint=failpoint):
+            if run_until_failpoint(COMMAND, *words, failpoint=failpoint):
                 died += 1
                 break
-    assert not killed(COMMAND, *words, failpoint="")
+    assert not run_until_failpoint(COMMAND, *words, failpoint="")
 
     assert died == len(_POINTS_OF_A_SYNC)
     for table in workload.TABLES:

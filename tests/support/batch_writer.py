@@ -15,7 +15,7 @@ NULL = "null-m8yilkvPsNulehxl2G6pmSQ3G3WWdLP"
 UNMODIFIED = "unmod-NcK9NIjPUutCsz4mjOQQztbnwnE1sY3"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
@@ -27,7 +27,7 @@ def cell(text: str | None) -> str:
     if text is None:
         return NULL
     if len(text) > 24 or any(character < "-" for character in text):
-        return quoted(text)
+        return quote(text)
     return text
 
 
@@ -42,13 +42,13 @@ def csv_bytes(
     return (end.join(lines) + (end if last_end else "")).encode()
 
 
-def compressed(plain: bytes, compression: str) -> bytes:
+def compress(plain: bytes, compression: str) -> bytes:
     if compression == "zstd":
         return zstandard.ZstdCompressor(write_content_size=False).compress(plain)
     return gzip.compress(plain) if compression == "gzip" else plain
 
 
-def encrypted(plain: bytes, key: bytes) -> bytes:
+def encrypt(plain: bytes, key: bytes) -> bytes:
     vector = os.urandom(16)
     padder = padding.PKCS7(128).padder()
     padded = padder.update(plain) + padder.finalize()
@@ -57,6 +57,6 @@ def encrypted(plain: bytes, key: bytes) -> bytes:
 
 
 def write(path: Path, plain: bytes, *, compression: str = "zstd", key: bytes | None = None) -> Path:
-    content = compressed(plain, compression)
-    path.write_bytes(encrypted(content, key) if key else content)
+    content = compress(plain, compression)
+    path.write_bytes(encrypt(content, key) if key else content)
     return path

@@ -10,13 +10,15 @@ import structlog
 from chronolake.cli import main
 
 
-def ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run_command(
+    folder: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
     """Run a command on a lake; return its exit code, standard output and standard error."""
-    return ran_words(capsys, *words, "--lake", str(folder))
+    return run_words(capsys, *words, "--lake", str(folder))
 
 
-def ran_words(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Run a command with exactly these words; return the same as `ran`."""
+def run_words(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a command with exactly these words; return the same as `run_command`."""
     capsys.readouterr()
     # A command logs to the standard error of its time, which is closed when the test is over.
     logging = structlog.get_config()

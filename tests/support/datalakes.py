@@ -15,7 +15,7 @@ from sqlalchemy import NullPool, create_engine
 
 from chronolake.config import LakeConfig, Project, load_project
 from support.lakes import SPARK
-from support.landed import LandedRow
+from support.pipeline_model import LandedRow
 
 TYPES = {
     "source__modified": pa.timestamp("us", tz="UTC"),

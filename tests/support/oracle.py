@@ -195,24 +195,25 @@ def is_close(rows: Rows, key: Sequence[str]) -> bool:
         (tuple(repr(row[name]) for name in key), row[START], row[END]) for row in rows
     )
     return any(
-        one[0] == other[0] and one[2] > other[1] - MILLISECOND for one, other in pairwise(versions)
+        version[0] == other[0] and version[2] > other[1] - MILLISECOND
+        for version, other in pairwise(versions)
     )
 
 
-def promises_broken(rows: Rows, key: Sequence[str]) -> list[str]:
+def violated_invariants(rows: Rows, key: Sequence[str]) -> list[str]:
     """Return the invariants of a history table that these versions violate."""
     by_key: defaultdict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_key[tuple(row[name] for name in key)].append(row)
     broken = []
-    for each, found in by_key.items():
+    for record_key, found in by_key.items():
         versions = sorted(found, key=lambda row: row[START])
         if sum(row[ACTIVE] for row in versions) > 1:
-            broken.append(f"{each} has several active versions")
-        broken += [f"{each}: {row}" for row in versions if row[ACTIVE] != (row[END] == TMAX)]
+            broken.append(f"{record_key} has several active versions")
+        broken += [f"{record_key}: {row}" for row in versions if row[ACTIVE] != (row[END] == TMAX)]
         for row, following in pairwise(versions):
             if row[START] == following[START]:
-                broken.append(f"{each}: two versions start at {row[START]}")
+                broken.append(f"{record_key}: two versions start at {row[START]}")
             elif row[END] >= following[START]:
-                broken.append(f"{each}: the version of {row[START]} overlaps the next")
+                broken.append(f"{record_key}: the version of {row[START]} overlaps the next")
     return broken

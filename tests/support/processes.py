@@ -8,11 +8,11 @@ import subprocess
 import sys
 from typing import Final
 
-#: The command line, as a program for `ran`.
+#: The command line, as a program for `run_program`.
 COMMAND: Final = "from chronolake.cli import main; main()"
 
 
-def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
+def run_program(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
     """Run a Python program; return its exit code and its output.
 
     Args:
@@ -31,8 +31,8 @@ def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def killed(program: str, *words: str, failpoint: str) -> bool:
+def run_until_failpoint(program: str, *words: str, failpoint: str) -> bool:
     """Run a Python program that succeeds or is killed by its failpoint; return if it was killed."""
-    code, reported = ran(program, *words, failpoint=failpoint)
+    code, reported = run_program(program, *words, failpoint=failpoint)
     assert code in {0, -signal.SIGKILL}, reported
     return code != 0

@@ -16,14 +16,14 @@ import pytest
 SEED: Final = os.environ.get("CHRONOLAKE_SEED", "0")
 
 
-def drawn(test: str, number: int) -> list[int]:
+def draw_seeds(test: str, number: int) -> list[int]:
     """Return a number of seeds for a test, the same in all processes that share the tests."""
     return random.Random(f"{test} {SEED}").sample(range(100, 1_000_000), number)
 
 
-def and_drawn(*fixed: int, test: str, number: int) -> list[object]:
+def with_drawn_seeds(*fixed: int, test: str, number: int) -> list[object]:
     """Return parameters: the fixed seeds for CI, and drawn ones for the long run."""
     return [
         *fixed,
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in drawn(test, number)),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in draw_seeds(test, number)),
     ]

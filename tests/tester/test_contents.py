@@ -10,7 +10,7 @@ import pytest
 from chronolake.tester.files import Compression, FileFormat
 from chronolake.tester.options import FlushMode
 from chronolake.types import TMAX_TEXT
-from support.tester.playing import assert_contents_agree, played
+from support.tester.replay import assert_contents_agree, play
 
 SCENARIOS = [
     "delete_missing_record",
@@ -44,7 +44,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_an_independent_destination_ends_in_the_modelled_contents(vendor, tmp_path, scenario, form):
-    outcome = played([vendor / "inputs" / f"{scenario}.json"], tmp_path, **FORMS[form])
+    outcome = play([vendor / "inputs" / f"{scenario}.json"], tmp_path, **FORMS[form])
     assert outcome.failures == []
     assert outcome.code == 0
     assert_contents_agree(outcome)
@@ -53,13 +53,13 @@ def test_an_independent_destination_ends_in_the_modelled_contents(vendor, tmp_pa
 @pytest.mark.parametrize("mode", FlushMode)
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name.startswith("truncate")])
 def test_both_orders_of_truncates_are_modelled(vendor, tmp_path, scenario, mode):
-    outcome = played([vendor / "inputs" / f"{scenario}.json"], tmp_path, mode=mode)
+    outcome = play([vendor / "inputs" / f"{scenario}.json"], tmp_path, mode=mode)
     assert outcome.code == 0
     assert_contents_agree(outcome)
 
 
-def test_the_official_sample_ends_as_the_specification_says(vendor, tmp_path):
-    outcome = played([vendor / "inputs" / "input.json"], tmp_path)
+def test_the_official_sample_ends_as_specified(vendor, tmp_path):
+    outcome = play([vendor / "inputs" / "input.json"], tmp_path)
     table = outcome.model["tester"]["transaction"]
     assert {"old_column", "new_column"} <= set(table["columns"])
     assert table["retained"] == ["old_column"]
@@ -104,22 +104,22 @@ def test_the_official_sample_ends_as_the_specification_says(vendor, tmp_path):
         ("soft_delete_missing_record campaign merged", []),
     ],
 )
-def test_truncates_end_as_the_specification_says(vendor, tmp_path, case, names):
+def test_truncates_end_as_specified(vendor, tmp_path, case, names):
     scenario, table, mode = case.split()
     path = vendor / "inputs" / f"{scenario}.json"
-    rows = played([path], tmp_path, mode=FlushMode(mode)).rows(table)
+    rows = play([path], tmp_path, mode=FlushMode(mode)).rows(table)
     assert [
         row.get("name") or (row["_fivetran_start"], row["_fivetran_end"]) for row in rows
     ] == names
 
 
-def test_plain_migrations_end_as_the_specification_says(vendor, tmp_path):
-    ddl = played([vendor / "inputs" / "schema_migrations_input_ddl.json"], tmp_path)
+def test_plain_migrations_end_as_specified(vendor, tmp_path):
+    ddl = play([vendor / "inputs" / "schema_migrations_input_ddl.json"], tmp_path)
     table = ddl.model["tester"]["transaction"]
     assert "desc" not in table["columns"]
     assert table["columns"]["amount"] == "FLOAT"
     assert [row["operation_time"] for row in table["rows"]] == [None] * 6
-    dml = played([vendor / "inputs" / "schema_migrations_input_dml.json"], tmp_path)
+    dml = play([vendor / "inputs" / "schema_migrations_input_dml.json"], tmp_path)
     assert set(dml.model["tester"]) == {"transaction", "transaction_renamed"}
     for name, column in (("transaction", "amount_renamed"), ("transaction_renamed", "amount")):
         rows = dml.rows(name)
@@ -129,9 +129,9 @@ def test_plain_migrations_end_as_the_specification_says(vendor, tmp_path):
         assert {row["operation_time"] for row in rows} == {"2005-05-28T20:57:00Z"}
 
 
-def test_mode_migrations_end_as_the_specification_says(vendor, tmp_path):
+def test_mode_migrations_end_as_specified(vendor, tmp_path):
     path = vendor / "inputs" / "schema_migrations_input_sync_modes.json"
-    outcome = played([path], tmp_path)
+    outcome = play([path], tmp_path)
     rows = outcome.rows("transaction_history")
     active = [row for row in rows if row["_fivetran_active"]]
     assert (len(rows), len(active)) == (13, 6)
@@ -158,7 +158,7 @@ def test_a_model_is_kept_across_files(vendor, tmp_path):
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs" / "history_mode_1.json").write_text(json.dumps(first))
     rest = sorted((vendor / "inputs").glob("history_mode_[234]*.json"))
-    outcome = played([tmp_path / "inputs", *rest], tmp_path)
+    outcome = play([tmp_path / "inputs", *rest], tmp_path)
     tens = [row for row in outcome.rows("transaction_history") if row["id"] == 10]
     assert [(r["amount"], r["desc"], r["_fivetran_end"], r["_fivetran_active"]) for r in tens] == [
         (200.0, "three", "2005-05-26T20:57:59.999Z", False),
@@ -170,7 +170,7 @@ def test_a_model_is_kept_across_files(vendor, tmp_path):
 
 
 def test_a_folder_plays_with_a_schema_for_each_file(vendor, tmp_path):
-    outcome = played([vendor / "inputs"], tmp_path, schema_per_file=True)
+    outcome = play([vendor / "inputs"], tmp_path, schema_per_file=True)
     assert outcome.code == 0
     assert len(outcome.model) == 20
     assert_contents_agree(outcome)
@@ -179,8 +179,8 @@ def test_a_folder_plays_with_a_schema_for_each_file(vendor, tmp_path):
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_examples_tell_their_story(tmp_path):
-    outcome = played([EXAMPLES], tmp_path, schema="shop")
+def test_the_examples_end_with_the_documented_contents(tmp_path):
+    outcome = play([EXAMPLES], tmp_path, schema="shop")
     assert outcome.failures == []
     assert_contents_agree(outcome)
     timelines = {}

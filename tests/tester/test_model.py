@@ -66,8 +66,8 @@ def batch(*, earliest=(), upsert=(), update=(), delete=()):
 def history(*batches):
     model = Model()
     model.create("t", HISTORY)
-    for one in batches:
-        model.write_history(one)
+    for batch in batches:
+        model.write_history(batch)
     return model
 
 
@@ -104,7 +104,7 @@ EXAMPLE_RESULT = [
 ]
 
 
-def test_the_worked_example_of_the_specification_comes_out():
+def test_the_worked_example_of_the_specification_is_reproduced():
     assert timeline(history(STORED, EXAMPLE)) == EXAMPLE_RESULT
 
 
@@ -244,7 +244,7 @@ def batch_of(events):
 
 @settings(max_examples=300)
 @given(st.lists(_EVENTS, min_size=1, max_size=4))
-def test_any_history_keeps_its_promises_and_bears_repetition(batches):
+def test_any_history_keeps_its_invariants_and_is_idempotent(batches):
     model, again = history(), history()
     for events in batches:
         model.write_history(batch_of(events))

@@ -57,7 +57,7 @@ def test_the_official_sample_is_read_in_full(vendor):
     assert found.soft_deleted_tables == {"composite_table", "transaction"}
 
 
-def test_a_folder_stands_for_its_scenarios_in_alphabetical_order(tmp_path):
+def test_a_folder_means_its_scenarios_in_alphabetical_order(tmp_path):
     for name in ("b.json", "a.json", "configuration.json", "notes.txt"):
         (tmp_path / name).write_text("{}")
     assert [path.name for path in scenario_files([tmp_path])] == ["a.json", "b.json"]

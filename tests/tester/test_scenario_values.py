@@ -182,7 +182,7 @@ def test_stored_values_follow_a_change_of_type(value, old, new, after):
         (b"1", column(Kind.BINARY), column(Kind.INT)),
     ],
 )
-def test_what_would_come_back_as_something_else_does_not_fit(value, old, new):
+def test_a_value_that_would_not_round_trip_does_not_fit(value, old, new):
     with pytest.raises(ValueError, match=r".+"):
         cast(value, old, new)
 

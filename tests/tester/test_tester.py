@@ -8,7 +8,9 @@ import re
 import socket
 import time
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import grpc
 import pytest
@@ -24,8 +26,8 @@ from chronolake.protos import common_pb2 as common
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import RunOptions, run
 from chronolake.tester.options import parse_accepted_type, read_configuration
-from support.tester.playing import assert_contents_agree, played
-from support.tester.reference_destination import ReferenceDestination, serving
+from support.tester.reference_destination import ReferenceDestination, serve
+from support.tester.replay import assert_contents_agree, play
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -56,7 +58,7 @@ def simple(tmp_path):
         ("test fails", ("Test", "answer"), False),
         ("no keys", ("DescribeTable", "column 'id'"), False),
         ("text only", ("DescribeTable", "type of 'j'"), False),
-        ("drops columns", ("DescribeTable", "columns"), False),
+        ("drops columns", ("DescribeTable", "column 'j'"), False),
         ("CreateTable breaks", ("CreateTable", "answer"), True),
         ("CreateTable is silent", ("CreateTable", "answer"), False),
         ("AlterTable says false", ("AlterTable", "answer"), False),
@@ -66,7 +68,7 @@ def simple(tmp_path):
 )
 def test_a_destination_that_is_wrong_is_found_out(simple, tmp_path, fault, found, stops):
     rpc, what = found
-    outcome = played([simple], tmp_path, ReferenceDestination(faults=[fault]))
+    outcome = play([simple], tmp_path, ReferenceDestination(faults=[fault]))
     assert outcome.code == 1
     failed = next(call for call in outcome.calls if not call["ok"])
     assert failed["rpc"] == rpc
@@ -76,8 +78,10 @@ def test_a_destination_that_is_wrong_is_found_out(simple, tmp_path, fault, found
 
 
 @pytest.mark.parametrize("fault", ["WriteBatch is silent", "WriteBatch warns", "Truncate warns"])
-def test_what_lets_a_sync_go_on_is_told_and_is_no_failure(simple, tmp_path, fault):
-    outcome = played([simple], tmp_path, ReferenceDestination(faults=[fault]))
+def test_a_response_that_lets_a_sync_continue_is_a_notice_and_not_a_failure(
+    simple, tmp_path, fault
+):
+    outcome = play([simple], tmp_path, ReferenceDestination(faults=[fault]))
     assert outcome.code == 0
     assert any("warning" in text or "empty" in text for text in outcome.notices)
 
@@ -85,7 +89,7 @@ def test_what_lets_a_sync_go_on_is_told_and_is_no_failure(simple, tmp_path, faul
 def test_a_type_can_be_accepted_in_the_place_of_another(simple, tmp_path):
     wrong = ReferenceDestination(faults=["text only"])
     accepted = dict([parse_accepted_type("json=string")])
-    outcome = played([simple], tmp_path, wrong, accepted_types=accepted)
+    outcome = play([simple], tmp_path, wrong, accepted_types=accepted)
     assert outcome.code == 0
     assert any("STRING in place of JSON" in text for text in outcome.notices)
     with pytest.raises(ConfigurationError):
@@ -94,35 +98,35 @@ def test_a_type_can_be_accepted_in_the_place_of_another(simple, tmp_path):
 
 def test_a_table_that_is_there_already_is_found_out(simple, tmp_path):
     destination = ReferenceDestination()
-    assert played([simple], tmp_path, destination).code == 0
-    again = played([simple], tmp_path, destination)
+    assert play([simple], tmp_path, destination).code == 0
+    again = play([simple], tmp_path, destination)
     assert again.code == 1
     assert again.failures[0]["expected"] == "not_found"
 
 
 def test_a_second_create_of_a_known_table_alters_it(simple, tmp_path):
-    outcome = played([simple, simple], tmp_path)
+    outcome = play([simple, simple], tmp_path)
     assert outcome.code == 0
     assert any("AlterTable in place of CreateTable" in text for text in outcome.notices)
 
 
-def test_a_table_of_somebody_else_is_taken_from_its_description(simple, tmp_path):
+def test_an_existing_table_is_modelled_from_its_description(simple, tmp_path):
     destination = ReferenceDestination()
-    played([simple], tmp_path, destination)
+    play([simple], tmp_path, destination)
     path = tmp_path / "later.json"
     path.write_text(json.dumps({"ops": [{"upsert": {"t": [{"id": 7}], "none": [{"x": 1}]}}]}))
-    outcome = played([path], tmp_path, destination)
+    outcome = play([path], tmp_path, destination)
     assert outcome.code == 0
     assert not outcome.model["tester"]["t"]["rows_known"]
     assert 7 in [row["id"] for row in destination.rows("tester", "t")]
     assert any("no table 'none'" in text for text in outcome.notices)
 
 
-def test_soft_deletes_bring_their_column_with_them(tmp_path):
+def test_soft_deletes_add_their_column(tmp_path):
     first = story(tmp_path, create_table={"t": TABLE}, ops=[{"upsert": {"t": [{"id": 1}]}}])
     later = tmp_path / "later.json"
     later.write_text(json.dumps({"ops": [{"soft_delete": {"t": [{"id": 1}]}}]}))
-    outcome = played([first, later], tmp_path, tester_version="2.25")
+    outcome = play([first, later], tmp_path, tester_version="2.25")
     assert outcome.code == 0
     assert [row["_fivetran_deleted"] for row in outcome.rows("t")] == [True]
     assert_contents_agree(outcome)
@@ -151,12 +155,12 @@ ADD = {"table": "t", "column": "c", "data_type": "INT", "default_value": "5"}
         ("update_column_value", {"table": "t", "column": "n", "value": "9"}, ["t"], "n"),
     ],
 )
-def test_without_a_migration_the_model_goes_the_way_of_the_platform(
+def test_without_a_migration_the_model_follows_the_platform(
     tmp_path, migration, body, tables, columns
 ):
     path = migrating(tmp_path, {migration: [body]})
     destination = ReferenceDestination(unsupported=[migration])
-    outcome = played([path], tmp_path, destination)
+    outcome = play([path], tmp_path, destination)
     assert outcome.code == 0
     assert any("unsupported" in text for text in outcome.notices)
     assert sorted(outcome.model["tester"]) == tables
@@ -170,19 +174,19 @@ def test_without_a_migration_the_model_goes_the_way_of_the_platform(
 def test_strictly_an_unsupported_migration_is_a_failure(tmp_path):
     path = migrating(tmp_path, {"add_column_with_default_value": [ADD]})
     destination = ReferenceDestination(unsupported=["add_column_with_default_value"])
-    outcome = played([path], tmp_path, destination, strict_migrations=True)
+    outcome = play([path], tmp_path, destination, strict_migrations=True)
     assert outcome.code == 1
     assert outcome.failures == [{"what": "answer", "expected": "success", "actual": "unsupported"}]
 
 
 def test_withdrawn_migrations_must_be_unsupported_even_strictly(tmp_path):
     path = migrating(tmp_path, {"migrate_live_to_history": [{"table": "t"}]})
-    assert played([path], tmp_path, strict_migrations=True).code == 0
+    assert play([path], tmp_path, strict_migrations=True).code == 0
 
 
 def test_a_change_that_must_be_refused_may_be_refused(tmp_path):
     change = {"table": "t", "column": "n", "data_type": "SHORT"}
-    outcome = played([migrating(tmp_path, {"change_column_data_type": [change]})], tmp_path)
+    outcome = play([migrating(tmp_path, {"change_column_data_type": [change]})], tmp_path)
     assert outcome.code == 0
     assert any("refused, as it must be" in text for text in outcome.notices)
     assert outcome.model["tester"]["t"]["columns"]["n"] == "LONG"
@@ -191,41 +195,41 @@ def test_a_change_that_must_be_refused_may_be_refused(tmp_path):
 def test_a_migration_that_must_be_refused_must_not_succeed(tmp_path):
     missing = {"table": "t", "from_column": "nope", "to_column": "c"}
     path = migrating(tmp_path, {"rename_column": [missing]})
-    assert played([path], tmp_path).code == 0
+    assert play([path], tmp_path).code == 0
 
     class Lenient(ReferenceDestination):
         def _rename_column(self, place, body):
             pass
 
-    outcome = played([path], tmp_path, Lenient())
+    outcome = play([path], tmp_path, Lenient())
     assert outcome.code == 1
     assert "no column 'nope'" in outcome.failures[0]["expected"]
 
 
-def test_nobody_says_what_becomes_of_a_migration_without_its_table(tmp_path):
+def test_a_migration_without_its_table_has_no_specified_result(tmp_path):
     rename = {"rename_column": [{"table": "none", "from_column": "a", "to_column": "b"}]}
     path = migrating(tmp_path, rename)
-    strict = played([path], tmp_path)
+    strict = play([path], tmp_path)
 
     class Lenient(ReferenceDestination):
         def _rename_column(self, place, body):
             pass
 
-    lenient = played([path], tmp_path, Lenient())
+    lenient = play([path], tmp_path, Lenient())
     assert (strict.code, lenient.code) == (0, 0)
     assert any("refused, as it may be" in text for text in strict.notices)
     assert any("not refused, although" in text for text in lenient.notices)
 
 
 def test_every_write_is_sent_twice_when_replayed(simple, tmp_path):
-    outcome = played([simple], tmp_path, replay=True)
+    outcome = play([simple], tmp_path, replay=True)
     writes = [r for r in outcome.destination.requests if isinstance(r, sdk.WriteBatchRequest)]
     assert len(writes) == 2
     assert writes[0] == writes[1]
 
 
 def test_requests_carry_schema_configuration_and_the_times_of_operations(simple, tmp_path):
-    outcome = played([simple], tmp_path, schema="other", configuration={"place": "here"})
+    outcome = play([simple], tmp_path, schema="other", configuration={"place": "here"})
     truncate = next(r for r in outcome.destination.requests if isinstance(r, sdk.TruncateRequest))
     assert (truncate.schema_name, dict(truncate.configuration)) == ("other", {"place": "here"})
     assert truncate.utc_delete_before.nanos % 1_000_000 == 0
@@ -241,7 +245,7 @@ def test_requests_carry_schema_configuration_and_the_times_of_operations(simple,
 
 
 def test_the_destination_decides_about_the_format(simple, tmp_path):
-    outcome = played([simple], tmp_path, ReferenceDestination(faults=["parquet"]))
+    outcome = play([simple], tmp_path, ReferenceDestination(faults=["parquet"]))
     write = next(r for r in outcome.destination.requests if isinstance(r, sdk.WriteBatchRequest))
     assert write.replace_files[0].endswith(".parquet.zstd.aes")
     assert outcome.code == 0
@@ -249,13 +253,13 @@ def test_the_destination_decides_about_the_format(simple, tmp_path):
 
 def test_files_are_taken_away_unless_they_are_to_be_kept(simple, tmp_path):
     work = tmp_path / "work"
-    played([simple], tmp_path, work_dir=work)
+    play([simple], tmp_path, work_dir=work)
     assert list(work.iterdir()) == []
-    played([simple], tmp_path, work_dir=work, keep_files=True)
+    play([simple], tmp_path, work_dir=work, keep_files=True)
     assert [path.name for path in work.iterdir()] == ["t_story_upsert.csv.zstd.aes"]
 
 
-def test_nobody_at_the_target_is_a_failure(simple):
+def test_an_unreachable_target_is_a_failure(simple):
     report = io.StringIO()
     options = RunOptions(target="127.0.0.1:1", connect_timeout=0.2)
     assert run([simple], options, stream=report) == 1
@@ -294,7 +298,7 @@ def test_nobody_at_the_target_is_a_failure(simple):
     ],
 )
 def test_a_wrong_scenario_ends_with_its_own_code(tmp_path, content, reason):
-    outcome = played([story(tmp_path, **content)], tmp_path)
+    outcome = play([story(tmp_path, **content)], tmp_path)
     assert outcome.code == 2
     (error,) = [line for line in outcome.lines if line["event"] == "error"]
     assert reason in error["text"]
@@ -302,7 +306,7 @@ def test_a_wrong_scenario_ends_with_its_own_code(tmp_path, content, reason):
 
 def test_the_text_report_names_calls_checks_and_differences(simple):
     report = io.StringIO()
-    with serving(ReferenceDestination(faults=["text only"])) as target:
+    with serve(ReferenceDestination(faults=["text only"])) as target:
         code = run([simple], RunOptions(target=target, shuffle_seed=42), stream=report)
     text = report.getvalue()
     assert code == 1
@@ -335,7 +339,7 @@ def test_the_command_passes_its_options_on(tmp_path):
     --split 2 --delete-columns minimal --plain-text --mode sequential --shuffle-seed 3
     --tester-version 2.25 --accept-type JSON=STRING --work-dir {tmp_path}/w --keep-files --json
     --dump-model {tmp_path}/model.json --strict-migrations --timeout 60 --format csv"""
-    with serving(destination) as target:
+    with serve(destination) as target:
         result = CliRunner().invoke(app, [*words.split(), "--target", target])
     assert result.exit_code == 0, result.output
     assert json.loads(result.output.splitlines()[-1])["ok"]
@@ -353,14 +357,14 @@ def test_the_example_in_the_guide_plays(tmp_path):
     example = guide.split("```json\n")[1].split("```")[0]
     path = tmp_path / "guide.json"
     path.write_text(example)
-    outcome = played([path], tmp_path, strict_migrations=True)
+    outcome = play([path], tmp_path, strict_migrations=True)
     assert outcome.code == 0
     assert_contents_agree(outcome)
     assert outcome.rows("visits") == []
     assert [row["town"] for row in outcome.rows("customers")] == ["Lisbon", "Bergen"]
 
 
-def test_every_option_stands_in_the_guide():
+def test_every_option_is_documented_in_the_guide():
     guide = (EXAMPLES.parent / "docs" / "test-destination.md").read_text()
     result = CliRunner().invoke(app, ["drive", "--help"], env={"COLUMNS": "200"})
     options = set(re.findall(r"(--[a-z-]+)", result.output)) - {"--help"}
@@ -398,7 +402,7 @@ def certificate(tmp_path):
 
 @pytest.mark.parametrize("call", ["Capabilities", "Test"])
 def test_a_call_that_a_destination_may_lack_is_noted(simple, tmp_path, call):
-    outcome = played([simple], tmp_path, ReferenceDestination(faults=[f"no {call}"]))
+    outcome = play([simple], tmp_path, ReferenceDestination(faults=[f"no {call}"]))
     assert outcome.code == 0
     assert any(f"does not implement {call}" in text for text in outcome.notices)
     assert "WriteBatch" in {call["rpc"] for call in outcome.calls}
@@ -415,12 +419,12 @@ def test_a_destination_without_migrations_is_one_that_supports_none(tmp_path):
     migrations = [{"rename_column": [column]}]
     path = story(tmp_path, create_table={"t": TABLE}, schema_migration=migrations)
 
-    outcome = played([path], tmp_path, WithoutMigrations())
+    outcome = play([path], tmp_path, WithoutMigrations())
     assert outcome.code == 0
     assert any("does not implement Migrate" in text for text in outcome.notices)
     assert_contents_agree(outcome)
 
-    assert played([path], tmp_path, WithoutMigrations(), strict_migrations=True).code == 1
+    assert play([path], tmp_path, WithoutMigrations(), strict_migrations=True).code == 1
 
 
 def test_a_finding_is_reported_once_and_counted(tmp_path):
@@ -434,7 +438,7 @@ def test_a_finding_is_reported_once_and_counted(tmp_path):
         )
         stories.append(path)
 
-    outcome = played(stories, tmp_path, ReferenceDestination(faults=["text only", "no keys"]))
+    outcome = play(stories, tmp_path, ReferenceDestination(faults=["text only", "no keys"]))
 
     assert outcome.code == 1
     described = [call for call in outcome.calls if call["rpc"] == "DescribeTable"][1:]
@@ -443,14 +447,71 @@ def test_a_finding_is_reported_once_and_counted(tmp_path):
     assert [call["known"] for call in described] == [0, 2, 2, 2, 2]
     last = outcome.lines[-1]
     assert last["failures"] == 2
-    counts = {one["what"].partition(":")[0]: one["count"] for one in last["repeated"]}
+    counts = {finding["what"].partition(":")[0]: finding["count"] for finding in last["repeated"]}
     assert counts == {"type of 'j'": 5, "column 'id'": 5}
+
+
+def test_columns_that_are_missing_are_findings_of_their_own(tmp_path):
+    """A second missing column does not repeat the first one."""
+    stories = []
+    for number, names in enumerate((["id", "n"], ["id", "n", "b"], ["id", "n", "b", "c"])):
+        path = tmp_path / f"story_{number}.json"
+        table = {"columns": dict.fromkeys(names, "INT"), "primary_key": ["id"]}
+        path.write_text(json.dumps({"create_table" if not number else "alter_table": {"t": table}}))
+        stories.append(path)
+
+    class Forgetful(ReferenceDestination):
+        def DescribeTable(self, request, context):  # noqa: N802 - the name of the call
+            answer = super().DescribeTable(request, context)
+            for column in [one for one in answer.table.columns if one.name in {"n", "b", "c"}]:
+                answer.table.columns.remove(column)
+            return answer
+
+    outcome = play(stories, tmp_path, Forgetful())
+
+    described = [call for call in outcome.calls if call["rpc"] == "DescribeTable"][1:]
+    assert [[one["what"] for one in call["failures"]] for call in described] == [
+        ["column 'n'"],
+        ["column 'b'"],
+        ["column 'c'"],
+    ]
+    assert outcome.lines[-1]["failures"] == 3
+
+
+def test_a_notice_is_reported_once_and_counted(tmp_path):
+    table = {"columns": {"id": "INT", "at": "NAIVE_DATETIME"}, "primary_key": ["id"]}
+    stories = []
+    for number in range(3):
+        path = tmp_path / f"story_{number}.json"
+        content = {"ops": [{"upsert": {"t": [{"id": number, "at": "2024-06-15T13:45:00"}]}}]}
+        path.write_text(
+            json.dumps(content | ({"create_table": {"t": table}} if not number else {}))
+        )
+        stories.append(path)
+
+    outcome = play(stories, tmp_path, ReferenceDestination(faults=["parquet"]))
+
+    assert outcome.code == 0
+    (notice,) = [text for text in outcome.notices if "NAIVE_DATETIME" in text]
+    (repeated,) = outcome.lines[-1]["repeated"]
+    assert repeated == {"schema": "tester", "rpc": None, "table": None, "what": notice, "count": 3}
+    assert outcome.lines[-1]["notices"] == len(outcome.notices)
+
+
+def test_an_unknown_file_format_is_noted(simple, tmp_path):
+    class Modern(ReferenceDestination):
+        def Capabilities(self, request, context):  # noqa: N802 - the name of the call
+            return sdk.CapabilitiesResponse(batch_file_format=7)
+
+    outcome = play([simple], tmp_path, Modern())
+    assert outcome.code == 0
+    assert any("an unknown format (7)" in text for text in outcome.notices)
 
 
 def test_a_finding_of_each_schema_counts_for_itself(simple, tmp_path):
     other = tmp_path / "other.json"
     other.write_text(simple.read_text())
-    outcome = played(
+    outcome = play(
         [simple, other],
         tmp_path,
         ReferenceDestination(faults=["text only"]),
@@ -468,7 +529,7 @@ def test_a_destination_that_is_still_starting_is_waited_for(simple):
         def write(self, text):
             if '"event": "waiting"' in text and self.server is None:
                 assert "refused" in text
-                self.server = serving(ReferenceDestination(), port=port)
+                self.server = serve(ReferenceDestination(), port=port)
                 self.server.__enter__()
             return super().write(text)
 
@@ -485,7 +546,7 @@ def test_a_destination_that_is_still_starting_is_waited_for(simple):
     assert code == 0
 
 
-def test_the_tester_says_why_nobody_answered(simple, tmp_path):
+def test_the_tester_reports_why_there_was_no_response(simple, tmp_path):
     def reason(target, **options):
         report = io.StringIO()
         wanted = RunOptions(target=target, json_lines=True, **options)
@@ -501,15 +562,37 @@ def test_the_tester_says_why_nobody_answered(simple, tmp_path):
     assert "Connection refused" in text
     assert "listens on this port" in text
     credentials, _ = certificate(tmp_path)
-    with serving(ReferenceDestination(), credentials) as target:
+    with serve(ReferenceDestination(), credentials) as target:
         assert "--ca-cert" in reason(target, tls=True)
-    with serving(ReferenceDestination()) as target:
+    with serve(ReferenceDestination()) as target:
         assert "does not use TLS" in reason(target, tls=True)
+
+
+def test_a_server_without_grpc_is_named(simple):
+    class Web(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Web) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        report = io.StringIO()
+        target = f"127.0.0.1:{server.server_port}"
+        assert run([simple], RunOptions(target=target, connect_timeout=1), stream=report) == 1
+        server.shutdown()
+    assert "does not use gRPC" in report.getvalue()
+
+
+@pytest.mark.parametrize(
+    "target", ["localhost", "localhost:0", "[::1]:65536", "http://a.example:1"]
+)
+def test_a_target_has_a_host_and_a_port(target):
+    with pytest.raises(ConfigurationError, match="is not a host and port"):
+        RunOptions(target=target)
 
 
 def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):
     credentials, trusted = certificate(tmp_path)
-    with serving(ReferenceDestination(), credentials) as target:
+    with serve(ReferenceDestination(), credentials) as target:
 
         def code(connect_timeout=2, **options):
             wanted = RunOptions(target=target, connect_timeout=connect_timeout, **options)
@@ -527,6 +610,6 @@ def test_a_call_that_takes_too_long_stops_the_run(simple, tmp_path):
             time.sleep(1)
             return super().CreateTable(request, context)
 
-    outcome = played([simple], tmp_path, Slow(), timeout=0.3)
+    outcome = play([simple], tmp_path, Slow(), timeout=0.3)
     assert outcome.code == 1
     assert outcome.calls[-1]["answer"] == "DEADLINE_EXCEEDED"

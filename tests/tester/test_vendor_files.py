@@ -17,7 +17,7 @@ from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import RunOptions, run
 from chronolake.tester.definition import VendorVersion
 from chronolake.tester.files import NULL_STRING, UNMODIFIED_STRING, Compression, quote
-from support.tester.reference_destination import Files, ReferenceDestination, serving
+from support.tester.reference_destination import Files, ReferenceDestination, serve
 
 SYNCED = "_fivetran_synced"
 _CELL = re.compile(r'("(?:[^"]|"")*"|[^,\n]*)([,\n])')
@@ -55,7 +55,7 @@ def made(vendor, tmp_path_factory):
         content.pop("schema_migration", None)
         (scenarios / path.name).write_text(json.dumps(content))
     for group in ("input_1", "input_2", "input_3", "input_4", "history_mode"):
-        with serving(ReferenceDestination()) as target:
+        with serve(ReferenceDestination()) as target:
             options = RunOptions(
                 target=target,
                 tester_version=VendorVersion.V2_25,
@@ -100,7 +100,7 @@ def test_history_columns_are_computed_as_the_vendor_computes_them(made):
 def test_the_order_of_columns_differs_from_file_to_file(vendor, tmp_path):
     headers = []
     for seed in (1, 2, 3):
-        with serving(ReferenceDestination()) as target:
+        with serve(ReferenceDestination()) as target:
             options = RunOptions(
                 target=target,
                 shuffle_seed=seed,

@@ -39,8 +39,10 @@ class Asked:
     def get(self, path: str) -> httpx.Response:
         async def answered() -> httpx.Response:
             transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
-                return await one.get(path)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
+                return await client.get(path)
 
         return asyncio.run(answered())
 
@@ -54,7 +56,7 @@ def asked(config: LakeConfig) -> Iterator[Asked]:
 
 def _timelines(page: str) -> list[str]:
     found = re.findall(r'<th scope="row"[^>]*><a href="(/record[^"]*)"', page)
-    return [html.unescape(one) for one in found]
+    return [html.unescape(link) for link in found]
 
 
 def test_long_keys_lead_to_their_own_record_or_to_what_to_do(
@@ -71,7 +73,7 @@ def test_long_keys_lead_to_their_own_record_or_to_what_to_do(
         stop(served)
     # A path that arrives in one piece is read whole anyway; the server's smallest read is larger.
     assert all(len(path) < 60_000 for path in paths)
-    assert [one.status_code for one in found] == [200, 200, 200, 400]
+    assert [response.status_code for response in found] == [200, 200, 200, 400]
     for key, page in zip(keys[:3], found, strict=False):
         assert f"&lt;{len(key)}&gt;" in page.text
     assert "too long for a URL" in found[-1].text
@@ -198,7 +200,7 @@ def test_memory_is_bounded_by_what_versions_hold(
     assert 120 * 100 * 8 <= held < 2 * 120 * 100 * 8
     before = pa.total_allocated_bytes()
     assert [version.values["c0"] for version in timeline.versions] == [
-        float(one) for one in range(120)
+        float(number) for number in range(120)
     ]
     assert [len(version.changes) for version in timeline.versions] == [0, *[99] * 119]
     assert timeline.versions[-1].changes[0].old == 118.0

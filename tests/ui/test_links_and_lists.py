@@ -78,7 +78,7 @@ def test_every_instant_that_we_write_is_read(micros: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "1", "", "2026-05-02T25:00"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueRefusedError, match=f"^'{text}' is not a valid time"):
         links.micros_of(text)
 
@@ -99,12 +99,17 @@ LIFE = timeline(
 )
 
 
-def test_a_list_says_what_came_back_and_what_was_never_true_for_any_time() -> None:
+def test_a_list_marks_reinserted_records_and_versions_that_were_never_valid() -> None:
     shown = version_page(LIFE, 1, size=10).versions
 
-    assert [one.number for one in shown] == [1, 2, 3, 4]
-    assert [one.deleted_since for one in shown] == [None, TMIN_TEXT, None, "2026-01-02T00:00:00Z"]
-    assert [one.is_instant for one in shown] == [True, False, True, False]
+    assert [version.number for version in shown] == [1, 2, 3, 4]
+    assert [version.deleted_since for version in shown] == [
+        None,
+        TMIN_TEXT,
+        None,
+        "2026-01-02T00:00:00Z",
+    ]
+    assert [version.is_instant for version in shown] == [True, False, True, False]
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 9), newest=st.booleans(), wanted=st.integers())
@@ -116,16 +121,16 @@ def test_pages_hold_every_version_once_in_order(
     )
     pages = version_page(life, 1, size=size).pages
     found = [
-        one.number
+        version.number
         for number in range(1, pages + 1)
-        for one in version_page(life, number, size=size, newest_first=newest).versions
+        for version in version_page(life, number, size=size, newest_first=newest).versions
     ]
     assert found == (list(range(count, 0, -1)) if newest else list(range(1, count + 1)))
     assert 1 <= version_page(life, wanted, size=size).number <= pages
     for number in range(1, count + 1):
         page = page_of(number, count, size=size, newest_first=newest)
         listed = version_page(life, page, size=size, newest_first=newest).versions
-        assert number in {one.number for one in listed}
+        assert number in {version.number for version in listed}
 
 
 def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -> None:
@@ -166,7 +171,7 @@ def seen(html: str) -> str:
 
 
 @pytest.mark.parametrize(("value", "like"), [(None, "null"), ("", "empty text")])
-def test_a_value_that_is_none_is_unlike_the_text_of_its_name(value: str | None, like: str) -> None:
+def test_null_is_distinguished_from_the_text_null(value: str | None, like: str) -> None:
     real, text = rendering.cell(value), rendering.cell(like)
 
     assert seen(real) == text == like
@@ -187,11 +192,11 @@ def test_blanks_at_the_ends_of_a_text_are_marked() -> None:
 @example("<b>" * 200, "", "1", "2")
 @example("", "z" * 500, "", "a")
 def test_a_change_in_a_long_text_is_seen(before: str, after: str, old: str, new: str) -> None:
-    texts = [f"{before}{one}{after}" for one in (old, new)]
+    texts = [f"{before}{middle}{after}" for middle in (old, new)]
     shown = rendering.diff_cells(*texts)
 
     assert (shown[0] == shown[1]) == (texts[0] == texts[1])
-    assert max(len(seen(one)) for one in shown) < 10 * 400
+    assert max(len(seen(html)) for html in shown) < 10 * 400
 
 
 def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
@@ -204,7 +209,7 @@ def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
     assert "3,000 characters" in opened[-1]
     assert sum(map(len, opened)) < 700_000
     other = rendering.TextBudget()
-    assert not any("<details" in one for one in (other.render("short"), other.render(None)))
+    assert not any("<details" in html for html in (other.render("short"), other.render(None)))
     assert not other.is_short
 
 
@@ -219,12 +224,12 @@ def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
         (-timedelta(days=1), "just now"),
     ],
 )
-def test_ages_are_told_in_their_largest_unit(passed: timedelta, words: str) -> None:
+def test_ages_are_printed_in_their_largest_unit(passed: timedelta, words: str) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     assert rendering.age((now - passed).isoformat(), now=now) == words
 
 
-def test_links_carry_nothing_but_what_is_said() -> None:
+def test_links_contain_only_the_given_parameters() -> None:
     assert links.to("/past", at=None, than="") == "/past"
     url = links.record(TableName("a.b", "c&d=?#"), {"k&": "v=%+ ", "n": None}, page=2)
     assert parse_qsl(urlsplit(url).query) == [

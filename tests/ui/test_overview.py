@@ -18,8 +18,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from chronolake.config import MaintenanceConfig, load
 from chronolake.errors import LakeError
 from chronolake.inspect.tables import Health, TableSummary
-from chronolake.pipeline.freshness import Filled, Freshness
-from chronolake.pipeline.runs import Verified, now
+from chronolake.pipeline.freshness import Freshness, StreamProperties
+from chronolake.pipeline.runs import VerificationResult, now
 from chronolake.types import Mode, TableName
 from chronolake.ui.rendering import ASSETS, environment
 from chronolake.ui.site import Overview, TableOverview
@@ -47,7 +47,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_thousand_tables_are_listed_at_once_and_read_while_they_are_looked_at(
+def test_a_thousand_tables_are_listed_at_once_and_read_in_the_background(
     many: Path,
 ) -> None:
     served = start(many)
@@ -96,7 +96,7 @@ def test_a_table_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     catalog.engine.dispose()
 
 
-def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> None:
+def test_a_copied_lake_reports_that_its_tables_are_located_elsewhere(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{original}/catalog.db")
@@ -115,7 +115,7 @@ def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> Non
             stop(served)
 
 
-def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
+def test_with_a_rest_catalog_a_table_is_read_again_after_a_while() -> None:
     now = time.monotonic()
     name = TableName("s", "t")
     # A REST catalog returns a table's metadata location only when the table is loaded.
@@ -167,19 +167,21 @@ def health_of(health: Health, fresh: Freshness | None) -> str:
     return " ".join(re.sub("<[^>]*>", " ", reported).split())
 
 
-def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> None:
-    filled = Filled(TableName("s", "t"))
-    verified = Verified("s.t", now(), holds=True, rows=1, against_lake=False)
+def test_health_shows_all_that_is_known_and_only_verified_tables_are_good() -> None:
+    stream_properties = StreamProperties(TableName("s", "t"))
+    verified = VerificationResult("s.t", now(), holds=True, rows=1, against_lake=False)
     kept = Health(3, 9, 0.05, now(), 2)
 
-    reported = health_of(kept, Freshness(filled, verified=verified))
+    reported = health_of(kept, Freshness(stream_properties, verified=verified))
     assert reported.startswith("good 3 small files 5 % of rows deleted compacted")
-    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == ("files OK never verified")
+    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(stream_properties)) == (
+        "files OK never verified"
+    )
     # A store that cannot be read does not mean that nothing was verified.
     assert health_of(Health(1, 1, 0.0, None, 1), None) == (
         "files OK 1 small file verification unknown"
     )
-    assert health_of(Health(70, 90, 0.0, None, 1), Freshness(filled)) == (
+    assert health_of(Health(70, 90, 0.0, None, 1), Freshness(stream_properties)) == (
         "needs maintenance 70 small files never verified"
     )
 
@@ -193,8 +195,8 @@ def test_badges_can_be_read_in_light_and_dark(badge: str) -> None:
     assert rule is not None
     soft, strong = (re.findall(rf"{name}: #([0-9a-f]{{6}});", css) for name in rule.groups())
     assert len(soft) == len(strong) == 3
-    for one, other in zip(soft, strong, strict=True):
-        dark, light = sorted([luminance(one), luminance(other)])
+    for color, other in zip(soft, strong, strict=True):
+        dark, light = sorted([luminance(color), luminance(other)])
         assert (light + 0.05) / (dark + 0.05) >= 4.5
     # Amber has one meaning: maintenance is needed.
     assert (rule[2] == "--warn") == (badge == "warn")

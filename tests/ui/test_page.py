@@ -19,7 +19,7 @@ from chronolake.inspect.tables import summary
 from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TMAX_TEXT
 from chronolake.ui import links
-from support.commands import ran
+from support.commands import run_command
 from support.ui.uiprocess import Served, Shop, start, stop
 from support.ui.uishop import (
     AFTER,
@@ -84,8 +84,8 @@ def visit(browser: Browser, usual: BrowserContext, served: Served) -> Iterator[O
         return page
 
     yield opened
-    for one in opened_here:
-        one.close()
+    for page_ in opened_here:
+        page_.close()
     assert wrong == []
 
 
@@ -119,9 +119,9 @@ def test_every_page_is_accessible_in_light_and_dark(visit: Open, name: str) -> N
         page.wait_for_timeout(150)
         found = Axe().run(page).response["violations"]
         grave = [
-            (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
-            for one in found
-            if one["impact"] in {"serious", "critical"}
+            (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+            for violation in found
+            if violation["impact"] in {"serious", "critical"}
         ]
         assert grave == [], theme
     page.set_viewport_size({"width": 390, "height": 800})
@@ -168,14 +168,14 @@ def test_tables_are_sorted_filtered_and_searched_without_a_reload(visit: Open) -
     )
 
 
-def test_a_table_that_cannot_be_read_says_so_in_its_row(visit: Open) -> None:
+def test_a_table_that_cannot_be_read_shows_the_error_in_its_row(visit: Open) -> None:
     row = visit("/").locator("tbody tr", has_text="broken")
 
     expect(row).to_contain_text("unreadable")
     expect(row).to_contain_text("metadata cannot be read")
 
 
-def test_the_list_tells_what_chronolake_tables_tells(visit: Open, shop: Shop) -> None:
+def test_the_list_shows_what_chronolake_tables_prints(visit: Open, shop: Shop) -> None:
     page = visit("/")
     config = load(shop.folder)
     for name in (ORDERS, SENSOR, NOTES):
@@ -197,7 +197,7 @@ def read_history(shop: Shop, capsys: pytest.CaptureFixture[str]) -> ReadHistory:
     """Return the versions that `chronolake history --json` prints of a record."""
 
     def read(table: str, key: str) -> list[dict[str, Any]]:
-        code, out, _ = ran(shop.folder, capsys, "history", table, "--key", key, "--json")
+        code, out, _ = run_command(shop.folder, capsys, "history", table, "--key", key, "--json")
         assert code == 0
         versions: list[dict[str, Any]] = json.loads(out)["versions"]
         return versions
@@ -321,7 +321,9 @@ def test_keys_are_suggested_as_they_are_typed(visit: Open, shop: Shop) -> None:
         "() => [...document.querySelectorAll('option')].every(one => one.value.startsWith('10'))"
     )
     found = complete_key(load(shop.folder), ORDERS, {"id": "10"}, column="id", limit=20)
-    assert options.evaluate_all("all => all.map(one => one.value)") == [str(one) for one in found]
+    assert options.evaluate_all("all => all.map(one => one.value)") == [
+        str(value) for value in found
+    ]
     field.fill("104")
     field.press("Enter")
     page.wait_for_function(SETTLED)
@@ -483,7 +485,7 @@ def test_a_very_long_text_is_cut_and_can_be_opened(visit: Open) -> None:
 # ------------------------------------------------------------------------- people's ways
 
 
-def test_the_keyboard_comes_everywhere(visit: Open) -> None:
+def test_everything_can_be_reached_by_keyboard(visit: Open) -> None:
     page = visit("/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
@@ -598,7 +600,7 @@ def test_on_a_phone_no_cell_reaches_into_its_neighbour(visit: Open, width: int) 
     assert page.evaluate(overlapping) == []
 
 
-def test_columns_that_have_no_lane_are_told(visit: Open) -> None:
+def test_columns_without_a_lane_are_listed(visit: Open) -> None:
     page = visit(links.record(ORDERS, {"id": 104}))
     expect(page.locator("[data-chart-more]")).to_be_hidden()
 

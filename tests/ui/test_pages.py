@@ -114,8 +114,8 @@ def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
     def marked(query: str) -> list[bool]:
         page, piece = (get(f"{path}?table=shop.orders&{query}") for path in ("/past", "/part/past"))
         assert page.status_code == piece.status_code == 400
-        shown = [f'name="{name}"' in one for one in page.text.split("<input")
-                 if "aria-invalid" in one for name in ("at", "than")]  # fmt: skip
+        shown = [f'name="{name}"' in field for field in page.text.split("<input")
+                 if "aria-invalid" in field for name in ("at", "than")]  # fmt: skip
         assert f'data-wrong="{"at" if shown == [True, False] else "than"}"' in piece.text
         return shown
 
@@ -133,7 +133,7 @@ def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
     ("at", "words"),
     [("0001-01-01", "0001-01-01 00:00:00"), (TMAX, "9999-12-31 23:59:59.999")],
 )
-def test_both_ends_of_time_are_asked_for_as_times(
+def test_the_earliest_and_latest_times_can_be_requested(
     make: Make, get: Get, at: str, words: str
 ) -> None:
     make(ORDERS, ["id*:INT", *HISTORY], [(1, FIRST, TMAX, True)])

@@ -22,7 +22,7 @@ from chronolake import inspect
 from chronolake.config import load
 from chronolake.pipeline import run_history
 from chronolake.pipeline.runs import Status
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import COMMAND
 from support.ui.uiprocess import Served, start, stop
 from support.ui.uiruns import HOSTILE, REGIONS, STREAMS, configured
@@ -39,10 +39,12 @@ class SlowApi:
         for name in STREAMS:
             api.on(f"/{name}", self._answer)
 
-    def _answer(self, asked: Asked) -> Reply:
+    def _answer(self, asked: ReceivedRequest) -> Reply:
         region, since = asked.params["region"], asked.params["since"]
         old = "2026-10-01T00:00:00Z"
-        found = [{"id": f"{region}-{one}", "updated_at": old} for one in range(25) if since <= old]
+        found = [
+            {"id": f"{region}-{number}", "updated_at": old} for number in range(25) if since <= old
+        ]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return Reply(
             {"data": [*found, {"id": f"{region}-new", "updated_at": now}]}, slow=self.seconds
@@ -119,7 +121,7 @@ def _runs(folder: Path) -> tuple[run_history.ObservedRun, ...]:
 
 def _run_of(folder: Path, pipeline: str, status: Status) -> run_history.ObservedRun:
     found = (run for run in _runs(folder) if run.run.pipeline == pipeline)
-    return next(one for one in found if one.run.status is status)
+    return next(observed for observed in found if observed.run.status is status)
 
 
 @pytest.mark.long
@@ -138,14 +140,16 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
     expect(runs.locator("tbody th")).to_have_count(1)
     pipelines.get_by_role("link", name="shop").click()
     expect(page.get_by_role("heading", name="Runs of shop")).to_be_visible()
-    expect(runs.locator("tbody th")).to_have_count(sum(one.run.pipeline == "shop" for one in found))
+    expect(runs.locator("tbody th")).to_have_count(
+        sum(observed.run.pipeline == "shop" for observed in found)
+    )
     page.get_by_role("navigation", name="Runs by status").get_by_text("dead").click()
     expect(page.get_by_text("No run matches")).to_be_visible()
     assert page.url.endswith("/runs?pipeline=shop&status=dead")
 
 
 @pytest.mark.long
-def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
+def test_a_failed_run_has_a_hint(visit: Open, folder: Path) -> None:
     partial = _run_of(folder, "crm", Status.PARTIAL)
     (contact,) = [stream.record for stream in partial.streams if stream.record.error]
     assert contact.hint
@@ -175,15 +179,15 @@ def test_what_a_run_has_moved_is_shown_as_a_difference(visit: Open, folder: Path
     page = visit(f"/run?id={run.run.id}")
     moved = page.locator("[data-moved]")
     expect(moved).to_have_count(len(STREAMS))
-    one = run.streams[0]
-    assert one.changes_in_all == len(one.changes) > REGIONS
-    row = moved.filter(has=page.get_by_role("rowheader", name=one.record.stream))
+    stream = run.streams[0]
+    assert stream.changes_in_all == len(stream.changes) > REGIONS
+    row = moved.filter(has=page.get_by_role("rowheader", name=stream.record.stream))
     row.locator("summary").click()
     assert row.locator("dt").all_inner_texts() == [
-        "applied up to" if change.path == "applied" else change.path for change in one.changes
+        "applied up to" if change.path == "applied" else change.path for change in stream.changes
     ]
-    assert row.locator("del").all_inner_texts() == [change.before for change in one.changes]
-    assert row.locator("ins").all_inner_texts() == [change.after for change in one.changes]
+    assert row.locator("del").all_inner_texts() == [change.before for change in stream.changes]
+    assert row.locator("ins").all_inner_texts() == [change.after for change in stream.changes]
 
 
 @pytest.mark.long
@@ -257,7 +261,7 @@ def _followed(page: Page, *, deadline: float) -> list[tuple[list[str], int, floa
 def test_monthly_active_rows_are_drawn_and_listed(visit: Open, folder: Path) -> None:
     page = visit("/usage")
     page.wait_for_selector("[data-usage-chart][data-drawn]")
-    known = {str(one.table): one for one in inspect.usage(load(folder / "lake"))}
+    known = {str(usage.table): usage for usage in inspect.usage(load(folder / "lake"))}
     page.wait_for_function("!document.querySelector('[data-unread]')")
     rows = page.locator(".figures tbody tr")
     expect(rows).to_have_count(len(known))
@@ -268,11 +272,11 @@ def test_monthly_active_rows_are_drawn_and_listed(visit: Open, folder: Path) -> 
             strict=True,
         )
     )
-    assert listed == {name: f"{one.rows:,}" for name, one in known.items()}
+    assert listed == {name: f"{usage.rows:,}" for name, usage in known.items()}
     drawn = page.evaluate(
         "document.querySelector('[data-usage-chart]').data.map(one => one.y[one.y.length - 1])"
     )
-    assert sum(drawn) == sum(one.rows for one in known.values())
+    assert sum(drawn) == sum(usage.rows for usage in known.values())
     total = page.locator("tfoot td").last
     expect(total).to_have_text(f"{sum(drawn):,}")
 
@@ -290,9 +294,9 @@ def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path)
             page.evaluate("document.dispatchEvent(new CustomEvent('theme'))")
             page.wait_for_timeout(150)
             grave = [
-                (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
-                for one in Axe().run(page).response["violations"]
-                if one["impact"] in {"serious", "critical"}
+                (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+                for violation in Axe().run(page).response["violations"]
+                if violation["impact"] in {"serious", "critical"}
             ]
             assert grave == [], (path, theme)
         page.set_viewport_size({"width": 390, "height": 800})
@@ -300,7 +304,7 @@ def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path)
         page.close()
 
 
-def test_a_lake_without_runs_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+def test_a_lake_without_runs_has_a_hint(browser: Browser, tmp_path: Path) -> None:
     SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db").engine.dispose()
     running = start(tmp_path)
     try:

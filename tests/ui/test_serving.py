@@ -179,7 +179,7 @@ def test_loopback_has_several_names(served: Served, host: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/part/tables", "/assets/record.js", "/nothing"])
 @pytest.mark.parametrize("query", ["", "token=", "token=wrong", "token=ä"])
-def test_beyond_loopback_nothing_is_told_without_the_token(
+def test_outside_loopback_every_request_needs_the_token(
     guarded: Served, path: str, query: str
 ) -> None:
     assert guarded.token
@@ -224,7 +224,7 @@ def test_the_way_to_the_cookie_leads_nowhere_else(guarded: Served, path: str) ->
     assert not place.removeprefix("location: ").startswith(("//", "/\\", "http"))
 
 
-def test_a_link_from_another_site_asks_again_by_itself(guarded: Served) -> None:
+def test_a_link_from_another_site_is_requested_again_automatically(guarded: Served) -> None:
     answer = httpx.get(local(guarded), headers={"sec-fetch-site": "cross-site"})
 
     assert answer.status_code == 401
@@ -282,7 +282,7 @@ def test_what_cannot_be_served_is_explained(
     assert "What to do" in done.stderr
 
 
-def test_without_a_lake_or_a_project_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_lake_or_a_project_the_error_names_what_is_missing(tmp_path: Path) -> None:
     done = words(folder=tmp_path)
 
     assert done.returncode == 1
@@ -318,7 +318,7 @@ def test_in_a_project_s_folder_its_lake_is_shown_without_its_pipelines_secrets(
     assert not (tmp_path / "ponds").exists()
 
 
-def test_an_empty_lake_says_how_tables_come(empty: Path) -> None:
+def test_an_empty_lake_explains_how_to_create_tables(empty: Path) -> None:
     served = start(empty)
     try:
         for path, text in {"/": "no tables yet", "/record": "no tables yet"}.items():

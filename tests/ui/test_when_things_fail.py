@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from chronolake import database
 from chronolake.config import load
-from chronolake.pipeline.lease import holder, leased
+from chronolake.pipeline.lease import hold_lease, holder
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import Store, migrate
 from chronolake.ui.pages.tables import HEADINGS, TablesQuery
@@ -38,9 +38,9 @@ def browsed(chromium: str) -> Iterator[Page]:
         browser.close()
 
 
-def test_a_run_stays_in_sight_while_the_store_cannot_be_read(tmp_path: Path, browsed: Page) -> None:
+def test_a_run_stays_visible_while_the_store_cannot_be_read(tmp_path: Path, browsed: Page) -> None:
     store = Store.open(load(tmp_path))
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         store.begin_run(Run("r1", "shop", now(), None, Status.RUNNING, holder()))
         store.note(StreamRun("r1", "orders", "s.t", Status.RUNNING, stage=Stage.LANDING))
         served = start(tmp_path)
@@ -112,7 +112,7 @@ def test_no_url_breaks_the_page(asked: httpx.Client, path: str, status: int) -> 
     assert asked.get(path).status_code == status
 
 
-def test_usage_that_is_none_makes_no_table_unreadable(asked: httpx.Client) -> None:
+def test_invalid_usage_does_not_make_a_table_unreadable(asked: httpx.Client) -> None:
     assert "unreadable" not in all_read(asked)
 
 
@@ -184,7 +184,7 @@ def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake
         assert asked.get("/table?name=s.t").status_code == 200
 
 
-def test_what_is_still_being_read_is_not_said_to_be_missing() -> None:
+def test_what_is_still_being_read_is_not_reported_as_missing() -> None:
     seen = {"count": 3, "found": 0, "tables": [], "broken": 0, "headings": HEADINGS}
 
     def rendered(text: str, unread: int) -> str:
@@ -199,7 +199,7 @@ def test_what_is_still_being_read_is_not_said_to_be_missing() -> None:
     assert "No table has this name" in rendered("search=x", 2)
 
 
-def test_a_lake_that_is_missing_is_no_lake_without_runs(tmp_path: Path) -> None:
+def test_a_missing_lake_is_distinguished_from_a_lake_without_runs(tmp_path: Path) -> None:
     with page_over(tmp_path / "lake") as asked:
         for path in ("/runs", "/part/runs", "/run?id=x"):
             assert "There is no lake in" in asked.get(path).text
@@ -228,8 +228,8 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         assert asked.get("/record").status_code == 200
         place = (asked.base_url.host, asked.base_url.port)
         many = [socket.create_connection(place) for _ in range(60)]
-        for one in many:
-            one.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for connection in many:
+            connection.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deadline = time.monotonic() + 60
         # Requests beyond the waiting queue are refused at once.
         while len(reported := select.select(many, [], [], 1)[0]) < 20:
@@ -242,8 +242,8 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         for path in ("/", "/runs", "/record", "/past"):
             assert asked.get(path).status_code == 200
         assert time.monotonic() - begun < 10
-        for one in many:
-            one.close()
+        for connection in many:
+            connection.close()
         # Closed connections are not served: only the few whose turn had come have opened the pipe.
         time.sleep(1)
         writing = os.open(pipe, os.O_WRONLY)

@@ -23,8 +23,8 @@ def read(literals: tuple[str, str], kind: Kind) -> tuple[int, int]:
 
 @given(LONGS, LONGS)
 @example(-(1 << 63), (1 << 63) - 1)
-def test_bounds_of_longs_hold_what_is_between_and_little_more(one: int, other: int) -> None:
-    least, greatest = min(one, other), max(one, other)
+def test_bounds_of_longs_hold_what_is_between_and_little_more(first_value: int, other: int) -> None:
+    least, greatest = min(first_value, other), max(first_value, other)
     first, last = read(bounds_of(Kind.LONG, least, greatest), Kind.LONG)
     assert -(1 << 63) <= first <= least
     assert greatest <= last <= (1 << 63) - 1
@@ -33,8 +33,8 @@ def test_bounds_of_longs_hold_what_is_between_and_little_more(one: int, other: i
 
 @given(INTS, INTS)
 @example(-(1 << 31), (1 << 31) - 1)
-def test_bounds_of_ints_are_ints(one: int, other: int) -> None:
-    least, greatest = min(one, other), max(one, other)
+def test_bounds_of_ints_are_ints(first_value: int, other: int) -> None:
+    least, greatest = min(first_value, other), max(first_value, other)
     first, last = read(bounds_of(Kind.INT, least, greatest), Kind.INT)
     assert -(1 << 31) <= first <= least
     assert greatest <= last <= (1 << 31) - 1
@@ -42,8 +42,8 @@ def test_bounds_of_ints_are_ints(one: int, other: int) -> None:
 
 @given(st.dates(), st.dates())
 @example(date.min, date.max)
-def test_bounds_of_dates_hold_what_is_between(one: date, other: date) -> None:
-    least, greatest = min(one, other), max(one, other)
+def test_bounds_of_dates_hold_what_is_between(first_value: date, other: date) -> None:
+    least, greatest = min(first_value, other), max(first_value, other)
     first, last = bounds_of(Kind.NAIVE_DATE, least, greatest)
     assert first <= f"DATE'{least.isoformat()}'"
     assert f"DATE'{greatest.isoformat()}'" <= last

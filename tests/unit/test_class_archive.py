@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chronolake import class_archive, class_training, jars
-from chronolake.class_archive import archive_file, java_options, recorded
+from chronolake.class_archive import archive_file, java_options, record_archive
 from chronolake.config import CatalogKind, load_project
 from chronolake.errors import LakeError
 from chronolake.session import java_home
@@ -25,10 +25,32 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def create(home: str) -> Path:
-    with recorded(home) as file:
+    with record_archive(home) as file:
         assert file is not None
         file.write_bytes(b"classes")
     return archive_file(home)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "longer", "without its size"])
+def test_an_archive_of_another_size_is_not_used(cache: Path, damage: str) -> None:
+    home = java_home()
+    file = create(home)
+    if damage == "without its size":
+        file.with_suffix(".size").unlink()
+    else:
+        file.write_bytes(b"class" if damage == "truncated" else b"classes and more")
+
+    with record_archive(home) as again:
+        assert again is not None
+        again.write_bytes(b"classes")
+    assert java_options(home) != []
+    file.write_bytes(b"class")
+    assert java_options(home) == []
+
+    # It was removed, and is created again.
+    assert not file.exists()
+    assert create(home).read_bytes() == b"classes"
+    assert java_options(home) != []
 
 
 def test_an_archive_belongs_to_its_java_and_its_jars(cache: Path) -> None:
@@ -57,14 +79,14 @@ def test_java_starts_with_an_archive_if_there_is_one(
 
 def test_an_archive_is_created_by_one_process_and_once(cache: Path) -> None:
     home = java_home()
-    with recorded(home) as file:
+    with record_archive(home) as file:
         assert file is not None
-        with recorded(home) as other:
+        with record_archive(home) as other:
             assert other is None
         assert not archive_file(home).exists()
         file.write_bytes(b"classes")
     assert archive_file(home).read_bytes() == b"classes"
-    with recorded(home) as again:
+    with record_archive(home) as again:
         assert again is None
 
 
@@ -72,7 +94,7 @@ def test_an_archive_that_fails_is_not_tried_by_every_command(cache: Path) -> Non
     home = java_home()
 
     def fail() -> None:
-        with recorded(home) as file:
+        with record_archive(home) as file:
             assert file is not None
             file.write_bytes(b"half of the clas")
             raise LakeError("Java ended with exit code 1.")
@@ -80,7 +102,7 @@ def test_an_archive_that_fails_is_not_tried_by_every_command(cache: Path) -> Non
     with pytest.raises(LakeError):
         fail()
     assert not list(cache.glob("*.jsa")) + list(cache.glob("*.tmp"))
-    with recorded(home) as file:
+    with record_archive(home) as file:
         assert file is None
     (failure,) = cache.glob("*.failed")
     assert "exit code 1" in failure.read_text()
@@ -191,5 +213,8 @@ def test_a_damaged_archive_does_not_break_a_command(
     archive.chmod(0o600)
     for name, data in damaged.items():
         archive.write_bytes(data)
+        # Java itself finds other damage than a missing end.
+        size = len(content) if name == "truncated" else len(data)
+        archive.with_suffix(".size").write_text(str(size))
         output, errors = start_session(tmp_path)
         assert output.startswith("3 "), (name, output, errors)

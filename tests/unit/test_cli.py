@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -55,6 +56,17 @@ def test_every_command_explains_itself_with_an_example(
     assert f"chronolake {command}" in shown.partition("Example")[2] + shown.partition("$")[2]
 
 
+@pytest.mark.parametrize("words", [("mode",), ("test-destination",), ("state", "show")])
+def test_help_is_wrapped_at_the_width_of_the_terminal(words: tuple[str, ...]) -> None:
+    """A docstring's own line ends within a paragraph would leave half a line empty."""
+    printed = run(*words, "--help", env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).stdout
+    text = printed.partition("Usage")[2].partition("╭")[0]
+
+    lines = [line.strip() for line in text.splitlines()]
+    for line, following in itertools.pairwise(lines):
+        assert not following or len(line) > 60 or not line, f"{line} | {following}"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -102,7 +114,7 @@ def test_a_column_given_twice_is_named(
     ],
 )
 @pytest.mark.parametrize("as_json", [True, False])
-def test_wrong_usage_is_told_as_other_errors_are(
+def test_wrong_usage_is_reported_like_other_errors(
     words: tuple[str, ...],
     told: str,
     hint: str,
@@ -162,13 +174,13 @@ def test_options_that_contradict_themselves_are_wrong_usage(words: str, told: st
     assert told in done.stderr
 
 
-def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_lake_is_an_error_with_location_and_hint(tmp_path: Path) -> None:
     done = run("tables", "--lake", str(tmp_path / "lake"))
 
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("Error: There is no lake in")
-    assert "What to do: Set --lake to the lake's folder" in done.stderr
+    assert "What to do: `chronolake sync`" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "lake").exists()
 
@@ -182,7 +194,7 @@ def test_asking_for_a_missing_lake_makes_none(command: str, tmp_path: Path) -> N
     assert not (tmp_path / "lake").exists()
 
 
-def test_an_error_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
+def test_an_error_is_json_if_json_is_requested(tmp_path: Path) -> None:
     done = run("history", "a.b", "--key", "id=1", "--lake", str(tmp_path), "--json")
 
     assert done.returncode == 1
@@ -193,7 +205,7 @@ def test_an_error_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
     assert reported["retryable"] is False
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
+def test_debug_shows_the_traceback_at_any_position(tmp_path: Path) -> None:
     done = run("tables", "--lake", str(tmp_path), "--debug")
 
     assert done.returncode == 1

@@ -169,7 +169,7 @@ def test_every_variable_that_is_named_somewhere_is_known() -> None:
     root = Path(__file__).parents[2]
     places = [root / "Makefile", root / "README.md"]
     for folder in ("src", "bench", "scripts", "examples", "docs", "tests"):
-        places += [one for one in (root / folder).rglob("*") if one.is_file()]
+        places += [path for path in (root / folder).rglob("*") if path.is_file()]
     # Those tests contain names of settings that do not exist.
     wrong = {Path(__file__), Path(__file__).with_name("test_cli.py")}
     named = {
@@ -180,7 +180,7 @@ def test_every_variable_that_is_named_somewhere_is_known() -> None:
     }
 
     assert {b"CHRONOLAKE_JARS", b"CHRONOLAKE_SEED", b"CHRONOLAKE_FAILPOINT_FILE"} <= named
-    assert {one.decode() for one in named} <= KNOWN | {variable_of(key) for key in keys()}
+    assert {name.decode() for name in named} <= KNOWN | {variable_of(key) for key in keys()}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_empty_sections_are_sections_left_out(tmp_path: Path) -> None:
     assert config == load(tmp_path / "lake", file=written(tmp_path / "b", "") / "chronolake.yml")
 
 
-def test_a_relative_warehouse_lies_below_the_lake(tmp_path: Path) -> None:
+def test_a_relative_warehouse_is_below_the_lake(tmp_path: Path) -> None:
     assert load(tmp_path, overrides={"warehouse": "w"}).warehouse_location == str(tmp_path / "w")
     bucket = load(tmp_path, overrides={"warehouse": "s3://bucket/lake/"})
     assert bucket.warehouse_location == "s3://bucket/lake"

@@ -86,7 +86,9 @@ _VALUES = st.recursive(
     | st.booleans()
     | st.integers(-(10**40), 10**40)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.decimals(allow_nan=False, allow_infinity=False).map(lambda one: LongNumber(f"{one:e}"))
+    | st.decimals(allow_nan=False, allow_infinity=False).map(
+        lambda number: LongNumber(f"{number:e}")
+    )
     | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,

@@ -11,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import SourceError
-from chronolake.landing import ObjectFolder, Seen, columns_of, merge_seen, objects_of, type_of
-from chronolake.landing.field_types import Fields, fields_of, group_files, of_integers, physical
+from chronolake.landing import (
+    ObjectFolder,
+    ObservedType,
+    columns_of,
+    merge_types,
+    objects_of,
+    type_of,
+)
+from chronolake.landing.field_types import (
+    Fields,
+    fields_of,
+    group_files,
+    observed_integer_type,
+    physical,
+)
 from chronolake.types import Kind
 
 
@@ -56,7 +69,7 @@ def test_what_was_written_after_a_watermark_is_found(tmp_path: Path) -> None:
         assert [file.mark for file in folder.files(after=mark)] == marks[number + 1 :]
 
 
-def test_older_batches_are_not_looked_into(tmp_path: Path) -> None:
+def test_older_batches_are_not_listed(tmp_path: Path) -> None:
     for batch, name in [("01", "10"), ("02", "20")]:
         _write(tmp_path, batch, f"data-{name}.parquet")
     old = tmp_path / "parquet/v2/org=X/object=Account/batch=01"
@@ -87,7 +100,7 @@ def test_a_folder_without_the_organisation_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "data-1.parquet", "batch=1/other", "batch=1/data-.parquet"])
-def test_a_text_that_is_no_watermark_is_refused(tmp_path: Path, mark: str) -> None:
+def test_an_invalid_watermark_is_refused(tmp_path: Path, mark: str) -> None:
     with pytest.raises(SourceError, match="not a valid watermark"):
         ObjectFolder(tmp_path, "X", "Account").files(after=mark)
 
@@ -149,11 +162,11 @@ def test_a_field_may_have_a_name_that_looks_typed() -> None:
 
 
 def test_files_that_agree_are_read_together() -> None:
-    one = _fields(Id=pa.string(), A=pa.string())
+    fields = _fields(Id=pa.string(), A=pa.string())
     more = _fields(Id=pa.string(), A=pa.string(), A_b=pa.bool_(), C=pa.string())
     other = _fields(Id=pa.string(), A_b=pa.string())
 
-    groups = group_files([(one, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
+    groups = group_files([(fields, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
 
     assert [group.files for group in groups] == [(0, 1, 3), (2,)]
     assert groups[0].fields["A_b"].name == "A"
@@ -189,26 +202,26 @@ def test_in_a_group_every_column_means_what_it_means_in_each_file(files: list[li
     ("seen", "kind"),
     [
         ([], None),
-        ([Seen.TEXT], Kind.STRING),
-        ([Seen.INT], Kind.INT),
-        ([Seen.INT, Seen.LONG], Kind.LONG),
-        ([Seen.WIDE], Kind.LONG),
-        ([Seen.INT, Seen.FLOAT], Kind.DOUBLE),
-        ([Seen.LONG, Seen.FLOAT], Kind.DOUBLE),
+        ([ObservedType.TEXT], Kind.STRING),
+        ([ObservedType.INT], Kind.INT),
+        ([ObservedType.INT, ObservedType.LONG], Kind.LONG),
+        ([ObservedType.WIDE], Kind.LONG),
+        ([ObservedType.INT, ObservedType.FLOAT], Kind.DOUBLE),
+        ([ObservedType.LONG, ObservedType.FLOAT], Kind.DOUBLE),
         # Not every such integer has an exact double.
-        ([Seen.WIDE, Seen.FLOAT], Kind.STRING),
-        ([Seen.FLOAT], Kind.DOUBLE),
-        ([Seen.BOOLEAN], Kind.BOOLEAN),
-        ([Seen.BOOLEAN, Seen.TEXT], Kind.STRING),
-        ([Seen.BOOLEAN, Seen.INT], Kind.STRING),
-        ([Seen.DATE], Kind.NAIVE_DATE),
-        ([Seen.DATE, Seen.TIMESTAMP], Kind.STRING),
-        ([Seen.TIMESTAMP], Kind.UTC_DATETIME),
-        ([Seen.TIME], Kind.NAIVE_TIME),
+        ([ObservedType.WIDE, ObservedType.FLOAT], Kind.STRING),
+        ([ObservedType.FLOAT], Kind.DOUBLE),
+        ([ObservedType.BOOLEAN], Kind.BOOLEAN),
+        ([ObservedType.BOOLEAN, ObservedType.TEXT], Kind.STRING),
+        ([ObservedType.BOOLEAN, ObservedType.INT], Kind.STRING),
+        ([ObservedType.DATE], Kind.NAIVE_DATE),
+        ([ObservedType.DATE, ObservedType.TIMESTAMP], Kind.STRING),
+        ([ObservedType.TIMESTAMP], Kind.UTC_DATETIME),
+        ([ObservedType.TIME], Kind.NAIVE_TIME),
     ],
 )
 def test_a_field_gets_the_narrowest_type_that_holds_its_values(
-    seen: list[Seen], kind: Kind | None
+    seen: list[ObservedType], kind: Kind | None
 ) -> None:
     found = type_of(seen)
 
@@ -218,33 +231,33 @@ def test_a_field_gets_the_narrowest_type_that_holds_its_values(
 @pytest.mark.parametrize(
     ("least", "greatest", "seen"),
     [
-        (0, 5, Seen.INT),
-        (-(2**31), 2**31 - 1, Seen.INT),
-        (0, 2**31, Seen.LONG),
-        (-(2**31) - 1, 0, Seen.LONG),
-        (-(2**53), 2**53, Seen.LONG),
-        (0, 2**53 + 1, Seen.WIDE),
-        (-(2**53) - 1, 0, Seen.WIDE),
+        (0, 5, ObservedType.INT),
+        (-(2**31), 2**31 - 1, ObservedType.INT),
+        (0, 2**31, ObservedType.LONG),
+        (-(2**31) - 1, 0, ObservedType.LONG),
+        (-(2**53), 2**53, ObservedType.LONG),
+        (0, 2**53 + 1, ObservedType.WIDE),
+        (-(2**53) - 1, 0, ObservedType.WIDE),
     ],
 )
-def test_integers_count_by_their_size(least: int, greatest: int, seen: Seen) -> None:
-    assert of_integers(least, greatest) is seen
+def test_integers_count_by_their_size(least: int, greatest: int, seen: ObservedType) -> None:
+    assert observed_integer_type(least, greatest) is seen
 
 
-_everything = st.frozensets(st.sampled_from(Seen), max_size=4)
+_everything = st.frozensets(st.sampled_from(ObservedType), max_size=4)
 
 
 @given(st.lists(_everything, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_the_type_does_not_depend_on_the_order_in_which_values_are_seen(
-    steps: list[frozenset[Seen]], chance: object
+    steps: list[frozenset[ObservedType]], chance: object
 ) -> None:
     shuffled = list(steps)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
 
-    def after(order: list[frozenset[Seen]]) -> object:
-        seen: dict[str, frozenset[Seen]] = {}
+    def after(order: list[frozenset[ObservedType]]) -> object:
+        seen: dict[str, frozenset[ObservedType]] = {}
         for step in order:
-            seen = merge_seen(seen, {"A": step})
+            seen = merge_types(seen, {"A": step})
         return columns_of(seen, ("Id",))
 
     assert after(steps) == after(shuffled)

@@ -17,7 +17,7 @@ _PATHS = st.lists(_NAMES, max_size=4).map(lambda names: "/" + "/".join(names))
 
 
 @given(_PATHS, _PATHS)
-def test_a_location_is_inside_as_the_file_system_says_however_it_is_spelled(
+def test_a_location_is_inside_as_in_the_file_system_however_it_is_spelled(
     path: str, root: str
 ) -> None:
     expected = Path(path).is_relative_to(root)

@@ -54,7 +54,7 @@ _PASSWORDS = ["fox@yak", "fox/yak", "fox@yak/elk", "fox@yak@elk", "fox#yak@elk",
 @pytest.mark.parametrize("scheme", ["postgresql", "https"])
 def test_no_part_of_a_password_in_an_address_is_shown(password: str, scheme: str) -> None:
     address = f"{scheme}://user:{password}@db.example:5432/lake"
-    parts = [one for one in re.split(r"[@/?#:]", password) if one]
+    parts = [part for part in re.split(r"[@/?#:]", password) if part]
 
     assert is_broken_by_password(address) == any(sign in password for sign in "@/?#")
     own = f"postgresql://user:{password}@127.0.0.1:1/lake"

@@ -55,10 +55,10 @@ def test_each_place_that_differs_is_named(before: Any, after: Any, found: list[A
 
 
 @given(_JSON, _JSON)
-def test_equal_states_and_only_these_have_no_difference(one: Any, other: Any) -> None:
-    assert diff_states(one, one) == []
-    is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    assert bool(diff_states(one, other)) is not is_same
+def test_equal_states_and_only_these_have_no_difference(first: Any, other: Any) -> None:
+    assert diff_states(first, first) == []
+    is_same = json.dumps(first, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert bool(diff_states(first, other)) is not is_same
 
 
 def test_a_small_state_is_kept_as_it_is() -> None:
@@ -85,7 +85,7 @@ def test_of_a_large_state_what_differs_is_kept() -> None:
     }
 
 
-def test_of_many_changes_the_first_are_kept_and_their_number_is_told() -> None:
+def test_the_first_of_many_changes_are_kept_with_their_number() -> None:
     before = {f"partition {number}": "2026-01-01" for number in range(10_000)}
     after = dict.fromkeys(before, "2026-01-02")
     texts = encode_states(before, after)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from support import batches
 from support.batches import COLUMNS, SYNCED, Sent
-from support.oracle import HistoryTable, KeyedTable, promises_broken
+from support.oracle import HistoryTable, KeyedTable, violated_invariants
 
 _quick = settings(
     max_examples=200,
@@ -29,7 +29,7 @@ def test_a_repeated_history_batch_changes_nothing(story: list[Sent]) -> None:
         assert table.versions == once
         if step.truncate is not None:
             table.truncate(SYNCED, step.truncate)
-        assert not promises_broken(table.rows(), table.key)
+        assert not violated_invariants(table.rows(), table.key)
 
 
 @_quick

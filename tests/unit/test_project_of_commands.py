@@ -13,7 +13,7 @@ from chronolake.cli import main
 from chronolake.cli.app import PANELS
 from chronolake.config import load_project
 from chronolake.errors import ChronolakeError
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.run_history import runs
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
@@ -77,7 +77,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Run a command; return its exit code and what it printed on standard error."""
     with pytest.raises(SystemExit) as stopped:
         main(words)
@@ -94,7 +94,7 @@ def test_every_command_that_needs_a_lake_is_here() -> None:
 def test_a_command_finds_the_lake_of_the_project_around_it(
     command: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, error = ran(capsys, *command.split(), *WORDS[command])
+    code, error = run_command(capsys, *command.split(), *WORDS[command])
 
     assert code == 1
     assert f"There is no lake in {project / 'lake'}." in error
@@ -103,7 +103,7 @@ def test_a_command_finds_the_lake_of_the_project_around_it(
 
 
 @pytest.mark.parametrize("command", WORDS)
-def test_a_command_without_a_project_says_what_to_name(
+def test_a_command_without_a_project_names_the_missing_option(
     command: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -111,7 +111,7 @@ def test_a_command_without_a_project_says_what_to_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    code, error = ran(capsys, *command.split(), *WORDS[command])
+    code, error = run_command(capsys, *command.split(), *WORDS[command])
 
     assert code in {1, 2}
     assert f"here is no chronolake.yml in {tmp_path} or a folder above it." in error
@@ -133,7 +133,7 @@ def test_a_broken_project_is_named_before_anything_happens(
 ) -> None:
     (project / "chronolake.yml").write_text(text)
 
-    code, error = ran(capsys, *command.split(), *WORDS[command])
+    code, error = run_command(capsys, *command.split(), *WORDS[command])
 
     assert code == 1
     assert f"{project / 'chronolake.yml'}" in error
@@ -149,7 +149,7 @@ def test_a_broken_catalog_is_named_before_spark_starts(
     (project / "lake").mkdir()
     (project / "lake" / "catalog.db").write_text("no database")
 
-    code, error = ran(capsys, *command.split(), *WORDS[command])
+    code, error = run_command(capsys, *command.split(), *WORDS[command])
 
     assert code == 1
     assert "catalog" in error
@@ -161,7 +161,7 @@ def test_a_broken_catalog_is_named_before_spark_starts(
 def test_an_unknown_pipeline_is_refused_before_spark_starts(
     command: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, error = ran(capsys, *command.split(), "cmr")
+    code, error = run_command(capsys, *command.split(), "cmr")
 
     assert code == 1
     assert "has no pipeline 'cmr'" in error
@@ -175,7 +175,7 @@ def test_an_unknown_stream_is_refused_before_spark_starts(
 ) -> None:
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
 
-    code, error = ran(capsys, "sync", "crm", "--stream", "Acount")
+    code, error = run_command(capsys, "sync", "crm", "--stream", "Acount")
 
     assert code == 1
     assert "Acount" in error
@@ -190,8 +190,8 @@ def test_a_pipeline_that_runs_is_refused_before_spark_starts(
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "lake").mkdir()
     store = Store.open(load_project(project / "chronolake.yml").lake)
-    with leased(store, "crm"):
-        code, error = ran(capsys, *command.split(), *words)
+    with hold_lease(store, "crm"):
+        code, error = run_command(capsys, *command.split(), *words)
 
     assert code == 1
     assert "The pipeline crm is run by" in error
@@ -221,7 +221,7 @@ def test_a_source_that_cannot_be_read_is_named_before_spark_starts(
         f"lake: {{path: lake}}\npipelines: {{crm: {{source: {source}}}}}\n"
     )
 
-    code, error = ran(capsys, command, "crm")
+    code, error = run_command(capsys, command, "crm")
 
     assert code == 1
     assert reason in error
@@ -230,7 +230,7 @@ def test_a_source_that_cannot_be_read_is_named_before_spark_starts(
 
     (project / "lake").mkdir()
     Store.open(load_project(project / "chronolake.yml").lake)
-    assert ran(capsys, command, "crm")[0] == 1
+    assert run_command(capsys, command, "crm")[0] == 1
     (run,) = runs(load_project(project / "chronolake.yml").lake).runs
     assert run.run.status is Status.FAILED
     assert reason in str(run.run.error)
@@ -244,7 +244,7 @@ def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "chronolake.yml").write_text(_PROJECT + second)
     (project / "lake").mkdir()
-    with leased(Store.open(load_project(project / "chronolake.yml").lake), "crm"):
+    with hold_lease(Store.open(load_project(project / "chronolake.yml").lake), "crm"):
         done = subprocess.run(
             [str(Path(sys.executable).with_name("chronolake")), "sync"],
             capture_output=True,
@@ -266,7 +266,7 @@ def test_a_missing_table_is_named_before_spark_starts(
     (project / "lake").mkdir()
     Store.open(load_project(project / "chronolake.yml").lake)
 
-    code, error = ran(capsys, command, *words)
+    code, error = run_command(capsys, command, *words)
 
     assert code == 1
     assert "The lake has no such table." in error

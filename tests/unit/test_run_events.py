@@ -45,7 +45,7 @@ def test_steps_are_noted_once_a_second_at_most_and_the_last_one_always(tmp_path:
             report.note_soon(_stream(rows))
         took = time.monotonic() - began
     assert len(written) <= took + 2
-    assert [one.rows for one in store.streams_of("r")] == [19_999]
+    assert [stream_run.rows for stream_run in store.streams_of("r")] == [19_999]
 
 
 def test_what_waits_never_overwrites_what_was_noted_at_once(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_a_step_is_seen_within_seconds_although_nothing_follows(tmp_path: Path) 
         while not store.streams_of("r"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    ((one,),) = (run.streams for run in run_history.runs(load(tmp_path)).runs)
-    assert one.record.rows == 7
+    ((stream_run,),) = (run.streams for run in run_history.runs(load(tmp_path)).runs)
+    assert stream_run.record.rows == 7
 
 
 def test_a_store_that_does_not_answer_stops_no_run_while_it_works(tmp_path: Path) -> None:
@@ -80,5 +80,5 @@ def test_a_store_that_does_not_answer_stops_no_run_while_it_works(tmp_path: Path
             report.note_soon(_stream(1))
             time.sleep(1.5)
         report.note_soon(_stream(2))
-    assert [one["event"] for one in reported] == ["progress_not_noted"]
-    assert [one.rows for one in store.streams_of("r")] == [2]
+    assert [event["event"] for event in reported] == ["progress_not_noted"]
+    assert [stream_run.rows for stream_run in store.streams_of("r")] == [2]

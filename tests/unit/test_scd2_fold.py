@@ -153,7 +153,7 @@ def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=400)
 @given(history_batches(), st.integers(1, 7))
-def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
+def test_a_history_batch_follows_the_rules(batches: Any, size: int) -> None:
     """Late, repeated, partial, deleted, revived, replayed: the fold and the model agree."""
     model, applied = HistoryTable(("k",), COLUMNS), Applied()
     for batch in batches:
@@ -167,7 +167,11 @@ def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
             now = says(model)
             brought = {(row["k"], row[START]) for row in batch["update"] + batch["replace"]}
             # Rows of the batch are written, unless their values were stored before.
-            written = {each for each in brought & now.keys() if said.get(each) != now[each]}
+            written = {
+                record_key
+                for record_key in brought & now.keys()
+                if said.get(record_key) != now[record_key]
+            }
             assert sorted(applied.counted, key=repr) == sorted(written, key=repr)
 
 
@@ -176,7 +180,7 @@ def says(model: HistoryTable) -> dict[tuple[Any, int], tuple[Any, Any]]:
     return {(row["k"], row[START]): (row["a"], row["b"]) for row in model.rows()}
 
 
-def test_a_version_that_says_what_is_no_number_again_says_the_same() -> None:
+def test_a_repeated_version_with_nan_is_unchanged() -> None:
     layout = scd2_fold.Layout(("k", "x", START, END, ACTIVE), ("k", "x"), ("k",), frozenset())
     fields = [field for field in EVENTS if field.name not in {"a", "b"}]
     schema = pa.schema([*fields, ("x", pa.float32())])
@@ -194,8 +198,15 @@ def test_a_version_that_says_what_is_no_number_again_says_the_same() -> None:
     assert not counts(nan, nan)
     assert not counts(None, None)
     assert not counts(1.5, 1.5)
-    for one, other in ((nan, None), (None, nan), (nan, 1.0), (1.0, nan), (None, 1.0), (1.0, None)):
-        assert counts(one, other)
+    for before, other in (
+        (nan, None),
+        (None, nan),
+        (nan, 1.0),
+        (1.0, nan),
+        (None, 1.0),
+        (1.0, None),
+    ):
+        assert counts(before, other)
 
 
 LIVE = ("k", "a", "b")
@@ -221,7 +232,7 @@ def live_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
 
 @settings(max_examples=300)
 @given(live_batches(), st.integers(1, 7))
-def test_a_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
+def test_a_batch_follows_the_rules(batches: Any, size: int) -> None:
     """Repeated keys, partial updates, null keys and deletes: the fold and the model agree."""
     layout = scd2_fold.Layout(LIVE, LIVE, ("k",), frozenset({"a", "b"}))
     schema = pa.schema(

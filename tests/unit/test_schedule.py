@@ -23,7 +23,7 @@ def schedule_of(text: str) -> Schedule:
     return Schedule(lambda _: timing, moment(0))
 
 
-def test_a_pipeline_that_fails_backs_off_and_comes_back() -> None:
+def test_a_pipeline_that_fails_backs_off_and_resumes() -> None:
     schedule = schedule_of("1s")
     waited = [schedule.note("a", began=moment(0), has_failed=True) for _ in range(12)]
     assert waited[:5] == [2.0, 4.0, 8.0, 16.0, 32.0]
@@ -37,7 +37,7 @@ def test_a_pipeline_that_fails_backs_off_and_comes_back() -> None:
 
 
 @given(_EVERY, st.lists(st.booleans(), max_size=80))
-def test_runs_are_never_closer_than_asked_nor_too_far_apart(
+def test_runs_are_never_closer_than_the_interval_nor_too_far_apart(
     every: float, ended: list[bool]
 ) -> None:
     schedule, at, before = Schedule(lambda _: Timing(every)), 0.0, 0.0

@@ -64,5 +64,5 @@ def test_a_cause_of_another_error_counts() -> None:
         KeyError("/x"),
     ],
 )
-def test_other_failures_are_none(failure: BaseException) -> None:
+def test_other_failures_are_not_storage_failures(failure: BaseException) -> None:
     assert storage_error(failure) is None

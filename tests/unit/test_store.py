@@ -20,8 +20,15 @@ import pytest
 from chronolake import exact_json
 from chronolake.config import LakeConfig, load
 from chronolake.pipeline import run_history
-from chronolake.pipeline.lease import holder, leased
-from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, encode_states
+from chronolake.pipeline.lease import hold_lease, holder
+from chronolake.pipeline.runs import (
+    Run,
+    Stage,
+    Status,
+    StreamRun,
+    VerificationResult,
+    encode_states,
+)
 from chronolake.pipeline.store import Store
 
 #: The tables as the version before the columns for the web UI created them.
@@ -89,13 +96,15 @@ def _expect_upgraded(config: LakeConfig) -> None:
     items, orders = store.streams_of("r1")
     assert (items.error, items.hint) == ("It is away. Wake it.", None)
     assert (orders.files, orders.written, orders.landed_rows) == (2, 15, None)
-    with leased(store, "shop") as lease:
+    with hold_lease(store, "shop") as lease:
         assert lease.token == 5
         store.begin_run(_run(1))
         reported = StreamRun("run1", "orders", "shop.orders", Status.RUNNING, stage=Stage.LANDING)
         store.note(reported)
         assert store.streams_of("run1") == [reported]
-    store.note_verified(Verified("shop.orders", "2026-01-03T00:00:00.000Z", True, 20, False))
+    store.note_verified(
+        VerificationResult("shop.orders", "2026-01-03T00:00:00.000Z", True, 20, False)
+    )
 
 
 def test_a_store_of_an_earlier_version_loses_nothing(tmp_path: Path) -> None:
@@ -201,14 +210,14 @@ def _open_at_once(config: LakeConfig, uri: str) -> None:
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(4)
     ]
-    reported = [one.communicate(timeout=120)[1] for one in running]
-    assert [one.returncode for one in running] == [0] * 4, reported
+    reported = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 4, reported
 
 
 def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         store.begin_run(_run(1))
         store.note(StreamRun("run1", "orders", "shop.orders", Status.RUNNING))
         assert [run.run.status for run in run_history.runs(config).runs] == [Status.RUNNING]
@@ -216,7 +225,7 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     (left,) = run_history.runs(config, status=Status.DEAD).runs
     assert left.streams[0].record.status is Status.DEAD
     assert run_history.runs(config, status=Status.RUNNING).runs == ()
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         # A run of another holder, on an unreachable machine, under our lease.
         store.begin_run(_run(2, holder="elsewhere:17:"))
         newest, older = run_history.runs(config).runs
@@ -245,7 +254,7 @@ def test_checkpoints_keep_the_digits_of_their_numbers(tmp_path: Path) -> None:
     position = exact_json.loads(b'{"states": [{"partition": {"team": 18446744073709551617}}]}')
     config = load(tmp_path)
     store = Store.open(config)
-    with leased(store, "shop") as lease:
+    with hold_lease(store, "shop") as lease:
         store.put_checkpoint("shop", "notes", position, token=lease.token)
         store.begin_run(_run(1))
         done = StreamRun("run1", "notes", "shop.notes", Status.SUCCEEDED)
@@ -294,10 +303,10 @@ def test_how_fresh_a_stream_is_is_known_however_long_it_fails(tmp_path: Path) ->
     assert run_history.last_runs(config, "crm") == {}
 
 
-def test_a_summary_says_what_the_streams_say(tmp_path: Path) -> None:
+def test_a_summary_agrees_with_its_streams(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
-    with leased(store, "shop"):
+    with hold_lease(store, "shop"):
         store.begin_run(_run(1))
         common = {"run": "run1", "status": Status.RUNNING}
         store.note(
@@ -333,7 +342,7 @@ def test_states_of_old_runs_are_forgotten(tmp_path: Path) -> None:
             )
         )
     found = run_history.runs(config, limit=200).runs
-    assert [len(one.streams[0].changes) for one in found] == [1] * 100 + [0] * 3
+    assert [len(run.streams[0].changes) for run in found] == [1] * 100 + [0] * 3
 
 
 def _stream(run: str, name: str, status: Status, **more: object) -> StreamRun:

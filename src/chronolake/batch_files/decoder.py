@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chronolake.batch_files.files import BatchFile, FileForm
     from chronolake.types import Column
 
-    Remark = Callable[[str, dict[str, Any]], None]
+    Warn = Callable[[str, dict[str, Any]], None]
 
 #: Maximum number of rows that are sent to the JVM at once.
 ROWS_PER_BATCH: Final = 32_768
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """Settings for reading the files of a request.
 
     Attributes:
@@ -68,63 +68,63 @@ class Reading:
 
 
 def decode_file(
-    file: BatchFile, ordinal: int, reading: Reading, *, remark: Remark = log_warning
+    file: BatchFile, ordinal: int, options: ReadOptions, *, warn: Warn = log_warning
 ) -> Iterator[pa.RecordBatch]:
     """Yield the change set's rows of one file.
 
     Args:
         ordinal: its position among the request's files, from 0.
-        reading: the settings.
-        remark: called with warnings, which contain counts only.
+        options: the settings.
+        warn: called with warnings, which contain counts only.
 
     Raises:
         BatchFileError: the file cannot be read; its place contains file, row and column.
     """
-    tallies = {column.name: Counter[str]() for column in reading.columns}
-    times = reading.times.get(file.op, frozenset())
+    tallies = {column.name: Counter[str]() for column in options.columns}
+    times = options.times.get(file.op, frozenset())
     row = ordinal * ROWS_PER_FILE
-    with closing(_pieces(file, reading, tallies, remark)) as pieces:
+    with closing(_pieces(file, options, tallies, warn)) as pieces:
         for piece in pieces:
             expect_cells(
                 piece,
-                reading.columns,
+                options.columns,
                 file,
                 row - ordinal * ROWS_PER_FILE,
                 times=times,
-                may_keep_times=reading.may_keep_times and file.op is Op.UPDATE,
+                may_keep_times=options.may_keep_times and file.op is Op.UPDATE,
             )
-            rows = _rows(piece, file.op, row, reading.columns)
+            rows = _rows(piece, file.op, row, options.columns)
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):
                 yield rows.slice(start, ROWS_PER_BATCH)
             # Free the piece, which may be large, before the next one is made.
             del piece, rows
-    place = {"table": reading.table, "batch": reading.batch, "file": file.path}
+    place = {"table": options.table, "batch": options.batch, "file": file.path}
     for column, tally in tallies.items():
         if tally:
-            remark("batch_file_values_adjusted", {**place, "column": column, **tally})
+            warn("batch_file_values_adjusted", {**place, "column": column, **tally})
 
 
 def _pieces(
-    file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]], remark: Remark
+    file: BatchFile, options: ReadOptions, tallies: dict[str, Counter[str]], warn: Warn
 ) -> Generator[DecodedRows, None, None]:
-    required = reading.required.get(file.op, frozenset())
-    columns = reading.columns
+    required = options.required.get(file.op, frozenset())
+    columns = options.columns
     if required and file.op in _NAMING:
         columns = tuple(column for column in columns if column.name in required)
-    if reading.form.format == "parquet":
+    if options.form.format == "parquet":
         yield from parquet_file.pieces(
-            file, reading.form, columns=columns, required=required, tallies=tallies
+            file, options.form, columns=columns, required=required, tallies=tallies
         )
         return
-    csv = CsvFile(file, reading.form, columns, required, tallies)
+    csv = CsvFile(file, options.form, columns, required, tallies)
     # Closed in this order, and never by the garbage collector: it may run in any thread, and
     # closing waits for the thread that works ahead.
     with (
-        open_plain(file, reading.form) as plain,
+        open_plain(file, options.form) as plain,
         closing(
             run_ahead(
-                csv.scan_blocks(csv_file.blocks(plain.read, size=reading.block_size)),
+                csv.scan_blocks(csv_file.blocks(plain.read, size=options.block_size)),
                 weigh=_bytes_of_block,
             )
         ) as blocks,
@@ -132,8 +132,8 @@ def _pieces(
     ):
         yield from pieces
     if not csv.has_header:
-        place = {"table": reading.table, "batch": reading.batch, "file": file.path}
-        remark("batch_file_without_header", place)
+        place = {"table": options.table, "batch": options.batch, "file": file.path}
+        warn("batch_file_without_header", place)
 
 
 def _bytes_of_block(block: Block) -> int:

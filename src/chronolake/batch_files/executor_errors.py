@@ -100,16 +100,16 @@ def _unseal(code: str) -> ChronolakeError | None:
 _log = structlog.get_logger(__name__)
 
 #: Warnings: the event's name and its details, which contain counts and locations only.
-Remarks = tuple[tuple[str, dict[str, Any]], ...]
+ExecutorWarnings = tuple[tuple[str, dict[str, Any]], ...]
 
 
 class _ToLog:
     """PySpark's `AccumulatorParam`: collects warnings in tasks, and logs them in the driver."""
 
-    def zero(self, value: Remarks) -> Remarks:  # noqa: ARG002 - the protocol's
+    def zero(self, value: ExecutorWarnings) -> ExecutorWarnings:  # noqa: ARG002 - the protocol's
         return ()
 
-    def addInPlace(self, value1: Remarks, value2: Remarks) -> Remarks:  # noqa: N802 - the same
+    def addInPlace(self, value1: ExecutorWarnings, value2: ExecutorWarnings) -> ExecutorWarnings:  # noqa: N802 - the same
         if TaskContext.get() is not None:
             return value1 + value2
         for event, details in value2:
@@ -117,7 +117,7 @@ class _ToLog:
         return ()
 
 
-_carriers: WeakKeyDictionary[SparkContext, Accumulator[Remarks]] = WeakKeyDictionary()
+_carriers: WeakKeyDictionary[SparkContext, Accumulator[ExecutorWarnings]] = WeakKeyDictionary()
 
 
 def warning_sender(context: SparkContext) -> Callable[[str, dict[str, Any]], None]:
@@ -132,10 +132,10 @@ def warning_sender(context: SparkContext) -> Callable[[str, dict[str, Any]], Non
         _carriers[context] = context.accumulator((), _ToLog())
     accumulator = _carriers[context]
 
-    def remark(event: str, details: dict[str, Any]) -> None:
+    def warn(event: str, details: dict[str, Any]) -> None:
         accumulator.add(((event, details),))
 
-    return remark
+    return warn
 
 
 def log_warning(event: str, details: dict[str, Any]) -> None:

@@ -184,8 +184,8 @@ def open_plain(file: BatchFile, form: FileForm) -> Iterator[Plain]:
             compression.
     """
     with open_file(file.path, file.root) as raw:
-        source: _Ciphertext | _Clear = (
-            _Ciphertext(raw, file) if form.encrypted else _Clear(raw, file)
+        source: _Ciphertext | _PlainSource = (
+            _Ciphertext(raw, file) if form.encrypted else _PlainSource(raw, file)
         )
         if form.compression == "off":
             yield source
@@ -239,7 +239,7 @@ class _Source:
         self.close()
 
 
-class _Clear(_Source):
+class _PlainSource(_Source):
     """A file without encryption."""
 
     def __init__(self, raw: BinaryIO, file: BatchFile) -> None:

@@ -32,6 +32,7 @@ from chronolake.batch_files.decoded_rows import (
 from chronolake.batch_files.files import open_file, open_plain
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, OversizeError
+from chronolake.parquet_footer import flaw_in
 from chronolake.parsing.columns import clamp, direct_type, finalize, trim_clocks
 from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
 
@@ -96,13 +97,13 @@ def pieces(
         ValueRefusedError: a value does not fit its column.
         BatchFileError: the content cannot be read.
     """
-    reading = _ParquetFile(file, form, columns, required, tallies)
+    file_reader = _ParquetFile(file, form, columns, required, tallies)
     if form.compression == "off" and not form.encrypted:
         with open_file(file.path, file.root) as raw, pa.PythonFile(raw, mode="r") as source:
-            yield from reading.pieces(source)
+            yield from file_reader.pieces(source)
     else:
         with open_plain(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:
-            yield from reading.pieces(source)
+            yield from file_reader.pieces(source)
 
 
 def _content(file: BatchFile, plain: Plain) -> bytearray:
@@ -132,10 +133,10 @@ class _ParquetFile:
     _rows: int = 0
 
     def pieces(self, source: pa.NativeFile) -> Iterator[DecodedRows]:
-        parquet = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
-        wanted = columns_present(parquet.schema_arrow.names, self.columns, self.required, self.file)
+        parquet, schema = self._attempt(partial(_open, source))
+        wanted = columns_present(schema.names, self.columns, self.required, self.file)
         names = [column.name for column in wanted.values()]
-        octets = [name for name in names if _is_octets(parquet.schema_arrow.field(name).type)]
+        octets = [name for name in names if _is_octets(schema.field(name).type)]
         for number in range(parquet.num_row_groups):
             group = _RowGroup(source, parquet.metadata, number, names)
             for batch in self._read_batches(self._attempt(partial(group.batches, octets))):
@@ -235,6 +236,19 @@ class _ParquetFile:
                 self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
             )
         return parse_cells(texts, column, self.file, self._rows, self.tallies[column.name])
+
+
+def _open(source: pa.NativeFile) -> tuple[pq.ParquetFile, pa.Schema]:
+    """Return a file, and its schema.
+
+    Raises:
+        pa.ArrowException, OSError, ValueError: the footer is not valid.
+    """
+    file = pq.ParquetFile(source, pre_buffer=False)
+    schema = file.schema_arrow
+    if flaw := flaw_in(source, file.metadata):
+        raise pa.ArrowInvalid(flaw)
+    return file, schema
 
 
 #: Units that cover times outside the range of microseconds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.batch_files.executor_errors import seal, warning_sender
 from chronolake.batch_files.files import open_file
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
@@ -84,7 +84,7 @@ def read(
     numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
     sizes = [size_of(file, table, batch) for _, file in numbered]
     tasks = pack_tasks(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
-    reading = Reading(
+    options = ReadOptions(
         form,
         tuple(columns),
         dict(required),
@@ -93,12 +93,12 @@ def read(
         times=dict(times or {}),
         may_keep_times=may_keep_times,
     )
-    remark = warning_sender(spark.sparkContext)
+    warn = warning_sender(spark.sparkContext)
 
     def decode(chosen: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for ids in chosen:
             for task in ids.column(0).to_pylist():
-                yield from _decode_task(tasks[task], reading, remark)
+                yield from _decode_task(tasks[task], options, warn)
 
     return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(decode, schema)
 
@@ -150,15 +150,15 @@ def _with_place(error: BatchFileError, table: str, batch: str) -> BatchFileError
 
 
 def _decode_task(
-    files: Sequence[Numbered], reading: Reading, remark: Callable[[str, dict[str, Any]], None]
+    files: Sequence[Numbered], options: ReadOptions, warn: Callable[[str, dict[str, Any]], None]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one task's files; raise errors as texts that `error_of` reads."""
     failed: BatchFileError | None = None
     for ordinal, file in files:
         try:
-            yield from decode_file(file, ordinal, reading, remark=remark)
+            yield from decode_file(file, ordinal, options, warn=warn)
         except BatchFileError as error:
-            failed = _with_place(error, reading.table, reading.batch)
+            failed = _with_place(error, options.table, options.batch)
         if failed is not None:
             # Outside the handler: the message of a chained exception could quote a cell.
             raise seal(failed)

@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias, ca
 
 import orjson
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -39,6 +37,7 @@ from chronolake.errors import (
     SchemaError,
     StorageError,
 )
+from chronolake.grid import Grid
 from chronolake.storage import storage_error
 from chronolake.types import TableName
 
@@ -68,7 +67,19 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class _Panels(TyperGroup):
+class Group(TyperGroup):
+    """Commands whose help is wrapped at the terminal's width, not where their docstrings are."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None if it does not exist."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            paragraphs = command.help.split("\n\n")
+            command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
+        return command
+
+
+class _Panels(Group):
     """The program's commands in the order and the panels of `PANELS`; former names are last."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Click's signature
@@ -403,12 +414,16 @@ _NUMBERS: Final = frozenset({"rows", "written", "seconds", "waiting"})
 _WHOLE: Final = frozenset({"table", "stream", "pipeline", "status", "last run"})
 
 
-def grid_of(*names: str) -> Table:
+def grid_of(*names: str, title: str | None = None) -> Grid:
     """Return a table for the terminal, with these columns.
 
     Values that people search for or copy stay on one line, even in a narrow terminal.
+
+    Args:
+        names: the columns.
+        title: the column whose cells name their rows; by default the first one.
     """
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Grid(title or names[0])
     for name in names:
         grid.add_column(
             name,

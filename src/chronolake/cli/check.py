@@ -30,7 +30,7 @@ from chronolake.cli.app import (
 from chronolake.cli.pipelines import PipelineArgument, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError, StorageError
 from chronolake.extras import require
-from chronolake.formatting import counted
+from chronolake.formatting import format_count
 from chronolake.storage import raise_unless_writable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 _WIDTH: Final = max(map(len, _STYLES)) + 1
 
 
@@ -140,7 +140,7 @@ def _check_pipeline(
     yield from _check_streams(project, name, source, writers)
 
 
-def _or_none(check: Callable[[], _Found]) -> _Found | None:
+def _or_none(check: Callable[[], _Result]) -> _Result | None:
     """Return a function's result; None if it fails, because another check reports the failure."""
     try:
         return check()
@@ -228,7 +228,7 @@ def _check_tables(
         f"{stream.name} ({stream.mode}, auto)" if stream.is_auto else stream.name
         for stream in streams
     )
-    words = f"{counted(len(streams), 'stream')}: {names}" if names else "no streams"
+    words = f"{format_count(len(streams), 'stream')}: {names}" if names else "no streams"
     empty = [
         stream.name
         for stream in streams
@@ -257,8 +257,8 @@ def discover(
 
     Exit code 1 if requested columns are unknown, or if a stream is configured that does not exist.
     """
-    from chronolake.limits import allowed_modes
     from chronolake.pipeline.streams import list_streams, source_of
+    from chronolake.stream_modes import allowed_modes
 
     wanted = project_of(project, lake, settings)
     source = source_of(wanted, pipeline)
@@ -422,12 +422,12 @@ def _read_state(file: Path) -> Mapping[str, Any]:
     return state
 
 
-def _as_json(found: Sample) -> dict[str, Any]:
+def _as_json(sample: Sample) -> dict[str, Any]:
     return {
-        "records": found.records,
-        "requests": [vars(exchange) for exchange in found.exchanges],
-        "state": found.state,
-        "failure": None if found.failure is None else str(found.failure),
+        "records": sample.records,
+        "requests": [vars(exchange) for exchange in sample.exchanges],
+        "state": sample.state,
+        "failure": None if sample.failure is None else str(sample.failure),
     }
 
 
@@ -435,18 +435,18 @@ def _text_of(value: Any) -> str:
     return exact_json.dumps(value).decode("utf-8", "replace")
 
 
-def _print_sample(found: Sample) -> None:
-    for number, record in enumerate(found.records, 1):
+def _print_sample(sample: Sample) -> None:
+    for number, record in enumerate(sample.records, 1):
         console().print(Text(f"record {number}", style="bold"))
         width = max(map(len, record), default=0)
         for name, value in record.items():
             text = value if isinstance(value, str) else _text_of(value)
             cut = f"{text[:_MAX_WIDTH]}…" if len(text) > _MAX_WIDTH else text
             console().print(Text(f"  {name.ljust(width)}  {cut}"), soft_wrap=True)
-    if not found.records:
+    if not sample.records:
         console().print("no records")
     console().print(Text("requests", style="bold"))
-    for exchange in found.exchanges:
+    for exchange in sample.exchanges:
         again = f", attempt {exchange.attempt}" if exchange.attempt > 1 else ""
         outcome = f"  {exchange.failure or exchange.status}  {exchange.seconds:.2f} s{again}"
         # URLs are copied from here, so lines are not wrapped.

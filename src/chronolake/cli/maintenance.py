@@ -97,7 +97,9 @@ def verify(
     *,
     project: ProjectOption = None,
     lake: LakeOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Verify every table of the lake.")] = False,
+    all_tables: Annotated[
+        bool, typer.Option("--all", help="Verify every table of the lake.")
+    ] = False,
     against_lake: Annotated[
         bool,
         typer.Option(
@@ -120,7 +122,7 @@ def verify(
     from chronolake.pipeline.applied_files import quarantine_of
     from chronolake.pipeline.run_history import note_verified
 
-    if (table is None) is not every:
+    if (table is None) is not all_tables:
         raise typer.BadParameter("name a table, or use --all", param_hint="TABLE")
     if against_lake and table is None:
         raise typer.BadParameter("name the table to compare", param_hint="--against-lake")

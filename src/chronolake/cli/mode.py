@@ -116,26 +116,26 @@ def mode(
     _print_plan(plan, json=json, done=True)
 
 
-def _raise_if_a_pipeline_fills(table: CatalogTable, wanted: Mode, project: Path | None) -> None:
+def _raise_if_a_pipeline_fills(table: CatalogTable, target: Mode, project: Path | None) -> None:
     """Raise if a pipeline writes a table, because chronolake.yml determines its mode."""
-    filled_by = table.table.properties.get(STREAM_PROPERTY)
+    filled_by = table.iceberg.properties.get(STREAM_PROPERTY)
     if filled_by is None:
         return
     pipeline, _, stream = filled_by.partition("/")
-    _raise_if_impossible(project, pipeline, stream, wanted)
+    _raise_if_impossible(project, pipeline, stream, target)
     raise ConfigurationError(
         f"The pipeline {pipeline} fills the table, so chronolake.yml determines its mode.",
         table=str(table.name),
-        hint=f"Set `{_yaml_setting(pipeline, stream, wanted)}` in chronolake.yml. The next sync "
+        hint=f"Set `{_yaml_setting(pipeline, stream, target)}` in chronolake.yml. The next sync "
         "switches the table before it applies data.",
     )
 
 
-def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wanted: Mode) -> None:
+def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, target: Mode) -> None:
     """Raise if the stream does not support a mode, provided that project and source can be read."""
     from chronolake.config import find_project, load_project
-    from chronolake.limits import check_mode
     from chronolake.pipeline.streams import source_of
+    from chronolake.stream_modes import check_mode
 
     file = find_project(project)
     if file is None:
@@ -147,14 +147,14 @@ def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wante
         return
     for descriptor in descriptors:
         if descriptor.capabilities.name == stream:
-            check_mode(descriptor.capabilities, wanted)
+            check_mode(descriptor.capabilities, target)
 
 
-def _yaml_setting(pipeline: str, stream: str, wanted: Mode) -> str:
+def _yaml_setting(pipeline: str, stream: str, target: Mode) -> str:
     """Return the setting for chronolake.yml."""
     import yaml
 
-    setting = {"pipelines": {pipeline: {"streams": {stream: {"mode": wanted.value}}}}}
+    setting = {"pipelines": {pipeline: {"streams": {stream: {"mode": target.value}}}}}
     written = yaml.safe_dump(setting, default_flow_style=True, width=math.inf, allow_unicode=True)
     # The outer braces are optional.
     return str(written).strip()[1:-1]
@@ -169,9 +169,8 @@ def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:
 
 def _confirm(plan: SwitchPlan, *, json: bool) -> None:
     """Ask the user for confirmation; a script needs `--yes`."""
-    lost = (
-        f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
-    )
+    of = output.counted_rows(plan.rows_before, plan.before)
+    lost = f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {of})"
     if json or not sys.stdin.isatty():
         copied = "; --keep-history-as TABLE keeps a copy"
         raise typer.BadParameter(

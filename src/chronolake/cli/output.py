@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.formatting import cell, label, name_of, size
+from chronolake.formatting import cell, format_count, label, name_of, size
+from chronolake.types import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from chronolake.core import MaintenancePlan, MaintenanceResult, SwitchPlan, VerifyReport
     from chronolake.landing import Quarantine
     from chronolake.table_diff import Difference
+
+
+def counted_rows(number: int, mode: Mode) -> str:
+    """Format a number of rows, which are versions in a history table."""
+    return format_count(number, "version" if mode is Mode.HISTORY else "row")
 
 
 def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
@@ -28,12 +34,12 @@ def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str
         "holds": report.holds,
         "promises": [
             {
-                "promise": promise.text,
-                "holds": promise.holds,
-                "broken": promise.broken,
-                "sample": promise.sample,
+                "promise": invariant.text,
+                "holds": invariant.holds,
+                "broken": invariant.violations,
+                "sample": invariant.sample,
             }
-            for promise in report.promises
+            for invariant in report.invariants
         ],
         "quarantined": [vars(file) for file in quarantine.files],
     }
@@ -42,19 +48,20 @@ def verify_report_json(report: VerifyReport, quarantine: Quarantine) -> dict[str
 def format_verify_report(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
     """Format a table's invariants and the files that it was built without, one per line."""
     title = Text.assemble(
-        (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
+        (name_of(report.table), "bold"),
+        (f"  {report.mode.value}, {counted_rows(report.rows, report.mode)}", "dim"),
     )
     grid = Table.grid(padding=(0, 2))
-    if not report.promises:
+    if not report.invariants:
         grid.add_row(Text("  no key, and so no invariants", style="dim"))
-    for promise in report.promises:
-        if promise.holds:
-            grid.add_row(Text("  ok", style="green"), Text(promise.text))
+    for invariant in report.invariants:
+        if invariant.holds:
+            grid.add_row(Text("  ok", style="green"), Text(invariant.text))
             continue
         grid.add_row(
             Text("  violated", style="bold red"),
             Text.assemble(
-                promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
+                invariant.text, f": {invariant.violations:,} rows, such as ", cell(invariant.sample)
             ),
         )
     for file in quarantine.files:
@@ -141,7 +148,8 @@ def format_switch_plan(plan: SwitchPlan, *, done: bool) -> RenderableType:
     words = "switched" if done else "would switch"
     title = Text.assemble(name, f"  {words} from {plan.before} to {plan.after} mode")
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("  rows", f"{plan.rows_before:,} → {plan.rows_after:,}")
+    before = counted_rows(plan.rows_before, plan.before)
+    grid.add_row("  contents", f"{before} → {counted_rows(plan.rows_after, plan.after)}")
     if plan.added:
         grid.add_row("  new columns", ", ".join(plan.added))
     if plan.dropped:

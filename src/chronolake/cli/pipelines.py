@@ -337,7 +337,7 @@ def rebuild(
     wanted = project_of(project, lake, settings)
     stream = stream_of_table(wanted, name, json=json)
     raise_if_it_cannot_begin(wanted, stream.pipeline)
-    with open_lake(wanted.lake, json=json) as opened, leased_for(opened, [stream]) as lease:
+    with open_lake(wanted.lake, json=json) as opened, hold_lease_of(opened, [stream]) as lease:
         rows = run(opened, stream, lease).written
     if json:
         print_json({"table": str(name), "rows": rows})
@@ -373,13 +373,13 @@ def resync(
     _exit_with_status([ended])
 
 
-def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
-    """Lease the pipeline of some streams, with a token greater than those of their tables."""
-    from chronolake.pipeline.lease import greatest_token, leased
+def hold_lease_of(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
+    """Hold the lease of the pipeline of some streams; its token exceeds those of their tables."""
+    from chronolake.pipeline.lease import greatest_token, hold_lease
     from chronolake.pipeline.store import Store
 
     above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
-    return leased(Store.open(lake.config), streams[0].pipeline, above=above)
+    return hold_lease(Store.open(lake.config), streams[0].pipeline, above=above)
 
 
 def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
@@ -391,9 +391,9 @@ def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> Verif
     """
     from chronolake.pipeline.rebuild import differences
 
-    with leased_for(lake, [stream]) as lease:
+    with hold_lease_of(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
-    return replace(report, promises=(*report.promises, found.invariant))
+    return replace(report, invariants=(*report.invariants, found.invariant))
 
 
 def stream_of_table(project: Project, table: TableName, *, json: bool) -> Stream:

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from chronolake.cli.app import (
+    Group,
     JsonOption,
     LakeOption,
     ProjectOption,
@@ -30,7 +31,7 @@ from chronolake.cli.app import (
 from chronolake.cli.pipelines import (
     PipelineArgument,
     StreamsOption,
-    leased_for,
+    hold_lease_of,
     project_of,
     raise_if_it_cannot_begin,
     store_of,
@@ -81,6 +82,7 @@ pipelines:
 """
 
 state = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Show or change the offsets of a pipeline's tables.",
     epilog="Example: chronolake state show crm",
@@ -207,19 +209,23 @@ def _tables_status(
     from chronolake.config import ModeSetting, StreamConfig
     from chronolake.inspect.catalog import look_up_all
     from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
-    from chronolake.pipeline.freshness import Filled, freshness
+    from chronolake.pipeline.freshness import StreamProperties, freshness
 
     if store_of(project) is None:
         return []
     config = project.pipelines[pipeline]
     tables = {table.name: table for table in look_up_all(project.lake)}
-    filled = [Filled.of(table) for table in tables.values()]
-    mine = [one for one in filled if (one.stream or "").startswith(f"{pipeline}/")]
+    stream_properties = [StreamProperties.of(table) for table in tables.values()]
+    mine = [
+        of_table
+        for of_table in stream_properties
+        if (of_table.stream or "").startswith(f"{pipeline}/")
+    ]
     found = []
     for name, fresh in freshness(project.lake, mine).items():
-        stream = (fresh.filled.stream or "").removeprefix(f"{pipeline}/")
+        stream = (fresh.stream_properties.stream or "").removeprefix(f"{pipeline}/")
         setting = config.streams.get(stream, StreamConfig()).mode or config.mode
-        quarantined = tables[name].table.properties.get(QUARANTINED_PROPERTY)
+        quarantined = tables[name].iceberg.properties.get(QUARANTINED_PROPERTY)
         found.append(
             {
                 "pipeline": pipeline,
@@ -228,8 +234,8 @@ def _tables_status(
                 "mode": tables[name].mode,
                 "wanted_mode": setting,
                 "auto": setting is ModeSetting.AUTO,
-                "sees": fresh.filled.capture_method,
-                "position": fresh.filled.watermark,
+                "sees": fresh.stream_properties.capture_method,
+                "position": fresh.stream_properties.watermark,
                 "quarantined": [vars(file) for file in Quarantine.from_json(quarantined).files],
                 "files_waiting": None if fresh.waiting is None else fresh.waiting.files,
                 "bytes_waiting": None if fresh.waiting is None else fresh.waiting.bytes,
@@ -386,7 +392,10 @@ def runs(
     if json:
         print_json_lines([_run_json(run) for run in found])
         return
-    grid = grid_of("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds")
+    grid = grid_of(
+        *("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds"),
+        title="stream",
+    )
     for run in found:
         named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
         for place, stream in enumerate(run.streams):
@@ -507,7 +516,7 @@ def _move_watermarks(
 
     raise_if_it_cannot_begin(project, pipeline)
     streams = select_streams(streams_of(project, pipeline), pipeline, names)
-    with open_lake(project.lake, json=False) as opened, leased_for(opened, streams) as lease:
+    with open_lake(project.lake, json=False) as opened, hold_lease_of(opened, streams) as lease:
         for stream in streams:
             move_watermark(opened, stream, lease, watermark)
             console().print(f"The offset of {stream.table} is now {watermark or 'the beginning'}")

@@ -456,10 +456,10 @@ def _resolve(value: Any, source: str, key: str = "") -> Any:
     if not isinstance(value, str):
         return value
 
-    def replace_reference(found: re.Match[str]) -> str:
-        if found[1] == "${":
+    def replace_reference(match: re.Match[str]) -> str:
+        if match[1] == "${":
             return "${"
-        name = found[2]
+        name = match[2]
         if not _VARIABLE.fullmatch(name):
             raise ConfigurationError(
                 f"{source}, {key}: `${{…}}` does not contain a valid variable name.",

@@ -9,16 +9,16 @@ from chronolake.core.migration import SwitchPlan, plan_switch, switch_mode
 from chronolake.core.reload import MissingRecords, resync
 from chronolake.core.truncate import TruncateResult, truncate
 from chronolake.core.upsert import write_batch
-from chronolake.core.verify import Promise, VerifyReport, verify
+from chronolake.core.verify import Invariant, VerifyReport, verify
 from chronolake.core.views import create_current_view
 from chronolake.description import TableDescription
 
 __all__ = [
     "BatchResult",
+    "Invariant",
     "MaintenancePlan",
     "MaintenanceResult",
     "MissingRecords",
-    "Promise",
     "SwitchPlan",
     "TableDescription",
     "TruncateResult",

@@ -162,22 +162,22 @@ class AlterPlan:
 
 
 def plan_alter(
-    description: TableDescription, wanted: Sequence[Column], *, drop_columns: bool
+    description: TableDescription, requested: Sequence[Column], *, drop_columns: bool
 ) -> AlterPlan | None:
     """Return the changes that a request makes to a table, or None if nothing changes.
 
     Raises:
         SchemaError: the wanted columns are not valid for a table, or would switch history mode.
     """
-    check_columns(description.name, wanted)
-    by_name = {column.name: column for column in wanted}
+    check_columns(description.name, requested)
+    by_name = {column.name: column for column in requested}
     columns = []
     for stored in description.columns:
         if stored.name in by_name:
             columns.append(by_name[stored.name])
         elif not drop_columns:
             columns.append(replace(stored, primary_key=False))
-    columns += [column for column in wanted if column.name not in description.by_name]
+    columns += [column for column in requested if column.name not in description.by_name]
     if tuple(columns) == description.columns:
         return None
     check_columns(description.name, columns)

@@ -43,7 +43,7 @@ from chronolake.types import (
     TMAX_SECOND_MICROS,
     Kind,
     Mode,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class BatchProfile:
         """
         conditions = []
         for number, name in enumerate(key):
-            column = f"{TABLE}.{quoted(name)}"
+            column = f"{TABLE}.{quote(name)}"
             # Without nulls, Spark's join hashes a single key as a number instead of a row.
             equals = "<=>" if name in self.with_nulls else "="
             conditions.append(f"{column} {equals} {KEYS}.k{number}")
@@ -349,7 +349,7 @@ def _statement_for_changes(
             f"count_if({time} IS NULL OR ({no_times})) AS timeless",
             f"count_if({OP} IN (1, 2) AND {_contradicts()}) AS contradicting",
         ]
-        rows, columns = view, list(map(quoted, key))
+        rows, columns = view, list(map(quote, key))
     else:
         # Group by key first, to find repeated keys: a separate query would take as long again.
         columns = [f"k{number}" for number in range(len(key))]
@@ -408,7 +408,7 @@ def profile_versions(
         IncompleteRowsError: a row lacks its key, its time or its sequence.
     """
     ordered = _ordered_columns(description, layout.key)
-    key = [quoted(name) for name in layout.key]
+    key = [quote(name) for name in layout.key]
     needed = [*key, MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
     is_provided = (

@@ -28,9 +28,9 @@ from chronolake.iceberg import (
 )
 from chronolake.identity import version_of
 from chronolake.location import is_inside, plain
-from chronolake.presence import are_executors_elsewhere
 from chronolake.session import CATALOG
-from chronolake.types import START, literal, now_micros, quoted
+from chronolake.shared_storage import are_executors_elsewhere
+from chronolake.types import START, literal, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -294,7 +294,7 @@ def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
     order = [*description.record_key]
     if START in description.primary_key:
         order.append(START)
-    by = ", ".join(f"{quoted(name)} ASC NULLS FIRST" for name in order)
+    by = ", ".join(f"{quote(name)} ASC NULLS FIRST" for name in order)
     strategy = f"strategy => 'sort', sort_order => {literal(by)}, " if order else ""
     return _call(
         lake,
@@ -390,7 +390,7 @@ def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Needed:
+class NeededFiles:
     """The files and folders in a table's folder that other tables need.
 
     Attributes:
@@ -402,7 +402,7 @@ class Needed:
     folders: tuple[str, ...]
 
 
-def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
+def needed_elsewhere(lake: Lake, table: IcebergTable) -> NeededFiles | None:
     """Find what other tables of the lake need in a table's folder, by their current metadata.
 
     Returns:
@@ -425,11 +425,11 @@ def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
         return None
     listed = itertools.chain.from_iterable(listing.elsewhere for listing in found)
     files = (file for file in listed if is_inside(file, table.location))
-    return Needed(frozenset(map(plain, files)), tuple(folders))
+    return NeededFiles(frozenset(map(plain, files)), tuple(folders))
 
 
 def removable_files(
-    found: Iterable[str], folder: str, lake: Containment, needed: Needed | None
+    found: Iterable[str], folder: str, lake: Containment, needed: NeededFiles | None
 ) -> list[str]:
     """Return the files that may be deleted: in the table's folder, in the lake, not needed.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import MODIFIED, OMITTED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
-from chronolake.types import literal, quoted
+from chronolake.types import literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ def pack_facts(columns: Sequence[OmittedColumn]) -> str:
     fields = []
     for column in columns:
         parts = (f"{column.origin}.{part} AS {part}" for part in "mls")
-        fact = f"struct({', '.join(parts)}, {quoted(column.name)} AS v)"
+        fact = f"struct({', '.join(parts)}, {quote(column.name)} AS v)"
         fields.append(f"IF({column.origin} IS NULL, NULL, {fact}) AS f{column.number}")
     return f"struct({', '.join(fields)})"
 

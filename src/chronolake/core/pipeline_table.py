@@ -15,6 +15,7 @@ from chronolake.core.scd2_sql import Layout, time_in
 from chronolake.core.sql import column_list
 from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, LakeError, SchemaError
+from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN
 from chronolake.session import CATALOG
 from chronolake.types import (
@@ -107,6 +108,7 @@ def create_pipeline_table(
         },
         partition_by=partitioning_of(all_columns),
     )
+    reach("create.committed")
     ensure_hidden(lake.catalog.load(name))
 
 

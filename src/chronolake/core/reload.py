@@ -40,7 +40,7 @@ from chronolake.types import (
     SYNCED,
     TMAX_MICROS,
     Mode,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -196,15 +196,15 @@ def _changes(
         if name in system:
             return system[name]
         if name in rows.columns:
-            return f"{_SOURCE}.{quoted(name)}"
-        return f"IF({same_version}, {TABLE}.{quoted(name)}, NULL)"
+            return f"{_SOURCE}.{quote(name)}"
+        return f"IF({same_version}, {TABLE}.{quote(name)}, NULL)"
 
     cells = ", ".join(
-        f"CAST({cell(column.name)} AS {column.type.sql}) AS {quoted(column.name)}"
+        f"CAST({cell(column.name)} AS {column.type.sql}) AS {quote(column.name)}"
         for column in description.columns
     )
     same_key = " AND ".join(
-        f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in description.record_key
+        f"{TABLE}.{quote(name)} <=> {_SOURCE}.{quote(name)}" for name in description.record_key
     )
     stored = f"{TABLE}.{START} = {_SOURCE}.{START}" if has_start else f"{TABLE}.{ACTIVE}"
     kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
@@ -241,8 +241,8 @@ def _is_same(description: TableDescription, rows: DataFrame) -> str:
     ]
     # Compared as it would be stored: a source's double differs from a stored float.
     same = [
-        f"{TABLE}.{quoted(name)} <=> "
-        f"CAST({_SOURCE}.{quoted(name)} AS {description.by_name[name].type.sql})"
+        f"{TABLE}.{quote(name)} <=> "
+        f"CAST({_SOURCE}.{quote(name)} AS {description.by_name[name].type.sql})"
         for name in compared
     ]
     return f"coalesce({' AND '.join([f'{TABLE}.{ACTIVE}', *same])}, false)"

@@ -25,8 +25,8 @@ from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of, type_name
-from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
+from chronolake.shared_storage import expect_stored
 from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ from chronolake.types import (
     TMAX_MICROS,
     VERSION,
     Mode,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Layout:
         """
         present = {*self.data, SYNCED, VERSION}
         return ", ".join(
-            quoted(name) if name in present else f"NULL AS {quoted(name)}" for name in self.columns
+            quote(name) if name in present else f"NULL AS {quote(name)}" for name in self.columns
         )
 
 
@@ -326,7 +326,7 @@ def active_versions(event: str, layout: Layout, *, synced_micros: int) -> str:
 
 def _pack_rows(event: str, layout: Layout) -> str:
     """Pack a row's data into one column, hash it, and keep only the deciding columns separately."""
-    packed = [f"struct({', '.join(map(quoted, layout.data))}) AS {_DATA}"]
+    packed = [f"struct({', '.join(map(quote, layout.data))}) AS {_DATA}"]
     if layout.omitted:
         event = (
             f"SELECT *, {', '.join(omitted_columns.origins(layout.columns_omitted))} FROM ({event})"
@@ -335,7 +335,7 @@ def _pack_rows(event: str, layout: Layout) -> str:
         packed.append(f"{facts} AS {omitted_columns.PREVIOUS_FACTS}")
     plain = [name for name in layout.erased if name not in layout.omitted]
     if plain:
-        holds = any_of(f"{quoted(name)} IS NOT NULL" for name in plain)
+        holds = any_of(f"{quote(name)} IS NOT NULL" for name in plain)
         packed.append(f"{holds} AS {_HOLDS}")
     decisive = [name for name in VERSION_COLUMNS if name != OMITTED]
     return f"""
@@ -512,7 +512,7 @@ def _compared_values(layout: Layout) -> Iterator[str]:
     """Yield SQL expressions that differ if rows of a version have different data."""
     columns = {column.name: column for column in layout.columns_omitted}
     for name in layout.data:
-        value = quoted(name)
+        value = quote(name)
         if name in columns:
             yield columns[name].is_provided
             value = f"IF({columns[name].is_provided}, {value}, NULL)"
@@ -548,14 +548,14 @@ def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
         f"{SEQUENCE})",
     }
     of_data = f"{_DATA}." if is_packed else ""
-    cells |= {name: f"{of_data}{quoted(name)}" for name in layout.data}
+    cells |= {name: f"{of_data}{quote(name)}" for name in layout.data}
     cells |= {column.name: column.value for column in columns}
     cells |= {
         name: f"IF({_is_erased(name, layout)}, NULL, {cells[name]})" for name in layout.erased
     }
     if layout.hashed:
         cells[HASH] = hash_of(layout.hashed, cells.__getitem__)
-    return ", ".join(f"{cells[name]} AS {quoted(name)}" for name in layout.columns)
+    return ", ".join(f"{cells[name]} AS {quote(name)}" for name in layout.columns)
 
 
 def _decide_branches(layout: Layout) -> str:

@@ -2,7 +2,7 @@
 
 The statements of a write are SQL texts instead of many small calls into the JVM: the cost of a
 batch of a hundred rows is Spark's planning and the calls between Python and Java. Identifiers are
-quoted by `chronolake.types.quoted`. Literals keep the exact value of any type.
+quoted by `chronolake.types.quote`. Literals keep the exact value of any type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.classic.dataframe import DataFrame
 
 from chronolake.change_set import RESERVED
-from chronolake.types import Kind, literal, quoted
+from chronolake.types import Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ def _without_plan(frame: DataFrame) -> DataFrame:
 def column_list(names: Iterable[str], *, of: str = "") -> str:
     """Return quoted names separated by commas, qualified by a relation if it is given."""
     prefix = f"{of}." if of else ""
-    return ", ".join(f"{prefix}{quoted(name)}" for name in names)
+    return ", ".join(f"{prefix}{quote(name)}" for name in names)
 
 
 def any_of(conditions: Iterable[str]) -> str:
@@ -96,9 +96,9 @@ def cells(description: TableDescription, carried: Sequence[str], *, of: str) -> 
     """Return all columns of a table, from a relation with some of them; the rest is null."""
     have = set(carried)
     return ", ".join(
-        f"{of}.{quoted(column.name)}"
+        f"{of}.{quote(column.name)}"
         if column.name in have
-        else f"CAST(NULL AS {column.type.sql}) AS {quoted(column.name)}"
+        else f"CAST(NULL AS {column.type.sql}) AS {quote(column.name)}"
         for column in description.columns
     )
 
@@ -111,7 +111,7 @@ def broadcast(relation: str, rows: int) -> str:
 def sample(key: Sequence[str], condition: str) -> str:
     """Return an aggregate: the key of some matching row as `column=value, …`, or null."""
     parts = ", ', ', ".join(
-        f"{literal(f'{name}=')}, coalesce(CAST({quoted(name)} AS STRING), 'NULL')" for name in key
+        f"{literal(f'{name}=')}, coalesce(CAST({quote(name)} AS STRING), 'NULL')" for name in key
     )
     return f"min(CASE WHEN {condition} THEN substring(concat({parts}), 1, {_SAMPLE_LENGTH}) END)"
 
@@ -132,12 +132,12 @@ def same_row(file: str, position: str) -> list[str]:
 
 def numbered_key(key: Sequence[str]) -> str:
     """Return key columns as `k0`, `k1`, …, so that their names cannot clash with others."""
-    return ", ".join(f"{quoted(name)} AS k{number}" for number, name in enumerate(key))
+    return ", ".join(f"{quote(name)} AS k{number}" for number, name in enumerate(key))
 
 
 def col(name: str) -> Column:
     """Return the column with exactly this name, whatever characters it contains."""
-    return F.col(quoted(name))
+    return F.col(quote(name))
 
 
 def typed_literal(value: pa.Scalar, kind: ColumnType) -> str:

@@ -38,9 +38,9 @@ from chronolake.errors import (
 )
 from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
-from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
-from chronolake.types import TableName, quoted
+from chronolake.shared_storage import expect_stored
+from chronolake.types import TableName, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,7 +181,7 @@ class StagedBranch:
         return self._branch_name(self.branch)
 
     def _branch_name(self, branch: str) -> str:
-        return f"{CATALOG}.{self.table.name.sql}.{quoted(f'branch_{branch}')}"
+        return f"{CATALOG}.{self.table.name.sql}.{quote(f'branch_{branch}')}"
 
     def _create_branch(self) -> None:
         if self.table.branch(self.of) is None:

@@ -28,8 +28,8 @@ from chronolake.core.staging import stage_name
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
-from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
+from chronolake.shared_storage import expect_stored
 from chronolake.types import HISTORY_SINCE_PROPERTY, TableName, now_micros
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def replace_with(
         CommitUnknownError: the catalog's response was lost.
     """
 
-    def replaced(current: IcebergTable) -> Any:
+    def build_replacement(current: IcebergTable) -> Any:
         if expect is None:
             expect_unmoved(table, current)
         else:
@@ -189,7 +189,7 @@ def replace_with(
     reach("rewrite.before-commit")
     # The property protects readers: files of the old snapshots are orphans immediately, and
     # maintenance must not remove them yet.
-    publish(table.reload(), replaced, {})
+    publish(table.reload(), build_replacement, {})
     reach("rewrite.after-commit")
 
 

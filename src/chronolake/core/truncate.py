@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chronolake.core.staging import Stopwatch, write_staged
 from chronolake.errors import BatchError, UnknownColumnError
-from chronolake.types import ACTIVE, LAST_MICROS, TMIN_MICROS, Kind, Mode, quoted
+from chronolake.types import ACTIVE, LAST_MICROS, TMIN_MICROS, Kind, Mode, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,9 +71,9 @@ def truncate(
     rows = 0
     # An instant outside the range of times is before all rows or after all rows.
     instant = min(max(before_micros, TMIN_MICROS), LAST_MICROS + 1)
-    condition = f"{quoted(synced_column)} < timestamp_micros({instant}L)"
+    condition = f"{quote(synced_column)} < timestamp_micros({instant}L)"
     if deleted_column is not None:
-        condition += f" AND {quoted(deleted_column)} IS DISTINCT FROM true"
+        condition += f" AND {quote(deleted_column)} IS DISTINCT FROM true"
 
     def write(attempt: StagedWrite) -> Mapping[str, str] | None:
         nonlocal rows
@@ -85,7 +85,7 @@ def truncate(
         if deleted_column is None:
             attempt.delete_where(condition)
         else:
-            attempt.update_where(f"{quoted(deleted_column)} = true", condition)
+            attempt.update_where(f"{quote(deleted_column)} = true", condition)
         return {}
 
     write_staged(lake, name, write, Stopwatch())

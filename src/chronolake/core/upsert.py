@@ -43,7 +43,7 @@ from chronolake.core.staging import (
 from chronolake.core.upsert_fold import IGNORED
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,11 +186,11 @@ def _change(
     key = description.primary_key
     data = [name for name in profile.names if name not in key]
     hint = broadcast(profile.view, profile.rows)
-    values = "".join(f", {quoted(name)} AS c{number}" for number, name in enumerate(data))
+    values = "".join(f", {quote(name)} AS c{number}" for number, name in enumerate(data))
     source = f"SELECT {hint} {numbered_key(key)}, {OP}, {UNMODIFIED}{values} FROM {profile.view}"
     assignments = []
     for number, name in enumerate(data):
-        value, column = f"{KEYS}.c{number}", f"{TABLE}.{quoted(name)}"
+        value, column = f"{KEYS}.c{number}", f"{TABLE}.{quote(name)}"
         if name in profile.omitted:
             word, bit = divmod(profile.names.index(name), BITS_PER_WORD)
             is_kept = f"getbit(coalesce(get({KEYS}.{UNMODIFIED}, {word}), 0L), {bit}) = 1"
@@ -216,9 +216,9 @@ def _change(
 
 def _written_keys(table: str, profile: BatchProfile, key: Sequence[str]) -> str:
     """Return SQL for the keys of replace and update rows, and for updates without a stored row."""
-    stored = ", ".join(f"{TABLE}.{quoted(name)} AS f{number}" for number, name in enumerate(key))
+    stored = ", ".join(f"{TABLE}.{quote(name)} AS f{number}" for number, name in enumerate(key))
     same = " AND ".join(
-        f"{BATCH}.{quoted(name)} <=> {KEYS}.f{number}" for number, name in enumerate(key)
+        f"{BATCH}.{quote(name)} <=> {KEYS}.f{number}" for number, name in enumerate(key)
     )
     is_written = f"({BATCH}.{OP} = {int(Op.REPLACE)} OR {KEYS}.is_stored <=> true)"
     return (

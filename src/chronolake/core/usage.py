@@ -19,7 +19,7 @@ import datasketches
 import orjson
 
 from chronolake.sketches import FUNCTION
-from chronolake.types import USAGE_PREFIX, quoted
+from chronolake.types import USAGE_PREFIX, quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def sketch_aggregate(columns: Sequence[str], condition: str) -> str:
         condition: SQL: whether a row counts.
     """
     # `xxhash64` skips nulls, so a separate flag is hashed for each column.
-    parts = ", ".join(f"{quoted(name)}, {quoted(name)} IS NULL" for name in columns)
+    parts = ", ".join(f"{quote(name)}, {quote(name)} IS NULL" for name in columns)
     return f"{FUNCTION}(xxhash64({parts}), {_LOG_ENTRIES}) FILTER (WHERE {condition})"
 
 

@@ -27,17 +27,17 @@ _CURRENT: Final = f"{RESERVED}current"
 
 
 @dataclass(frozen=True)
-class Promise:
+class Invariant:
     """An invariant: its text, the number of rows that violate it, and the key of one of them."""
 
     text: str
-    broken: int
+    violations: int
     sample: str | None
 
     @property
     def holds(self) -> bool:
         """Return whether no row violates the invariant."""
-        return self.broken == 0
+        return self.violations == 0
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class VerifyReport:
     table: TableName
     mode: Mode
     rows: int
-    promises: tuple[Promise, ...]
+    invariants: tuple[Invariant, ...]
 
     @property
     def holds(self) -> bool:
         """Return whether all invariants hold."""
-        return all(promise.holds for promise in self.promises)
+        return all(invariant.holds for invariant in self.invariants)
 
 
 def verify(lake: Lake, name: TableName) -> VerifyReport:
@@ -71,10 +71,10 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
     if description is None:
         raise lake.missing(name)
     with active(lake.spark):
-        return _verified(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
+        return _check(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
 
 
-def _verified(table: DataFrame, description: TableDescription) -> VerifyReport:
+def _check(table: DataFrame, description: TableDescription) -> VerifyReport:
     if not description.record_key:
         return VerifyReport(description.name, description.mode, table.count(), ())
     if description.mode is Mode.HISTORY:
@@ -96,11 +96,11 @@ def _verified(table: DataFrame, description: TableDescription) -> VerifyReport:
         ]
     found = rows.agg(*counts).first()
     values: list[Any] = list(found) if found else [0]
-    promises = tuple(
-        Promise(text, values[1 + 2 * number], values[2 + 2 * number])
+    invariants = tuple(
+        Invariant(text, values[1 + 2 * number], values[2 + 2 * number])
         for number, text in enumerate(broken)
     )
-    return VerifyReport(description.name, description.mode, values[0], promises)
+    return VerifyReport(description.name, description.mode, values[0], invariants)
 
 
 def _history(

@@ -445,7 +445,7 @@ class Catalog:
         self.guard = guard
         self._start = start
         self._read_stored = read_stored
-        self._connection: _Connection | None = None
+        self._cached_connection: _Connection | None = None
         self._lock = threading.RLock()
 
     @property
@@ -456,7 +456,7 @@ class Catalog:
     @property
     def jvm(self) -> Any:
         """Return the session's JVM."""
-        return self._connected.jvm
+        return self._connection.jvm
 
     @property
     def reads_without_java(self) -> bool:
@@ -470,20 +470,20 @@ class Catalog:
             LakeError: the catalog cannot be opened.
         """
         with self._lock:
-            if self._connection is None:
-                self._connection = _Connection.of(self._start())
+            if self._cached_connection is None:
+                self._cached_connection = _Connection.of(self._start())
 
     @property
-    def _connected(self) -> _Connection:
-        if self._connection is None:
+    def _connection(self) -> _Connection:
+        if self._cached_connection is None:
             self.connect()
-        assert self._connection is not None  # noqa: S101 - connected above
-        return self._connection
+        assert self._cached_connection is not None  # noqa: S101 - connected above
+        return self._cached_connection
 
     @property
     def _java(self) -> Any:
         """Return the Java `Catalog`."""
-        return self._connected.catalog
+        return self._connection.catalog
 
     def make_durable(self, metadata: Any, io: Any) -> None:
         """Sync the files to which a commit of `metadata` refers, if they are not synced already."""
@@ -491,17 +491,17 @@ class Catalog:
             sync_files_of_executors(self.spark, metadata, io)
 
     def _namespace(self, schema: str) -> Any:
-        levels = self.spark.sparkContext._gateway.new_array(self._connected.strings, 1)  # noqa: SLF001
+        levels = self.spark.sparkContext._gateway.new_array(self._connection.strings, 1)  # noqa: SLF001
         levels[0] = schema
-        return self._connected.namespaces.of(levels)
+        return self._connection.namespaces.of(levels)
 
     def builder_from(self, metadata: Any) -> Any:
         """Return a Java `TableMetadata.Builder` that starts from some metadata."""
-        return self._connected.metadata.buildFrom(metadata)
+        return self._connection.metadata.buildFrom(metadata)
 
     def identifier(self, name: TableName) -> Any:
         """Return the Java `TableIdentifier` of a table; a schema is always one level."""
-        return self._connected.identifiers.of(self._namespace(name.schema), name.table)
+        return self._connection.identifiers.of(self._namespace(name.schema), name.table)
 
     def find(self, name: TableName) -> IcebergTable | None:
         """Return the table's current state, or None if it does not exist.
@@ -510,7 +510,7 @@ class Catalog:
             LakeLocationError: its metadata is missing, because the lake was copied or moved.
             LakeError: its metadata cannot be read, or the catalog does not respond.
         """
-        if self._connection is None and self._read_stored is not None:
+        if self._cached_connection is None and self._read_stored is not None:
             # Whatever goes wrong, Java finds it, too.
             with suppress(Exception):
                 stored = self._read_stored(name)
@@ -549,7 +549,7 @@ class Catalog:
             CommitConflictError: the file was removed, after many commits of other writers.
         """
         try:
-            return self._connected.metadata_parser.read(io, file)
+            return self._connection.metadata_parser.read(io, file)
         except (Py4JJavaError, PySparkException) as failure:
             raise CommitConflictError(
                 f"Other writers changed the table meanwhile: {java_message_of(failure)}",
@@ -712,11 +712,11 @@ class Catalog:
             for number, column in enumerate(columns, start=1)
         ]
         reported = {"type": "struct", "schema-id": 0, "fields": fields}
-        return self._connected.schema_parser.fromJson(orjson.dumps(reported).decode())
+        return self._connection.schema_parser.fromJson(orjson.dumps(reported).decode())
 
     def fields(self, schema: Any) -> list[dict[str, Any]]:
         """Return the top-level fields of a Java `Schema` as in its JSON, with one call to Java."""
-        found: list[dict[str, Any]] = orjson.loads(self._connected.schema_parser.toJson(schema))[
+        found: list[dict[str, Any]] = orjson.loads(self._connection.schema_parser.toJson(schema))[
             "fields"
         ]
         return found
@@ -727,7 +727,7 @@ class Catalog:
 
     def map(self, items: Mapping[str, str]) -> Any:
         """Return a Java map of strings."""
-        java = self._connected.maps()
+        java = self._connection.maps()
         for key, value in items.items():
             java.put(key, value)
         return java

@@ -58,7 +58,7 @@ def sync_tables(spark: SparkSession, folder: Path, *, by_manifest_list: bool) ->
 
 def leave_unsynced(spark: SparkSession, folder: Path) -> None:
     """Stop syncing files below a folder."""
-    installed = _installed(spark)
+    installed = _find_installed(spark)
     if installed is not None:
         for name in _names_of(folder):
             installed.ignore(name)
@@ -69,9 +69,9 @@ def _names_of(folder: Path) -> set[str]:
     return {str(folder), str(folder.resolve())}
 
 
-def waited_millis(spark: SparkSession) -> int:
+def fsync_wait_millis(spark: SparkSession) -> int:
     """Return the milliseconds that commits of this process have waited for syncs of files."""
-    installed = _installed(spark)
+    installed = _find_installed(spark)
     return 0 if installed is None else int(installed.waitedMillis())
 
 
@@ -83,7 +83,7 @@ def sync_files_of_executors(spark: SparkSession, metadata: Any, io: Any) -> None
         metadata: the Java `TableMetadata` of the commit.
         io: the table's Java `FileIO`.
     """
-    installed = _installed(spark)
+    installed = _find_installed(spark)
     if installed is not None:
         installed.addWrittenElsewhere(metadata, io)
 
@@ -124,7 +124,7 @@ def _local(spark: SparkSession) -> Any:
     return local if is_instance_of(gateway, local, _LOCAL) else None
 
 
-def _installed(spark: SparkSession) -> Any:
+def _find_installed(spark: SparkSession) -> Any:
     """Return the instance of `SyncedFileSystem` that serves local files, or None."""
     local = _local(spark)
     raw = None if local is None else local.getRawFileSystem()
@@ -134,7 +134,7 @@ def _installed(spark: SparkSession) -> Any:
 def _install(spark: SparkSession) -> Any:
     """Return the installed instance, installing one if needed; None if that is not possible."""
     local = _local(spark)
-    if local is None or (found := _installed(spark)) is not None:
+    if local is None or (found := _find_installed(spark)) is not None:
         return None if local is None else found
     jvm: Any = spark._jvm  # noqa: SLF001
     # Spark contains a compiler, for the code that it generates.
@@ -142,4 +142,4 @@ def _install(spark: SparkSession) -> Any:
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     compiler.cook(files(__package__).joinpath(*_SOURCE).read_text())
     compiler.getClassLoader().loadClass(_CLASS).newInstance().under(local)
-    return _installed(spark)
+    return _find_installed(spark)

@@ -176,16 +176,16 @@ def choose_buckets(first: int, last: int, max_buckets: int) -> tuple[int, int]:
     return first, (last - first) // max_buckets + 1
 
 
-def _activity_of_snapshots(found: CatalogTable, max_buckets: int) -> Activity:
+def _activity_of_snapshots(table: CatalogTable, max_buckets: int) -> Activity:
     """Count the rows that each snapshot added and removed, at the time of its publication."""
-    published = publications(found)
+    published = publications(table)
     if not published:
-        return Activity(found.mode, None, None, _WIDTHS[0], (), None)
+        return Activity(table.mode, None, None, _WIDTHS[0], (), None)
     histogram = _Histogram(published[0].at_micros, published[-1].at_micros, max_buckets)
     at_by_id = {publication.snapshot_id: publication.at_micros for publication in published}
-    metadata = found.table.metadata
+    metadata = table.iceberg.metadata
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    snapshot, at = found.table.current_snapshot(), published[-1].at_micros
+    snapshot, at = table.iceberg.current_snapshot(), published[-1].at_micros
     while snapshot is not None:
         # Snapshots that were staged before a publish became visible with it.
         at = at_by_id.get(snapshot.snapshot_id, at)
@@ -198,7 +198,7 @@ def _activity_of_snapshots(found: CatalogTable, max_buckets: int) -> Activity:
             histogram.ended[place] += removed
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else by_id.get(parent)
-    return histogram.as_activity(found.mode, None)
+    return histogram.as_activity(table.mode, None)
 
 
 def rows_changed(summary: dict[str, str]) -> tuple[int, int]:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from chronolake.inspect.catalog import CatalogTable
 
 
-def epsilon_of(found: CatalogTable) -> int:
+def epsilon_of(table: CatalogTable) -> int:
     """Return the microseconds between a version's end and the start of the next."""
-    return int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
+    return int(table.iceberg.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
 
 
-def known_since(found: CatalogTable) -> str | None:
+def known_since(table: CatalogTable) -> str | None:
     """Return the ISO instant of a table's switch to history mode: earlier changes are not known.
 
     None if the table always kept history, or keeps none.
     """
-    since = found.table.properties.get(HISTORY_SINCE_PROPERTY)
+    since = table.iceberg.properties.get(HISTORY_SINCE_PROPERTY)
     return instant(int(since)) if since else None
 
 
@@ -71,27 +71,27 @@ class Publication:
     snapshot_id: int
 
 
-def publications(found: CatalogTable) -> list[Publication]:
+def publications(table: CatalogTable) -> list[Publication]:
     """Return the retained snapshots that were published, ordered by time.
 
     A write creates several snapshots and publishes the last one: readers never see the others.
     """
-    metadata = found.table.metadata
+    metadata = table.iceberg.metadata
     retained = {snapshot.snapshot_id for snapshot in metadata.snapshots}
     published = [
         Publication(entry.timestamp_ms * 1_000, entry.snapshot_id)
         for entry in metadata.snapshot_log
         if entry.snapshot_id in retained
     ]
-    current = found.table.current_snapshot()
+    current = table.iceberg.current_snapshot()
     if current is not None and (not published or published[-1].snapshot_id != current.snapshot_id):
         published.append(Publication(current.timestamp_ms * 1_000, current.snapshot_id))
     return sorted(published, key=lambda publication: publication.at_micros)
 
 
-def publication_at(found: CatalogTable, micros: int) -> Publication | None:
+def publication_at(table: CatalogTable, micros: int) -> Publication | None:
     """Return the newest snapshot that was published at a time or before, or None."""
-    published = publications(found)
+    published = publications(table)
     if not published:
         return None
     before = [publication for publication in published if publication.at_micros <= micros]
@@ -100,6 +100,6 @@ def publication_at(found: CatalogTable, micros: int) -> Publication | None:
             f"The table's rows at {instant(micros)} are no longer available: it has no history, "
             f"and its oldest snapshot is from {instant(published[0].at_micros)}.",
             hint="Choose a later time. A table in history mode keeps all versions.",
-            table=str(found.name),
+            table=str(table.name),
         )
     return before[-1]

@@ -74,12 +74,12 @@ class CatalogTable:
         name: schema and table.
         columns: the columns in table order, with declared types; inferred for columns of other
             engines.
-        table: PyIceberg's view of the metadata.
+        iceberg: PyIceberg's table: its metadata, and its scans.
     """
 
     name: TableName
     columns: tuple[Column, ...]
-    table: Table
+    iceberg: Table
 
     @property
     def mode(self) -> Mode:
@@ -103,7 +103,8 @@ def check(config: LakeConfig) -> None:
     if config.catalog.kind is CatalogKind.SQLITE and not config.catalog_file.is_file():
         raise LakeError(
             f"There is no lake in {config.path}.",
-            hint="Set --lake to the lake's folder. `chronolake serve` and Lake.open create a lake.",
+            hint="`chronolake sync`, `chronolake serve` and Lake.open create it. For another lake, "
+            "set --lake to its folder.",
         )
 
 

@@ -68,7 +68,6 @@ class Fingerprints:
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
         self._text_key = secret.hex()[:16]
         self._start = np.uint64(int.from_bytes(secret[:8]))
         self._factor = np.uint64(int.from_bytes(secret[8:]) | 1)
@@ -257,23 +256,23 @@ class _Side:
         return self.stored.batches(columns, self.condition, excluding=self.excluding)
 
 
-def _both_sides(found: CatalogTable, first: int, second: int) -> tuple[_Side, _Side]:
+def _both_sides(table: CatalogTable, first: int, second: int) -> tuple[_Side, _Side]:
     from pyiceberg.expressions import AlwaysTrue, And, Not, Or  # noqa: PLC0415 - slow to import
 
-    if found.mode is Mode.HISTORY:
+    if table.mode is Mode.HISTORY:
         # Versions that are true at both times do not differ. But a version is true for epsilon
         # after its end, and if its record was inserted again meanwhile, two versions are true: the
         # later one counts. So versions that end before the second time or began just before the
         # first one are compared.
-        stored, epsilon = StoredRows(found), epsilon_of(found)
+        stored, epsilon = StoredRows(table), epsilon_of(table)
         near = Or(Not(ending_after(second)), Not(started_by(first - epsilon)))
         return (
             _Side(stored, And(valid_at(first, epsilon), near)),
             _Side(stored, And(valid_at(second, epsilon), near)),
         )
-    snapshots = [publication_at(found, micros) for micros in (first, second)]
+    snapshots = [publication_at(table, micros) for micros in (first, second)]
     old, new = (
-        StoredRows(found, snapshot.snapshot_id if snapshot else None) for snapshot in snapshots
+        StoredRows(table, snapshot.snapshot_id if snapshot else None) for snapshot in snapshots
     )
     # Files of both snapshots contain the same rows: only files that differ are read.
     return _Side(old, AlwaysTrue(), excluding=new), _Side(new, AlwaysTrue(), excluding=old)
@@ -286,13 +285,13 @@ class _DifferenceReader:
     doubled until they fit, and all rows are read once for each part.
     """
 
-    def __init__(self, found: CatalogTable, order: Order, sides: tuple[_Side, _Side]) -> None:
-        self._found = found
+    def __init__(self, table: CatalogTable, order: Order, sides: tuple[_Side, _Side]) -> None:
+        self._table = table
         self._order = order
         self._sides = sides
         self._marks = Fingerprints(token_bytes(16))
         self._compared = [
-            column.name for column in found.columns if column.name not in _NOT_COMPARED
+            column.name for column in table.columns if column.name not in _NOT_COMPARED
         ]
         self._parts = 1
 
@@ -310,7 +309,7 @@ class _DifferenceReader:
         names = [*self._order.names, "side", "at", FILE, ROW, "mark"]
         schema = pa.schema(zip(names, kinds, strict=True))
         kept = schema.empty_table()
-        is_history = self._found.mode is Mode.HISTORY
+        is_history = self._table.mode is Mode.HISTORY
         columns = [*self._compared, *([START] if is_history else [])]
         for side, rows_of_side in enumerate(self._sides):
             for rows in rows_of_side.batches(columns):
@@ -416,35 +415,35 @@ class _PageBuilder:
 
 
 def _records(
-    found: CatalogTable,
+    table: CatalogTable,
     old: _Side,
     new: _Side,
     places: Sequence[tuple[Place | None, Place | None]],
 ) -> tuple[RecordDifference, ...]:
-    before = iter(_read_rows(found, old, [place for place, _ in places if place is not None]))
-    after = iter(_read_rows(found, new, [place for _, place in places if place is not None]))
+    before = iter(_read_rows(table, old, [place for place, _ in places if place is not None]))
+    after = iter(_read_rows(table, new, [place for _, place in places if place is not None]))
     records = []
     for old_place, new_place in places:
         old_row = None if old_place is None else next(before)
         new_row = None if new_place is None else next(after)
         if old_row is None:
-            records.append(RecordDifference(_key(found, new_row), INSERTED, None, new_row, ()))
+            records.append(RecordDifference(_key(table, new_row), INSERTED, None, new_row, ()))
         elif new_row is None:
-            records.append(RecordDifference(_key(found, old_row), DELETED, old_row, None, ()))
+            records.append(RecordDifference(_key(table, old_row), DELETED, old_row, None, ()))
         else:
             differ = tuple(name for name in old_row if not _is_same(old_row[name], new_row[name]))
             records.append(
-                RecordDifference(_key(found, new_row), CHANGED, old_row, new_row, differ)
+                RecordDifference(_key(table, new_row), CHANGED, old_row, new_row, differ)
             )
     return tuple(records)
 
 
-def _read_rows(found: CatalogTable, side: _Side, places: Sequence[Place]) -> list[dict[str, Cell]]:
+def _read_rows(table: CatalogTable, side: _Side, places: Sequence[Place]) -> list[dict[str, Cell]]:
     """Return whole rows, without the columns that are not compared."""
     rows = side.stored.rows(places)
     columns: list[tuple[Column, list[Cell]]] = [
         (column, cells(rows[place]))
-        for place, column in enumerate(found.columns)
+        for place, column in enumerate(table.columns)
         if column.name not in _NOT_COMPARED
     ]
     return [
@@ -452,12 +451,12 @@ def _read_rows(found: CatalogTable, side: _Side, places: Sequence[Place]) -> lis
     ]
 
 
-def _key(found: CatalogTable, row: dict[str, Cell] | None) -> dict[str, Cell]:
+def _key(table: CatalogTable, row: dict[str, Cell] | None) -> dict[str, Cell]:
     # Both zeros are the same key.
     return {
         name: 0.0 if isinstance(value, float) and value == 0 else value
         for name, value in (row or {}).items()
-        if name in found.key
+        if name in table.key
     }
 
 

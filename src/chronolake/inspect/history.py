@@ -323,10 +323,10 @@ def history(
 
 
 def _read_rows(
-    found: CatalogTable, condition: BooleanExpression, most: int | None, most_bytes: int | None
+    table: CatalogTable, condition: BooleanExpression, most: int | None, most_bytes: int | None
 ) -> pa.Table:
     """Return a record's rows, or raise an error as soon as a limit is exceeded."""
-    stored, kept, count, size = StoredRows(found), [], 0, 0
+    stored, kept, count, size = StoredRows(table), [], 0, 0
     for batch in stored.batches(stored.columns, condition):
         rows = batch.drop_columns([FILE, ROW])
         kept.append(rows)
@@ -342,24 +342,24 @@ def _read_rows(
                 problem,
                 hint="Select the versions of a period in SQL with `chronolake query`, or print all "
                 "versions with `chronolake history --json`.",
-                table=str(found.name),
+                table=str(table.name),
             )
     return pa.concat_tables(kept) if kept else pa.table({})
 
 
-def _condition(found: CatalogTable, key: Mapping[str, str | None]) -> BooleanExpression:
+def _condition(catalog_table: CatalogTable, key: Mapping[str, str | None]) -> BooleanExpression:
     from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
 
-    table = str(found.name)
-    by_name = {column.name: column for column in found.columns}
+    table = str(catalog_table.name)
+    by_name = {column.name: column for column in catalog_table.columns}
     # A table of another engine has no declared key: any columns may be requested.
-    wanted = found.key or tuple(key)
+    wanted = catalog_table.key or tuple(key)
     for column in key:
         if column not in by_name:
             raise UnknownColumnError(
                 "The table has no such column.",
-                hint=f"Its key is {_join(found.key)}."
-                if found.key
+                hint=f"Its key is {_join(catalog_table.key)}."
+                if catalog_table.key
                 else did_you_mean(column, by_name, f"Its columns are {_join(list(by_name))}."),
                 table=table,
                 column=column,
@@ -379,11 +379,11 @@ def _condition(found: CatalogTable, key: Mapping[str, str | None]) -> BooleanExp
         )
     condition: BooleanExpression = AlwaysTrue()
     for column, text in key.items():
-        condition = And(condition, equal_to(found, column, text))
+        condition = And(condition, equal_to(catalog_table, column, text))
     return condition
 
 
-def equal_to(found: CatalogTable, column: str, text: str | None) -> BooleanExpression:
+def equal_to(table: CatalogTable, column: str, text: str | None) -> BooleanExpression:
     """Return a filter for rows in which a column equals the value of a text; None means null.
 
     Raises:
@@ -398,12 +398,12 @@ def equal_to(found: CatalogTable, column: str, text: str | None) -> BooleanExpre
 
     if text is None:
         return IsNull(column)
-    by_name = {item.name: item for item in found.columns}
+    by_name = {item.name: item for item in table.columns}
     if by_name[column].type.kind is Kind.NAIVE_TIME:
         return In(column, clocks_of(text))
     if by_name[column].type.kind in NUMBERS:
         text = text.strip()  # Copied text may have blanks.
-    value = parse_key_value(by_name[column], text, table=str(found.name))
+    value = parse_key_value(by_name[column], text, table=str(table.name))
     if isinstance(value, float) and math.isnan(value):
         return IsNaN(column)
     if isinstance(value, int) and not isinstance(value, bool):

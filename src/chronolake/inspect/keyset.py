@@ -319,15 +319,15 @@ def complete_key(
     return _read_values(found, wanted, condition, prefix, limit)
 
 
-def _key_column(found: CatalogTable, name: str) -> Column:
-    columns = {column.name: column for column in found.columns}
+def _key_column(table: CatalogTable, name: str) -> Column:
+    columns = {column.name: column for column in table.columns}
     # A table of another engine has no declared key: any columns may be requested.
-    key = found.key or tuple(columns)
+    key = table.key or tuple(columns)
     if name not in columns or name not in key:
         raise UnknownColumnError(
             "The table's key has no such column.",
             hint=f"The key is {', '.join(key)}.",
-            table=str(found.name),
+            table=str(table.name),
             column=name,
         )
     return columns[name]
@@ -353,13 +353,13 @@ def _has_prefix(column: str, prefix: str) -> BooleanExpression:
 
 
 def _read_values(
-    found: CatalogTable, column: Column, condition: BooleanExpression, prefix: str, limit: int
+    table: CatalogTable, column: Column, condition: BooleanExpression, prefix: str, limit: int
 ) -> list[Cell]:
-    order = Order(found.name, (column,), by_place=False)
+    order = Order(table.name, (column,), by_place=False)
     first_rows = FirstRows(order, limit)
     # Contains the values in addition to the comparable values.
     kept: pa.Table | None = None
-    for rows in StoredRows(found).batches([column.name], condition):
+    for rows in StoredRows(table).batches([column.name], condition):
         values = _drop_duplicates(rows.drop_columns([FILE, ROW])[0])
         keys = pa.table([to_comparable(values), values], ["by0", "value"])
         if first_rows.is_full and first_rows.keys is not None:

@@ -28,8 +28,8 @@ _NONE: Final = np.empty(0, np.int64)
 class DeletedRows:
     """The deleted rows of a snapshot's data files. Each delete file is read once."""
 
-    def __init__(self, found: CatalogTable) -> None:
-        self._found = found
+    def __init__(self, table: CatalogTable) -> None:
+        self._table = table
         self._by_file: dict[str, NDArray[np.int64]] = {}
         self._read: set[str] = set()
 
@@ -54,7 +54,7 @@ class DeletedRows:
         from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
         from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415 - slow to import
 
-        name, io = self._found.name, self._found.table.io
+        name, io = self._table.name, self._table.iceberg.io
         with table_errors(name, path), io.new_input(path).open() as stream:
             payload = stream.read()
             if kind.endswith("PUFFIN"):
@@ -70,10 +70,10 @@ class DeletedRows:
                     for file in rows["file_path"].unique().to_pylist()
                 }
         message = "Another engine deleted rows in a format that only Spark can read."
-        raise unsupported(self._found.name, message)
+        raise unsupported_error(self._table.name, message)
 
 
-def unsupported(table: TableName, message: str) -> LakeError:
+def unsupported_error(table: TableName, message: str) -> LakeError:
     """Return the error for rows that cannot be read without Spark."""
     return LakeError(message, hint="Use `chronolake query`.", table=str(table))
 
@@ -109,28 +109,28 @@ def damaged_error(table: TableName, failure: Exception, file: str | None = None)
 
 
 def read_entries(
-    found: CatalogTable, snapshot_id: int | None = None
+    catalog_table: CatalogTable, snapshot_id: int | None = None
 ) -> Iterator[tuple[ManifestFile, ManifestEntry]]:
     """Return the live entries of a snapshot, each with its manifest.
 
     Args:
-        found: the table.
+        catalog_table: the table.
         snapshot_id: the snapshot; the current one by default.
 
     Raises:
         LakeError: a manifest or the manifest list cannot be read; the error contains the file.
     """
-    table, io = found.table, found.table.io
+    table, io = catalog_table.iceberg, catalog_table.iceberg.io
     if snapshot_id is None:
         snapshot = table.current_snapshot()
     else:
         snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         return
-    with table_errors(found.name, snapshot.manifest_list):
+    with table_errors(catalog_table.name, snapshot.manifest_list):
         manifests = snapshot.manifests(io)
     for manifest in manifests:
-        with table_errors(found.name, manifest.manifest_path):
+        with table_errors(catalog_table.name, manifest.manifest_path):
             manifest_entries = manifest.fetch_manifest_entry(io)
         for entry in manifest_entries:
             yield manifest, entry

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chronolake.formatting import LONGEST, cell, label, name_of, size
+from chronolake.grid import Grid
 from chronolake.inspect.history import Ending, Version
 from chronolake.types import Mode
 
@@ -29,13 +30,13 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     """Render a list of tables; sizes are in powers of 1024 bytes."""
     if not summaries:
         return Text("The lake has no tables yet.", style="dim")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("table", overflow="fold")
+    table = Grid("table")
+    table.add_column("table", no_wrap=True)
     table.add_column("mode")
     table.add_column("key", overflow="fold")
-    table.add_column("rows", justify="right")
-    table.add_column("versions", justify="right")
-    table.add_column("files", justify="right")
+    table.add_column("rows", justify="right", no_wrap=True)
+    table.add_column("versions", justify="right", no_wrap=True)
+    table.add_column("files", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("published", no_wrap=True)
     for summary in summaries:
@@ -56,18 +57,20 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     return Group(table, notes)
 
 
-def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
+def usage(month: str, months: Sequence[MonthlyUsage]) -> RenderableType:
     """Render the monthly active rows of tables."""
-    if not found:
+    if not months:
         return Text(f"No table was written in {month}.", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_footer=True)
     table.add_column("table", "all", overflow="fold")
     table.add_column("mode")
-    total = f"{'' if all(each.is_exact for each in found) else 'about '}"
+    total = f"{'' if all(month_usage.is_exact for month_usage in months) else 'about '}"
     table.add_column(
-        f"rows in {month}", f"{total}{sum(each.rows for each in found):,}", justify="right"
+        f"rows in {month}",
+        f"{total}{sum(month_usage.rows for month_usage in months):,}",
+        justify="right",
     )
-    for month_usage in found:
+    for month_usage in months:
         about = "" if month_usage.is_exact else "about "
         table.add_row(
             Text(name_of(month_usage.table)), month_usage.mode.value, f"{about}{month_usage.rows:,}"
@@ -79,33 +82,33 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
     return Group(table, notes)
 
 
-def timeline(found: Timeline) -> RenderableType:
+def timeline(timeline: Timeline) -> RenderableType:
     """Render a record's versions from the oldest to the newest, one block each."""
-    count = len(found.versions)
+    count = len(timeline.versions)
     title = Text.assemble(
-        (name_of(found.table), "bold"), "  ", _key(found), (f"  {found.mode.value}", "dim")
+        (name_of(timeline.table), "bold"), "  ", _key(timeline), (f"  {timeline.mode.value}", "dim")
     )
     if not count:
         return Group(title, Text("No such record.", style="yellow"))
-    if found.mode is not Mode.HISTORY:
-        blocks = [_values(version) for version in found.versions]
+    if timeline.mode is not Mode.HISTORY:
+        blocks = [_values(version) for version in timeline.versions]
         return Group(title, Text(), *blocks)
     title.append(f", {count} version{'s' if count > 1 else ''}", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
     table.add_column("from, until", no_wrap=True)
     table.add_column("ended", no_wrap=True)
     table.add_column("values and changes", ratio=1)
-    for place, version in enumerate(found.versions):
+    for place, version in enumerate(timeline.versions):
         table.add_row(
             Text(f"{version.start}\n{version.end}"),
             Text(version.ending.value, style=_STYLES[version.ending]),
             _values(version) if place == 0 else _changes(version),
         )
-    if found.known_since is None:
+    if timeline.known_since is None:
         return Group(title, table)
     note = Text(
-        f"The table was switched to history mode at {found.known_since}: earlier changes are not "
-        "known.",
+        f"The table was switched to history mode at {timeline.known_since}: earlier changes are "
+        "not known.",
         style="yellow",
     )
     return Group(title, table, note)
@@ -141,8 +144,10 @@ def _block(names: Sequence[str], line: Sequence[Text], number: int) -> Renderabl
     return Group(Text(f"row {number}", style="bold"), _grid(zip(names, line, strict=True)), Text())
 
 
-def _key(found: Timeline) -> Text:
-    parts = [Text.assemble((f"{name}=", "dim"), cell(value)) for name, value in found.key.items()]
+def _key(timeline: Timeline) -> Text:
+    parts = [
+        Text.assemble((f"{name}=", "dim"), cell(value)) for name, value in timeline.key.items()
+    ]
     return Text(", ").join(parts)
 
 

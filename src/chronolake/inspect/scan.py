@@ -23,7 +23,7 @@ from chronolake.inspect.manifests import (
     damaged_error,
     read_entries,
     table_errors,
-    unsupported,
+    unsupported_error,
 )
 
 if TYPE_CHECKING:
@@ -67,23 +67,23 @@ class StoredRows:
     """The rows of a snapshot of a table, without those that deletion vectors mark.
 
     Args:
-        found: the table.
+        table: the table.
         snapshot_id: the snapshot; the current one by default. Rows always have the table's present
             columns: a column that was added later is null.
     """
 
-    def __init__(self, found: CatalogTable, snapshot_id: int | None = None) -> None:
+    def __init__(self, table: CatalogTable, snapshot_id: int | None = None) -> None:
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
 
-        self._found = found
+        self._table = table
         self._snapshot_id = snapshot_id
-        self._fields = {field.name: field for field in found.table.schema().fields}
+        self._fields = {field.name: field for field in table.iceberg.schema().fields}
         self._types = {
             name: _narrow_type(schema_to_pyarrow(field.field_type, include_field_ids=False))
             for name, field in self._fields.items()
         }
         self._tasks: dict[int, FileScanTask] = {}
-        self.deleted = DeletedRows(found)
+        self.deleted = DeletedRows(table)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -96,15 +96,15 @@ class StoredRows:
         Raises:
             LakeError: the snapshot's metadata cannot be read.
         """
-        if self._found.table.current_snapshot() is None:
+        if self._table.iceberg.current_snapshot() is None:
             return []
-        scan = self._found.table.scan(row_filter=condition, snapshot_id=self._snapshot_id)
+        scan = self._table.iceberg.scan(row_filter=condition, snapshot_id=self._snapshot_id)
         try:
             tasks = list(scan.plan_files())
         except Exception as failure:
-            for _ in read_entries(self._found, self._snapshot_id):
+            for _ in read_entries(self._table, self._snapshot_id):
                 pass  # Reading the entries raises an error about the unreadable file.
-            raise damaged_error(self._found.name, failure) from failure
+            raise damaged_error(self._table.name, failure) from failure
         tasks.sort(key=lambda task: _file_number(task.file.file_path))
         self._tasks |= {_file_number(task.file.file_path): task for task in tasks}
         return tasks
@@ -145,7 +145,7 @@ class StoredRows:
                     only = np.setdiff1d(excluding.deleted.of(excluded_task), self.deleted.of(task))
                     if not only.size:
                         continue
-            with table_errors(self._found.name, task.file.file_path), self._open(task) as fragment:
+            with table_errors(self._table.name, task.file.file_path), self._open(task) as fragment:
                 mapping = self._map_file(fragment, task, condition, mapping)
                 for rows in self._read_file(task, fragment, mapping, columns, narrow):
                     remaining = _drop_deleted(rows, self.deleted.of(task), only)
@@ -162,7 +162,7 @@ class StoredRows:
         for number in sorted({place.file for place in places}):
             task = self._tasks[number]
             wanted = np.array(sorted({place.row for place in places if place.file == number}))
-            with table_errors(self._found.name, task.file.file_path), self._open(task) as fragment:
+            with table_errors(self._table.name, task.file.file_path), self._open(task) as fragment:
                 mapping = self._map_file(fragment, task, None, None)
                 found += self._take_rows(task, fragment, mapping, wanted)
         names = [*self._fields, FILE, ROW]
@@ -180,10 +180,10 @@ class StoredRows:
     @contextmanager
     def _open(self, task: FileScanTask) -> Iterator[ds.ParquetFileFragment]:
         if not str(task.file.file_format).endswith("PARQUET"):
-            raise unsupported(
-                self._found.name, "The table has files that are not in Parquet format."
+            raise unsupported_error(
+                self._table.name, "The table has files that are not in Parquet format."
             )
-        with self._found.table.io.new_input(task.file.file_path).open() as stream:
+        with self._table.iceberg.io.new_input(task.file.file_path).open() as stream:
             yield ds.ParquetFileFormat().make_fragment(stream)
 
     def _map_file(
@@ -203,7 +203,7 @@ class StoredRows:
             and partition == before.partition
         ):
             return before
-        metadata = self._found.table.metadata
+        metadata = self._table.iceberg.metadata
         schema = pyarrow_to_schema(
             physical,
             metadata.name_mapping(),
@@ -225,7 +225,7 @@ class StoredRows:
 
         if condition is None:
             return frozenset()
-        bound = bind(self._found.table.schema(), condition, case_sensitive=True)
+        bound = bind(self._table.iceberg.schema(), condition, case_sensitive=True)
         return frozenset(extract_field_ids(bound))
 
     def _translate(
@@ -242,7 +242,7 @@ class StoredRows:
 
         if condition is None or condition == AlwaysTrue():
             return None
-        bound = bind(self._found.table.schema(), rewrite_not(condition), case_sensitive=True)
+        bound = bind(self._table.iceberg.schema(), rewrite_not(condition), case_sensitive=True)
         translated = translate_column_names(
             bound, schema, case_sensitive=True, projected_field_values=partition
         )
@@ -250,7 +250,7 @@ class StoredRows:
 
     def _partition_values(self, task: FileScanTask) -> dict[int, Any]:
         """Return identity partition values, which files may omit, by field id."""
-        spec = self._found.table.specs()[task.file.spec_id]
+        spec = self._table.iceberg.specs()[task.file.spec_id]
         return {
             field.source_id: task.file.partition[place]
             for place, field in enumerate(spec.fields)
@@ -296,14 +296,14 @@ class StoredRows:
         task: FileScanTask,
         fragment: ds.ParquetFileFragment,
         mapping: _FileMapping,
-        wanted: NDArray[np.int64],
+        positions: NDArray[np.int64],
     ) -> Iterator[pa.Table]:
         """Return whole rows of a file from the row groups that contain them."""
         firsts = [*_first_rows(fragment), fragment.metadata.num_rows]
         needed = {field.field_id for field in self._fields.values()}
         names = [field.name for field in mapping.schema.fields if field.field_id in needed]
-        for group in sorted(set(np.searchsorted(firsts, wanted, side="right") - 1)):
-            here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
+        for group in sorted(set(np.searchsorted(firsts, positions, side="right") - 1)):
+            here = positions[(positions >= firsts[group]) & (positions < firsts[group + 1])]
             subset = fragment.subset(row_group_ids=[int(group)])
             row = firsts[group]
             for batch in _batches(subset, mapping.physical, names):

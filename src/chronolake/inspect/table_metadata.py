@@ -151,7 +151,7 @@ def read_table_metadata(
         TableNotFoundError: the table does not exist.
     """
     found = look_up(config, name)
-    schema = found.table.schema()
+    schema = found.iceberg.schema()
     return TableMetadata(
         name=name,
         mode=found.mode,
@@ -159,11 +159,11 @@ def read_table_metadata(
         key=found.key,
         partitioning=tuple(
             PartitionField(schema.find_column_name(field.source_id) or "", str(field.transform))
-            for field in found.table.spec().fields
+            for field in found.iceberg.spec().fields
         ),
-        properties=tuple(_properties(found.table.properties)),
+        properties=tuple(_properties(found.iceberg.properties)),
         snapshots=tuple(_snapshots(found, snapshots)),
-        snapshots_kept=len(found.table.metadata.snapshots),
+        snapshots_kept=len(found.iceberg.metadata.snapshots),
         partitions=tuple(_partitions(found)),
     )
 
@@ -182,16 +182,16 @@ def _display_value(name: str, value: str, *, is_ours: bool) -> str:
     return MASKED if holds_secret(value) else mask_text(value)
 
 
-def _snapshots(found: CatalogTable, limit: int) -> Iterable[PublishedSnapshot]:
+def _snapshots(table: CatalogTable, limit: int) -> Iterable[PublishedSnapshot]:
     at_by_id = {
-        publication.snapshot_id: publication.at_micros for publication in publications(found)
+        publication.snapshot_id: publication.at_micros for publication in publications(table)
     }
     ordered = sorted(
-        found.table.metadata.snapshots,
+        table.iceberg.metadata.snapshots,
         key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms),
         reverse=True,
     )
-    publishes = _publishes(found) if ordered else {}
+    publishes = _publishes(table) if ordered else {}
     for snapshot in ordered[:limit]:
         summary = _summary_of(snapshot)
         number = snapshot.snapshot_id
@@ -224,18 +224,20 @@ def _count(summary: Mapping[str, str], key: str) -> int:
     return int(value) if value.isdecimal() else 0
 
 
-def _publishes(found: CatalogTable) -> dict[int, tuple[str | None, str | None]]:
+def _publishes(table: CatalogTable) -> dict[int, tuple[str | None, str | None]]:
     """Return batch and watermark by the snapshot that was published with them.
 
     They are properties of the table and not of its snapshots. Their earlier values are read from
     older metadata files, as far as these are retained.
     """
-    files = [entry.metadata_file for entry in found.table.metadata.metadata_log][-_METADATA_FILES:]
+    files = [entry.metadata_file for entry in table.iceberg.metadata.metadata_log][
+        -_METADATA_FILES:
+    ]
     publishes: dict[int, tuple[str | None, str | None]] = {}
     before: Mapping[str, str] = {}
     current: int | None = None
-    for file in [*files, found.table.metadata_location]:
-        metadata = _read_metadata_file(found, file)
+    for file in [*files, table.iceberg.metadata_location]:
+        metadata = _read_metadata_file(table, file)
         if metadata is None:
             before = {}
             continue
@@ -253,10 +255,10 @@ def _publishes(found: CatalogTable) -> dict[int, tuple[str | None, str | None]]:
     return publishes
 
 
-def _read_metadata_file(found: CatalogTable, file: str) -> dict[str, Any] | None:
+def _read_metadata_file(table: CatalogTable, file: str) -> dict[str, Any] | None:
     """Return a metadata file's contents, or None if it is no longer retained."""
     try:
-        with found.table.io.new_input(file).open() as stream:
+        with table.iceberg.io.new_input(file).open() as stream:
             content = stream.read()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
@@ -274,13 +276,13 @@ class _Tally:
     delete_files: int = 0
 
 
-def _partitions(found: CatalogTable) -> list[Partition]:
+def _partitions(table: CatalogTable) -> list[Partition]:
     from pyiceberg.manifest import DataFileContent  # noqa: PLC0415 - slow to import
 
     tallies: dict[tuple[tuple[str, Cell], ...], _Tally] = defaultdict(_Tally)
-    for manifest, entry in read_entries(found):
+    for manifest, entry in read_entries(table):
         file = entry.data_file
-        tally = tallies[_values(found, file, manifest.partition_spec_id)]
+        tally = tallies[_values(table, file, manifest.partition_spec_id)]
         tally.bytes += file.file_size_in_bytes
         if file.content is DataFileContent.DATA:
             tally.files += 1
@@ -298,11 +300,11 @@ def _partitions(found: CatalogTable) -> list[Partition]:
     )
 
 
-def _values(found: CatalogTable, file: DataFile, spec_id: int) -> tuple[tuple[str, Cell], ...]:
+def _values(table: CatalogTable, file: DataFile, spec_id: int) -> tuple[tuple[str, Cell], ...]:
     """Return a partition's values as cells, by field name."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
 
-    spec, schema = found.table.specs()[spec_id], found.table.schema()
+    spec, schema = table.iceberg.specs()[spec_id], table.iceberg.schema()
     values = []
     for place, field in enumerate(spec.fields):
         value = file.partition[place]

@@ -78,7 +78,7 @@ def usage_of(table: CatalogTable) -> tuple[MonthlyUsage, ...]:
     """
     return tuple(
         _parse_usage(table, name, text)
-        for name, text in sorted(table.table.properties.items())
+        for name, text in sorted(table.iceberg.properties.items())
         if name.startswith(USAGE_PREFIX)
     )
 
@@ -167,17 +167,17 @@ def tables(config: LakeConfig) -> list[TableSummary]:
     return [summary(found) for found in look_up_all(config)]
 
 
-def summary(found: CatalogTable) -> TableSummary:
+def summary(table: CatalogTable) -> TableSummary:
     """Return the summary of one table."""
-    totals = _summary_of(found.table.current_snapshot())
-    properties = found.table.properties
+    totals = _summary_of(table.iceberg.current_snapshot())
+    properties = table.iceberg.properties
     return TableSummary(
-        name=found.name,
-        mode=found.mode,
-        columns=found.columns,
-        key=found.key,
-        rows=_stored_rows(found, totals),
-        active=_active(found) if found.mode is Mode.HISTORY else None,
+        name=table.name,
+        mode=table.mode,
+        columns=table.columns,
+        key=table.key,
+        rows=_stored_rows(table, totals),
+        active=_active(table) if table.mode is Mode.HISTORY else None,
         data_files=int(totals.get("total-data-files", 0)),
         delete_files=int(totals.get("total-delete-files", 0)),
         bytes=int(totals.get("total-files-size", 0)),
@@ -186,17 +186,17 @@ def summary(found: CatalogTable) -> TableSummary:
     )
 
 
-def _stored_rows(found: CatalogTable, totals: dict[str, str]) -> int:
-    if found.table.current_snapshot() is None:
+def _stored_rows(table: CatalogTable, totals: dict[str, str]) -> int:
+    if table.iceberg.current_snapshot() is None:
         return 0
     if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
         # A deletion vector counts each marked row once, so the difference is exact.
         return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
-    with table_errors(found.name):
-        return found.table.scan().count()
+    with table_errors(table.name):
+        return table.iceberg.scan().count()
 
 
-def _active(found: CatalogTable) -> int:
+def _active(catalog_table: CatalogTable) -> int:
     """Return the number of active versions: rows in the active partition without deleted ones.
 
     Vectors are counted as the manifests list them: PyIceberg's plan assigns all vectors of a
@@ -205,17 +205,17 @@ def _active(found: CatalogTable) -> int:
     from pyiceberg.expressions import EqualTo  # noqa: PLC0415 - slow to import
     from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
 
-    table = found.table
+    table = catalog_table.iceberg
     place_by_spec = {
         number: _active_position(table.schema(), spec) for number, spec in table.specs().items()
     }
     count = 0
-    for manifest, entry in read_entries(found):
+    for manifest, entry in read_entries(catalog_table):
         place, file = place_by_spec[manifest.partition_spec_id], entry.data_file
         is_data = file.content is DataFileContent.DATA
         if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
             # Another engine's layout requires a scan.
-            with table_errors(found.name):
+            with table_errors(catalog_table.name):
                 return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
         if file.partition[place]:
             count += file.record_count if is_data else -file.record_count
@@ -254,12 +254,12 @@ class Health:
     snapshots: int
 
 
-def health(found: CatalogTable, config: LakeConfig) -> Health:
+def health(catalog_table: CatalogTable, config: LakeConfig) -> Health:
     """Return the health of a table's files.
 
-    It is computed from the snapshots' summaries; nothing is read beyond the metadata in `found`.
+    It is computed from the snapshots' summaries; nothing is read but the table's metadata.
     """
-    table = found.table
+    table = catalog_table.iceberg
     reported = _summary_of(table.current_snapshot())
     data_files = int(reported.get("total-data-files", 0))
     rows = int(reported.get("total-records", 0))
@@ -269,7 +269,7 @@ def health(found: CatalogTable, config: LakeConfig) -> Health:
         small_files=config.maintenance.spare_files(data_files, size),
         data_files=data_files,
         delete_ratio=removed / rows if rows else 0.0,
-        maintained_at=_compacted_at(found),
+        maintained_at=_compacted_at(catalog_table),
         snapshots=len(table.metadata.snapshots),
     )
 
@@ -280,10 +280,10 @@ def _summary_of(snapshot: Snapshot | None) -> dict[str, str]:
     return dict(snapshot.summary.additional_properties)
 
 
-def _compacted_at(found: CatalogTable) -> str | None:
+def _compacted_at(table: CatalogTable) -> str | None:
     """Return when files were last rewritten without a change of rows."""
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in found.table.metadata.snapshots}
-    snapshot = found.table.current_snapshot()
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in table.iceberg.metadata.snapshots}
+    snapshot = table.iceberg.current_snapshot()
     while snapshot is not None:
         is_rewrite = snapshot.summary is not None and snapshot.summary.operation.value == "replace"
         if is_rewrite and int(_summary_of(snapshot).get("deleted-data-files", 0)):

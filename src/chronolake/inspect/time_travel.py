@@ -129,20 +129,20 @@ def rows_at(
     )
 
 
-def _order_columns(found: CatalogTable) -> tuple[Column, ...]:
+def _order_columns(table: CatalogTable) -> tuple[Column, ...]:
     """Return the key columns, and in history mode the start: two versions may be true at once."""
-    by_name = {column.name: column for column in found.columns}
-    names = (*found.key, START) if found.mode is Mode.HISTORY else found.key
+    by_name = {column.name: column for column in table.columns}
+    names = (*table.key, START) if table.mode is Mode.HISTORY else table.key
     return tuple(by_name[name] for name in names)
 
 
-def _order(found: CatalogTable) -> Order:
+def _order(table: CatalogTable) -> Order:
     # A row's place changes when maintenance rewrites its file: a key does not.
-    return Order(found.name, _order_columns(found), by_place=not found.key)
+    return Order(table.name, _order_columns(table), by_place=not table.key)
 
 
 def _read_first_keys(
-    found: CatalogTable,
+    table: CatalogTable,
     stored: StoredRows,
     condition: BooleanExpression | None,
     after: Position | None,
@@ -151,7 +151,7 @@ def _read_first_keys(
     """Return the sorted keys of the page's rows and of one more; None if there are no rows."""
     from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
 
-    by, order = _order_columns(found), _order(found)
+    by, order = _order_columns(table), _order(table)
     names = [column.name for column in by]
     first_rows = FirstRows(order, limit + 1)
     wanted: BooleanExpression = AlwaysTrue() if condition is None else condition

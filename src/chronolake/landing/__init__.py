@@ -26,11 +26,18 @@ from chronolake.landing.control_records import (
     namings_of,
 )
 from chronolake.landing.encoding import as_text, as_type, identifier
-from chronolake.landing.field_types import Field, Form, Seen, mark, type_of, wider
+from chronolake.landing.field_types import (
+    Field,
+    Form,
+    ObservedType,
+    parse_field_type,
+    type_of,
+    wider,
+)
 from chronolake.landing.footers import landed_micros, rows_in
 from chronolake.landing.layout import DataFile, ObjectFolder, files_up_to, objects_of
 from chronolake.landing.purge import erase, purges_in
-from chronolake.landing.reader import Landing, columns_of, inspect_files, literal_path, merge_seen
+from chronolake.landing.reader import Landing, columns_of, inspect_files, literal_path, merge_types
 from chronolake.landing.writer import declare, land
 
 __all__ = [
@@ -44,8 +51,8 @@ __all__ = [
     "Landing",
     "Namings",
     "ObjectFolder",
+    "ObservedType",
     "Quarantine",
-    "Seen",
     "as_text",
     "as_type",
     "bad_file_error",
@@ -61,11 +68,11 @@ __all__ = [
     "land_control",
     "landed_micros",
     "literal_path",
-    "mark",
-    "merge_seen",
+    "merge_types",
     "naming_bad_files",
     "namings_of",
     "objects_of",
+    "parse_field_type",
     "purges_in",
     "rows_in",
     "type_of",

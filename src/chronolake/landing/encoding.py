@@ -26,7 +26,7 @@ from chronolake.change_set import (
 )
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.file_schema import IS_MARK, OPERATION, UNMODIFIED
-from chronolake.types import Kind, quoted
+from chronolake.types import Kind, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ _CONTROLS: Final = {number: f"\\u{number:04X}" for number in range(32)} | {
 
 def as_text(column: Column) -> str:
     """Return SQL for a column's value as text."""
-    name = quoted(column.name)
+    name = quote(column.name)
     match column.type.kind:
         case Kind.BINARY:
             # Without line breaks.
@@ -59,10 +59,10 @@ def as_text(column: Column) -> str:
 def as_type(column: Column, kind: ColumnType) -> str:
     """Return SQL for a column's value in a type that contains all of its values."""
     if column.type == kind:
-        return quoted(column.name)
+        return quote(column.name)
     if kind.kind is Kind.STRING:
         return as_text(column)
-    return f"CAST({quoted(column.name)} AS {kind.sql})"
+    return f"CAST({quote(column.name)} AS {kind.sql})"
 
 
 def identifier(key: Sequence[Column]) -> str:
@@ -76,7 +76,7 @@ def identifier(key: Sequence[Column]) -> str:
     """
     if len(key) == 1:
         return as_text(key[0])
-    is_whole = " AND ".join(f"{quoted(column.name)} IS NOT NULL" for column in key)
+    is_whole = " AND ".join(f"{quote(column.name)} IS NOT NULL" for column in key)
     names = ", ".join(map(as_text, _sorted_key(key)))
     return f"IF({is_whole}, to_json(array({names})), NULL)"
 

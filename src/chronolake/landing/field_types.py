@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
-from chronolake.types import MAX_PRECISION, ColumnType, Kind, literal, quoted
+from chronolake.types import MAX_PRECISION, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,8 +55,8 @@ FORM_OF: Final = {
 }
 
 
-class Seen(StrEnum):
-    """The kinds of values that were seen in a field and that decide its type."""
+class ObservedType(StrEnum):
+    """The types of the values that were observed in a field; together they decide its type."""
 
     TEXT = "text"
     BOOLEAN = "boolean"
@@ -70,69 +70,71 @@ class Seen(StrEnum):
     DATE = "date"
 
 
-#: An input of type inference: a kind of value that was seen, or a declared type.
-Mark = Seen | ColumnType
+#: An input of type inference: an observed type, or a declared one.
+FieldType = ObservedType | ColumnType
 
-_EVERY_SEEN: Final = frozenset(Seen)
+_OBSERVED_TYPES: Final = frozenset(ObservedType)
 
 _ALONE: Final = {
-    Seen.BOOLEAN: Kind.BOOLEAN,
-    Seen.FLOAT: Kind.DOUBLE,
-    Seen.TIMESTAMP: Kind.UTC_DATETIME,
-    Seen.TIME: Kind.NAIVE_TIME,
-    Seen.DATE: Kind.NAIVE_DATE,
+    ObservedType.BOOLEAN: Kind.BOOLEAN,
+    ObservedType.FLOAT: Kind.DOUBLE,
+    ObservedType.TIMESTAMP: Kind.UTC_DATETIME,
+    ObservedType.TIME: Kind.NAIVE_TIME,
+    ObservedType.DATE: Kind.NAIVE_DATE,
 }
-_INTEGERS: Final = {Seen.INT, Seen.LONG, Seen.WIDE}
+_INTEGERS: Final = {ObservedType.INT, ObservedType.LONG, ObservedType.WIDE}
 #: Integers, with their maximum number of digits.
 _DIGITS: Final = {Kind.SHORT: 5, Kind.INT: 10, Kind.LONG: 19}
 _EXACT_AS_DOUBLE: Final = {Kind.SHORT, Kind.INT, Kind.FLOAT, Kind.DOUBLE}
 
 
-def of_integers(least: int, greatest: int) -> Seen:
-    """Return the kind of integers with the given least and greatest value."""
+def observed_integer_type(least: int, greatest: int) -> ObservedType:
+    """Return the observed type of integers with the given least and greatest value."""
     if _INTS[0] <= least and greatest <= _INTS[1]:
-        return Seen.INT
-    return Seen.LONG if least >= -_EXACT and greatest <= _EXACT else Seen.WIDE
+        return ObservedType.INT
+    return ObservedType.LONG if least >= -_EXACT and greatest <= _EXACT else ObservedType.WIDE
 
 
-def mark(text: str) -> Mark:
-    """Return a mark from its text, the inverse of `str`."""
-    return Seen(text) if text in _EVERY_SEEN else ColumnType.parse(text)
+def parse_field_type(text: str) -> FieldType:
+    """Parse an observed or declared type, the inverse of `str`."""
+    return ObservedType(text) if text in _OBSERVED_TYPES else ColumnType.parse(text)
 
 
-def type_of(marks: Iterable[Mark]) -> ColumnType | None:
+def type_of(types: Iterable[FieldType]) -> ColumnType | None:
     """Return the narrowest type that contains all values of a field; None if it has no values."""
-    every = set(marks)
-    declared = [mark for mark in every if isinstance(mark, ColumnType)]
+    distinct = set(types)
+    declared = [known for known in distinct if isinstance(known, ColumnType)]
     if declared:
-        return reduce(wider, declared) if len(declared) == len(every) else ColumnType(Kind.STRING)
-    if not every:
+        return (
+            reduce(wider, declared) if len(declared) == len(distinct) else ColumnType(Kind.STRING)
+        )
+    if not distinct:
         return None
-    if every <= _INTEGERS:
-        return ColumnType(Kind.INT if every == {Seen.INT} else Kind.LONG)
-    if every <= {Seen.INT, Seen.LONG, Seen.FLOAT}:
+    if distinct <= _INTEGERS:
+        return ColumnType(Kind.INT if distinct == {ObservedType.INT} else Kind.LONG)
+    if distinct <= {ObservedType.INT, ObservedType.LONG, ObservedType.FLOAT}:
         return ColumnType(Kind.DOUBLE)
-    seen = every.pop()
-    if every or not isinstance(seen, Seen):
+    observed = distinct.pop()
+    if distinct or not isinstance(observed, ObservedType):
         return ColumnType(Kind.STRING)
-    return ColumnType(_ALONE.get(seen, Kind.STRING))
+    return ColumnType(_ALONE.get(observed, Kind.STRING))
 
 
-def wider(one: ColumnType, other: ColumnType) -> ColumnType:
+def wider(first: ColumnType, other: ColumnType) -> ColumnType:
     """Return the narrowest type that contains all values of two types without loss.
 
     The result for several types does not depend on their order.
     """
-    if one == other:
-        return one
-    kinds = {one.kind, other.kind}
+    if first == other:
+        return first
+    kinds = {first.kind, other.kind}
     if kinds <= _DIGITS.keys():
-        return max(one, other, key=lambda kind: _DIGITS[kind.kind])
+        return max(first, other, key=lambda kind: _DIGITS[kind.kind])
     if kinds <= _EXACT_AS_DOUBLE:
         return ColumnType(Kind.DOUBLE)
     if kinds <= {*_DIGITS, Kind.DECIMAL}:
-        whole = max(_whole_digits(one), _whole_digits(other))
-        scale = max(one.scale or 0, other.scale or 0)
+        whole = max(_whole_digits(first), _whole_digits(other))
+        scale = max(first.scale or 0, other.scale or 0)
         if whole + scale <= MAX_PRECISION:
             return ColumnType(Kind.DECIMAL, whole + scale, scale)
     return ColumnType(Kind.STRING)
@@ -270,7 +272,7 @@ def physical(kind: pa.DataType) -> Physical:
     if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType):
         return physical(kind.storage_type)
     if pa.types.is_nested(kind):
-        return _nested(kind)
+        return _nested_column(kind)
     return _of_time(kind) or _of_one_value(kind)
 
 
@@ -299,7 +301,7 @@ def _of_one_value(kind: pa.DataType) -> Physical:
 # Nested values.
 
 
-def _nested(kind: pa.DataType) -> Physical:
+def _nested_column(kind: pa.DataType) -> Physical:
     """Return how Spark reads a column of structs, lists or maps: as JSON, nulls included."""
     ddl = _ddl(kind)
     if ddl is None:
@@ -311,7 +313,7 @@ def _ddl(kind: pa.DataType) -> str | None:
     """Return the Spark type of a nested Arrow type; None if a part of it cannot be read."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _ddl(field.type)) for field in kind]
-        reported = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
+        reported = [f"{quote(name)}: {ddl}" for name, ddl in parts if ddl is not None]
         return (
             f"struct<{', '.join(reported)}>" if reported and len(reported) == len(parts) else None
         )
@@ -332,7 +334,7 @@ def _convert_parts(kind: pa.DataType, cell: str, depth: int) -> str:
     if pa.types.is_struct(kind):
         parts = []
         for field in kind:
-            part = _convert_parts(field.type, f"{cell}.{quoted(field.name)}", depth)
+            part = _convert_parts(field.type, f"{cell}.{quote(field.name)}", depth)
             parts.append(f"{literal(field.name)}, {part}")
         found = f"IF({cell} IS NULL, NULL, named_struct({', '.join(parts)}))"
         changes = any(_changes(field.type) for field in kind)

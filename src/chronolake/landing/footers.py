@@ -6,6 +6,7 @@ different schema and task.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ from chronolake.landing.file_schema import (
     from_json,
     with_names,
 )
+from chronolake.parquet_footer import flaw_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,7 +67,7 @@ class ColumnStatistics:
     has_text: bool = False
     is_complete: bool = True
 
-    def merged_with(self, other: ColumnStatistics) -> ColumnStatistics:
+    def merge(self, other: ColumnStatistics) -> ColumnStatistics:
         """Return the statistics of these files and others together."""
         bounds = [
             bound
@@ -135,13 +137,13 @@ def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Naming
         for row in rows:
             for name, reported in orjson.loads(row["columns"]).items():
                 known = ColumnStatistics(**reported)
-                columns[name] = known.merged_with(columns.get(name, ColumnStatistics()))
+                columns[name] = known.merge(columns.get(name, ColumnStatistics()))
         count = sum(row["rows"] for row in rows)
         first = files[numbers[0]]
         declaration = _declaration(schema, first)
         if not (count or declaration):
             continue
-        if flaw := _flaw_in(schema, columns):
+        if flaw := _flaw_in(schema, columns, count):
             column, reason = flaw
             bad += [BadFile(files[number].mark, reason, column) for number in numbers]
             continue
@@ -158,7 +160,12 @@ def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Naming
 
 
 def _unreadable(words: str) -> str:
-    return f"The file is not a readable Parquet file: {words}."
+    return f"The file is not a readable Parquet file: {words.rstrip('.')}."
+
+
+def _printable(text: str) -> str:
+    """Return a message without the control characters that a corrupt file puts into it."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _read_footers(
@@ -195,10 +202,14 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:
                 footer = pq.read_metadata(path)
                 schema = _schema_of(footer)
-                problem = _unsupported_in(footer)
+                problem = _unsupported_in(path, footer)
+                statistics = [] if problem else list(_statistics(footer))
+            except UnicodeDecodeError:
+                problems.append((number, _unreadable("a name in it is not UTF-8"), False))
+                continue
             except (OSError, pa.ArrowException) as failure:
                 is_lost = isinstance(failure, OSError) and failure.errno is not None
-                words = str(failure).partition("\n")[0]
+                words = _printable(str(failure).partition("\n")[0])
                 problem = words if is_lost else _unreadable(words)
                 problems.append((number, problem, is_lost))
                 continue
@@ -209,8 +220,8 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             numbers, rows, sums = by_schema.setdefault(key, ([], [], {}))
             numbers.append(number)
             rows.append(footer.num_rows)
-            for name, known in _statistics(footer):
-                sums[name] = known.merged_with(sums.get(name, ColumnStatistics()))
+            for name, known in statistics:
+                sums[name] = known.merge(sums.get(name, ColumnStatistics()))
     reported: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
         (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None, False)
         for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()
@@ -248,8 +259,14 @@ def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
     return schema.with_metadata(kept)
 
 
-def _unsupported_in(footer: pq.FileMetaData) -> str | None:
+def _unsupported_in(path: str, footer: pq.FileMetaData) -> str | None:
     """Return the reason why Spark cannot read a file with a valid footer, or None."""
+    if DECLARATION in (footer.metadata or {}):
+        # Chronolake's own file.
+        return None
+    with open(path, "rb") as file:  # noqa: PTH123 - as PyArrow opens it
+        if flaw := flaw_in(file, footer):
+            return _unreadable(flaw)
     for group in range(footer.num_row_groups):
         found = footer.row_group(group)
         for number in range(found.num_columns):
@@ -298,12 +315,20 @@ def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
     return () if reported is None else from_json(reported, file=str(file.path))
 
 
-def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tuple[str, str] | None:
+def _flaw_in(
+    schema: pa.Schema, columns: Mapping[str, ColumnStatistics], rows: int
+) -> tuple[str, str] | None:
     """Return a column, and the reason why files with it cannot be read; None if they can."""
-    present = set(schema.names)
+    present = Counter(schema.names)
+    for name, count in present.items():
+        if count > 1:
+            return name, f"The file has {count} columns with the name {name}."
     for name in GUARANTEED:
         if name not in present:
             return name, f"The file lacks the column {name}, which every data lake file must have."
+        field = schema.field(name)
+        if rows and not _is_readable(field) and _is_void(field, columns):
+            return name, f"The column {name} has no values, which every row must have."
     for field in schema:
         if not (_is_readable(field) or _is_void(field, columns)):
             return field.name, f"Columns of the Parquet type {field.type} are not supported."

@@ -122,7 +122,7 @@ class ObjectFolder:
         """
         found = [
             DataFile(batch, name, path, _size_of(path))
-            for batch, name, path in self._named(_FILE, after)
+            for batch, name, path in self._match_files(_FILE, after)
         ]
         return sorted(found, key=lambda file: file.rank)
 
@@ -132,7 +132,7 @@ class ObjectFolder:
         Raises:
             SourceError: the folder cannot be read.
         """
-        found = [ControlFile(name, path) for _, name, path in self._named(_CONTROL, None)]
+        found = [ControlFile(name, path) for _, name, path in self._match_files(_CONTROL, None)]
         return sorted(found, key=lambda file: rank(file.name))
 
     def newest(self) -> str | None:
@@ -185,7 +185,9 @@ class ObjectFolder:
                 return max(found, key=rank)
         return None
 
-    def _named(self, form: re.Pattern[str], after: str | None) -> Iterator[tuple[str, str, Path]]:
+    def _match_files(
+        self, form: re.Pattern[str], after: str | None
+    ) -> Iterator[tuple[str, str, Path]]:
         """Yield batch, name and path of files, without batches older than the watermark's."""
         since = _parse_mark(after) if after is not None else None
         for batch, folder in self._batches():

@@ -1,4 +1,4 @@
-"""Purges: erasing the values of purged records in our own raw lake, as privacy law requires.
+"""Purges: erasing the values of purged records in our own raw lake, for privacy law (GDPR).
 
 Files are rewritten in a staging folder and replace the old ones one by one, each in one step: the
 same name, the same rows in the same order, but purged records keep only their key and times. After

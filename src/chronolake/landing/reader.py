@@ -29,19 +29,19 @@ from chronolake.landing.bad_file import naming_bad_files
 from chronolake.landing.control_records import Namings
 from chronolake.landing.field_types import (
     FORM_OF,
+    FieldType,
     Form,
     Group,
-    Mark,
-    Seen,
+    ObservedType,
     by_field,
     group_files,
     is_field,
-    of_integers,
+    observed_integer_type,
     type_of,
 )
 from chronolake.landing.file_schema import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.landing.footers import ColumnStatistics, Footers, read_footers
-from chronolake.types import Column, ColumnType, Kind, literal, quoted
+from chronolake.types import Column, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,15 +64,15 @@ _PLACE: Final = {LANDED_FILE: "file_name", LANDED_ROW: "row_index"}
 _PROVIDED_BY_VERSION: Final = "grax__"
 
 _SIMPLE: Final = {
-    Form.TEXT: Seen.TEXT,
-    Form.BOOLEAN: Seen.BOOLEAN,
-    Form.FLOAT: Seen.FLOAT,
-    Form.TIMESTAMP: Seen.TIMESTAMP,
-    Form.TIME: Seen.TIME,
-    Form.DATE: Seen.DATE,
+    Form.TEXT: ObservedType.TEXT,
+    Form.BOOLEAN: ObservedType.BOOLEAN,
+    Form.FLOAT: ObservedType.FLOAT,
+    Form.TIMESTAMP: ObservedType.TIMESTAMP,
+    Form.TIME: ObservedType.TIME,
+    Form.DATE: ObservedType.DATE,
 }
 
-SeenByField = dict[str, frozenset[Mark]]
+TypesByField = dict[str, frozenset[FieldType]]
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Landing:
         files: the files, in the order in which they were written.
         groups: the files that are read together, with the fields of their columns.
         key: the fields that identify a record.
-        seen: the forms or declared types of every field in these files; empty for a field that has
-            no value and was not declared.
+        observed: the observed or declared types of every field in these files; empty for a field
+            that has no value and was not declared.
         rows: number of rows.
         namings: the earlier and current names of fields.
         has_each_once: whether each record is known to be in the files at most once.
@@ -94,7 +94,7 @@ class Landing:
     files: tuple[DataFile, ...]
     groups: tuple[Group, ...]
     key: tuple[str, ...]
-    seen: SeenByField
+    observed: TypesByField
     rows: int
     namings: Namings
     has_each_once: bool = False
@@ -107,7 +107,7 @@ class Landing:
     @property
     def is_silent(self) -> bool:
         """Return whether the files have neither rows nor fields."""
-        return not (self.rows or self.seen)
+        return not (self.rows or self.observed)
 
     @property
     def has_purges(self) -> bool:
@@ -117,8 +117,8 @@ class Landing:
     @property
     def declared_key(self) -> tuple[Column, ...]:
         """Return the key's columns as declared in files of our own; empty for other files."""
-        every = (field for group in self.groups for field in group.fields.values())
-        types = {field.name: field.declared for field in every if field.declared is not None}
+        fields = (field for group in self.groups for field in group.fields.values())
+        types = {field.name: field.declared for field in fields if field.declared is not None}
         return tuple(
             Column(name, types[name], primary_key=True) for name in self.key if name in types
         )
@@ -131,17 +131,17 @@ class Landing:
                 the key, and `SOURCE_TIME` if it is wanted.
         """
         frames = [self._versions_of(group, columns) for group in self.groups]
-        return reduce(lambda one, other: one.unionByName(other), frames)
+        return reduce(lambda rows, other: rows.unionByName(other), frames)
 
     def _versions_of(self, group: Group, columns: Sequence[Column]) -> DataFrame:
         by_name = by_field(group.fields)
         system = {
             MODIFIED: _time(by_name, lake_fields.MODIFIED),
-            SEQUENCE: f"nullif(CAST({quoted(lake_fields.SEQUENCE)} AS STRING), '')",
+            SEQUENCE: f"nullif(CAST({quote(lake_fields.SEQUENCE)} AS STRING), '')",
             DELETED_AT: _time(by_name, lake_fields.DELETED),
             PURGED_AT: _time(by_name, lake_fields.PURGED),
             PROVIDES_DATA: _has_data(by_name),
-            OMITTED: _omitted(by_name),
+            OMITTED: _omitted_fields(by_name),
             **{name: name for name in _PLACE},
         }
         data = {
@@ -159,7 +159,7 @@ class Landing:
             data[KEY.name] = f"nullif(CAST({_cell(identifier)} AS STRING), '')"
         if SOURCE_TIME.name in data:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
-        chosen = (f"{value} AS {quoted(name)}" for name, value in {**data, **system}.items())
+        chosen = (f"{value} AS {quote(name)}" for name, value in {**data, **system}.items())
         rows = _read(self.spark, self.files, group)
         # A field with this name hides Spark's own column; `metadataColumn` still finds it.
         place = rows.metadataColumn("_metadata")
@@ -194,24 +194,26 @@ def inspect_files(
     key = _key_of(found, files)
     groups = tuple(group_files((footer.fields, footer.unread, footer.numbers) for footer in found))
     # In the order in which the fields first appear in files.
-    seen: SeenByField = {}
+    observed: TypesByField = {}
     undecided: set[str] = set()
     for footer in sorted(found, key=lambda footer: footer.numbers):
-        reported, unknown = forms_in_footer(footer)
-        seen, undecided = merge_seen(seen, reported), undecided | unknown
+        reported, unknown = types_in_footer(footer)
+        observed, undecided = merge_types(observed, reported), undecided | unknown
     for group in groups:
         if any(field.name in undecided for field in group.fields.values()):
             with naming_bad_files(files):
-                seen = merge_seen(seen, _seen_in(_read(spark, files, group), group, undecided))
+                observed = merge_types(
+                    observed, _observe_types(_read(spark, files, group), group, undecided)
+                )
     rows = sum(footer.rows for footer in found)
     landings = {footer.each_once for footer in found if footer.rows}
     has_each_once = len(landings) == 1 and None not in landings
-    return Landing(spark, tuple(files), groups, key, seen, rows, namings, has_each_once)
+    return Landing(spark, tuple(files), groups, key, observed, rows, namings, has_each_once)
 
 
-def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:
+def _key_of(footers: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:
     keys: dict[tuple[str, ...], DataFile] = {}
-    for footer in found:
+    for footer in footers:
         key = key_of(footer.declaration) if footer.declaration else (KEY.name,)
         keys.setdefault(tuple(sorted(key)), files[footer.numbers[0]])
     if len(keys) > 1:
@@ -224,20 +226,20 @@ def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, .
     return next(iter(keys), (KEY.name,))
 
 
-def forms_in_footer(footer: Footers) -> tuple[SeenByField, set[str]]:
-    """Return the forms of fields from footers, and the fields whose columns must be read."""
+def types_in_footer(footer: Footers) -> tuple[TypesByField, set[str]]:
+    """Return the types of fields from a footer, and the fields whose columns must be read."""
     if footer.declaration:
         types = types_of(footer.declaration)
         return {name: frozenset({kind}) for name, kind in types.items()}, set()
-    seen: SeenByField = {}
+    observed: TypesByField = {}
     unknown: set[str] = set()
     for name, forms in by_field(footer.fields).items():
         if not is_field(name):
             continue
         known = {form: _statistics_of(footer, field) for form, field in forms.items()}
         typed = [known[form] for form in forms if form is not Form.TEXT]
-        marks = {
-            _seen_of(form, reported.values > 0, reported.bounds)
+        types_of_field = {
+            _observed_type(form, reported.values > 0, reported.bounds)
             for form, reported in known.items()
             if form is not Form.TEXT
         }
@@ -245,13 +247,13 @@ def forms_in_footer(footer: Footers) -> tuple[SeenByField, set[str]]:
         if text is not None and all(reported.is_complete for reported in typed):
             # If every row has a typed value, no text is without one; if none has, all are.
             if not any(reported.values for reported in typed):
-                marks.add(Seen.TEXT if text.has_text else None)
+                types_of_field.add(ObservedType.TEXT if text.has_text else None)
             elif text.has_text and all(reported.values < footer.rows for reported in typed):
                 unknown.add(name)
         if not all(reported.is_complete for reported in known.values()):
             unknown.add(name)
-        seen[name] = frozenset(mark for mark in marks if mark is not None)
-    return seen, unknown
+        observed[name] = frozenset(kind for kind in types_of_field if kind is not None)
+    return observed, unknown
 
 
 def _statistics_of(footer: Footers, field: Field) -> ColumnStatistics:
@@ -263,22 +265,24 @@ def _statistics_of(footer: Footers, field: Field) -> ColumnStatistics:
     return replace(reported, has_text=reported.values > 0, is_complete=is_complete)
 
 
-def merge_seen(
-    one: Mapping[str, frozenset[Mark]], other: Mapping[str, frozenset[Mark]]
-) -> SeenByField:
-    """Return the union of the forms that were seen."""
-    names = dict.fromkeys([*one, *other])
-    return {name: one.get(name, frozenset()) | other.get(name, frozenset()) for name in names}
+def merge_types(
+    first: Mapping[str, frozenset[FieldType]], other: Mapping[str, frozenset[FieldType]]
+) -> TypesByField:
+    """Return the union of the types of each field."""
+    names = dict.fromkeys([*first, *other])
+    return {name: first.get(name, frozenset()) | other.get(name, frozenset()) for name in names}
 
 
-def columns_of(seen: Mapping[str, Iterable[Mark]], key: Sequence[str]) -> tuple[Column, ...]:
+def columns_of(
+    observed: Mapping[str, Iterable[FieldType]], key: Sequence[str]
+) -> tuple[Column, ...]:
     """Return the columns of a table from the forms of its fields.
 
     Args:
-        seen: the forms of every field.
+        observed: the types of every field.
         key: the fields that identify a record.
     """
-    types = {name: type_of(every) for name, every in seen.items()}
+    types = {name: type_of(types_of_field) for name, types_of_field in observed.items()}
     columns = tuple(
         Column(name, kind, primary_key=name in key)
         for name, kind in types.items()
@@ -289,7 +293,7 @@ def columns_of(seen: Mapping[str, Iterable[Mark]], key: Sequence[str]) -> tuple[
 
 def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataFrame:
     columns = ", ".join(
-        f"{quoted(name)} {field.physical.ddl}" for name, field in group.fields.items()
+        f"{quote(name)} {field.physical.ddl}" for name, field in group.fields.items()
     )
     return read_files(spark, [files[number] for number in group.files], columns)
 
@@ -311,7 +315,7 @@ def literal_path(path: Path) -> str:
 
 def _cell(field: Field) -> str:
     """Return SQL for a column's value, times as Spark's own; an empty text is null."""
-    value = field.physical.value(quoted(field.column))
+    value = field.physical.value(quote(field.column))
     return f"nullif(CAST({value} AS STRING), '')" if field.form is Form.TEXT else value
 
 
@@ -337,7 +341,7 @@ def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
 
 def _declared_value(forms: Mapping[Form, Field], declared: ColumnType, kind: ColumnType) -> str:
     """Return SQL for a value that `writer.land` wrote: here, empty texts are values."""
-    columns = {form: quoted(field.column) for form, field in forms.items()}
+    columns = {form: quote(field.column) for form, field in forms.items()}
     text = columns[Form.TEXT]
     typed = next((column for form, column in columns.items() if form is not Form.TEXT), text)
     if kind.kind is Kind.BINARY:
@@ -357,15 +361,15 @@ def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
 def _has_data(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """Return SQL: whether a row has data of its record."""
     is_purge = f"{_time(by_name, lake_fields.PURGED)} IS NOT NULL"
-    is_mark = quoted(IS_MARK) if IS_MARK in by_name else "false"
+    is_mark = quote(IS_MARK) if IS_MARK in by_name else "false"
     return f"NOT ({is_purge} OR coalesce({is_mark}, false))"
 
 
-def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
+def _omitted_fields(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """Return SQL for the fields that a row omits; null if it omits none."""
     if UNMODIFIED not in by_name:
         return "CAST(NULL AS ARRAY<STRING>)"
-    named = f"from_json({quoted(UNMODIFIED)}, 'array<string>')"
+    named = f"from_json({quote(UNMODIFIED)}, 'array<string>')"
     (field,) = by_name[UNMODIFIED].values()
     if not field.renamed:
         return named
@@ -376,7 +380,7 @@ def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
 # Forms of fields.
 
 
-def _seen_in(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> SeenByField:
+def _observe_types(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> TypesByField:
     """Return the forms of some fields in a group's files, from reading their columns."""
     measured: list[str] = []
     meaning: list[tuple[str, Form]] = []
@@ -395,21 +399,21 @@ def _seen_in(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -> Seen
             meaning.append((name, form))
     aliased = (f"{value} AS {RESERVED}{number}" for number, value in enumerate(measured))
     (row,) = rows.selectExpr(*aliased).collect()
-    seen: SeenByField = {}
+    observed: TypesByField = {}
     for number, (name, form) in enumerate(meaning):
         is_there, least, greatest = row[3 * number : 3 * number + 3]
-        kind = _seen_of(form, is_there, None if least is None else (least, greatest))
+        kind = _observed_type(form, is_there, None if least is None else (least, greatest))
         if kind is not None:
-            seen[name] = seen.get(name, frozenset()) | {kind}
-    return seen
+            observed[name] = observed.get(name, frozenset()) | {kind}
+    return observed
 
 
-def _seen_of(
+def _observed_type(
     form: Form,
     is_there: bool | None,  # noqa: FBT001
     bounds: tuple[int, int] | None,
-) -> Seen | None:
+) -> ObservedType | None:
     """Return the kind of the values of a form, or None without values."""
     if form is Form.INTEGER:
-        return None if bounds is None else of_integers(*bounds)
+        return None if bounds is None else observed_integer_type(*bounds)
     return _SIMPLE[form] if is_there else None

@@ -23,7 +23,7 @@ from chronolake.landing import field_types as lake_fields
 from chronolake.landing.encoding import DECLARING, count_incomplete, rows_of_file, texts_of
 from chronolake.landing.file_schema import DECLARATION, declare_fields, to_json
 from chronolake.landing.file_sequence import make_durable, publish, staging
-from chronolake.presence import expect_written
+from chronolake.shared_storage import expect_written
 from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:

@@ -219,9 +219,9 @@ def octets(text: ReadableBuffer) -> tuple[bytes, bool]:
         return bytes(text), False
 
 
-def _days(found: re.Match[str]) -> int:
+def _days(match: re.Match[str]) -> int:
     """Return the days since 1970-01-01, for any year of the proleptic calendar."""
-    year, month, number = int(found["year"]), int(found["month"]), int(found["day"])
+    year, month, number = int(match["year"]), int(match["month"]), int(match["day"])
     cycles, rest = divmod(year, _CYCLE_YEARS)
     try:
         ordinal = date(_CYCLE_YEARS + rest, month, number).toordinal()
@@ -232,12 +232,12 @@ def _days(found: re.Match[str]) -> int:
     return ordinal - _EPOCH + (cycles - 1) * _CYCLE_DAYS
 
 
-def _clock(found: re.Match[str]) -> int:
+def _clock(match: re.Match[str]) -> int:
     """Return microseconds since midnight."""
-    hour, minute, second = (int(found[part] or 0) for part in ("hour", "minute", "second"))
+    hour, minute, second = (int(match[part] or 0) for part in ("hour", "minute", "second"))
     if hour > 23 or minute > 59 or second > 59:  # noqa: PLR2004
         raise RefusedError("the time of day does not exist")
-    fraction = int((found["fraction"] or "")[:6].ljust(6, "0"))
+    fraction = int((match["fraction"] or "")[:6].ljust(6, "0"))
     return ((hour * 60 + minute) * 60 + second) * _SECOND + fraction
 
 

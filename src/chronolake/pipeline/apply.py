@@ -24,7 +24,7 @@ from chronolake.landing import (
     files_up_to,
     inspect_files,
     land_control,
-    merge_seen,
+    merge_types,
     rows_in,
 )
 from chronolake.pipeline.applied_files import AppliedFiles
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.landing import BadFile
-    from chronolake.landing.reader import SeenByField
+    from chronolake.landing.reader import TypesByField
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
     from chronolake.types import Column
@@ -59,7 +59,7 @@ STEP_BYTES: Final = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Applied:
+class StepResult:
     """The result of one step.
 
     Attributes:
@@ -86,7 +86,7 @@ def apply(
     *,
     current: Callable[[Stream], Stream] = lambda stream: stream,
     step_bytes: int = STEP_BYTES,
-) -> Iterator[Applied]:
+) -> Iterator[StepResult]:
     """Apply files to a stream's table, in steps that are published one by one.
 
     A table that does not match its configuration is rebuilt before the next step. If a step has
@@ -144,7 +144,7 @@ class _Step:
         return Quarantine(self.bad).readable(self.files)
 
 
-def _apply_step(writer: TableWriter, step: _Step) -> Applied | None:
+def _apply_step(writer: TableWriter, step: _Step) -> StepResult | None:
     """Apply files; if the stream quarantines bad files, retry without those that are bad.
 
     Returns:
@@ -166,7 +166,7 @@ def _apply_step(writer: TableWriter, step: _Step) -> Applied | None:
             step = replace(step, bad=(*step.bad, *bad))
 
 
-def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
+def _apply_good(writer: TableWriter, step: _Step) -> StepResult | None:
     stored = writer.find()
     if not step.good:
         if stored is None:
@@ -189,7 +189,7 @@ def _apply_good(writer: TableWriter, step: _Step) -> Applied | None:
     return _result_of(last, step.files, rows=landed.rows, written=written)
 
 
-def _record_unreadable_files(stored: StoredTable, step: _Step) -> Applied:
+def _record_unreadable_files(stored: StoredTable, step: _Step) -> StepResult:
     """Record files in a table of which none can be read."""
     writer = stored.writer
 
@@ -231,8 +231,8 @@ def _landing(writer: TableWriter, files: Sequence[DataFile]) -> Landing:
 
 def _result_of(
     watermark: str | None, files: Sequence[DataFile], *, rows: int, written: int = 0
-) -> Applied:
-    return Applied(watermark, len(files), sum(file.size for file in files), rows, written)
+) -> StepResult:
+    return StepResult(watermark, len(files), sum(file.size for file in files), rows, written)
 
 
 @dataclass(frozen=True)
@@ -240,12 +240,12 @@ class _Columns:
     """The columns that a table needs for more files.
 
     Attributes:
-        seen: the observed types of every field, in these files and those of the table.
+        observed: the observed types of every field, in these files and those of the table.
         every: the columns.
         are_in_place: whether the table can be altered to these columns without rewriting its rows.
     """
 
-    seen: SeenByField
+    observed: TypesByField
     every: tuple[Column, ...]
     are_in_place: bool
 
@@ -254,24 +254,24 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     stored.expect_own()
     stored.writer.lease.guard(stored.table)
     stored.expect_same_key(landed.key, file=landed.watermark)
-    seen = merge_seen(stored.seen, landed.seen)
-    columns = columns_for(stored.stream, seen, landed.key)
+    observed = merge_types(stored.observed, landed.observed)
+    columns = columns_for(stored.stream, observed, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
     are_in_place = stored.matches_configuration and not _needs_rebuild(stored, columns)
-    return _Columns(seen, columns, are_in_place)
+    return _Columns(observed, columns, are_in_place)
 
 
 def _create_table(writer: TableWriter, landed: Landing, step: _Step) -> int:
     """Create the table from its first files; return the number of rows written."""
     stream = writer.stream
-    columns = columns_for(stream, landed.seen, landed.key)
+    columns = columns_for(stream, landed.observed, landed.key)
     # After a long pause, this process could create a table under another process's lease.
     writer.lease.expect_held()
     writer.create(stream.table, columns, properties=writer.properties)
     reach("sync.table-ready")
     erase_purged(writer, None, landed)
     applied = AppliedFiles().with_files(step.files, step.bad)
-    return write(writer, stream.table, landed, landed.seen, applied=applied)
+    return write(writer, stream.table, landed, landed.observed, applied=applied)
 
 
 def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step) -> int:
@@ -283,7 +283,7 @@ def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _
     alter(writer.lake, stream.table, wanted, drop_columns=False, guard=writer.lease.guard)
     reach("sync.table-ready")
     applied = stored.applied.with_files(step.files, step.bad)
-    return write(writer, stream.table, landed, columns.seen, applied=applied)
+    return write(writer, stream.table, landed, columns.observed, applied=applied)
 
 
 def _rebuild_if_outdated(writer: TableWriter) -> str | None:
@@ -314,7 +314,7 @@ def _needs_rebuild(stored: StoredTable, columns: Sequence[Column]) -> bool:
     A rebuild reads the lake's original texts again, so that `5` does not become `5.0`.
     """
     by_name = describe_loaded(stored.table).by_name
-    if any(every and name not in by_name for name, every in stored.seen.items()):
+    if any(types and name not in by_name for name, types in stored.observed.items()):
         # Another engine dropped a column: added in place, it would be null in the existing rows.
         return True
     return any(

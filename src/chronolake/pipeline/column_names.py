@@ -28,7 +28,7 @@ from chronolake.types import (
     SYNCED,
     VERSION,
     literal,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _rename_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
     omitted = f"transform({OMITTED}, item -> coalesce(map({pairs})[item], item)) AS {OMITTED}"
     return rows.selectExpr(
         *(
-            omitted if name == OMITTED else f"{quoted(name)} AS {quoted(names.get(name, name))}"
+            omitted if name == OMITTED else f"{quote(name)} AS {quote(names.get(name, name))}"
             for name in rows.columns
         )
     )

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from chronolake.errors import SourceError
 from chronolake.landing import ObjectFolder
-from chronolake.pipeline.properties import LAKE_PROPERTY, SIGHT_PROPERTY, WATERMARK_PROPERTY
+from chronolake.pipeline.properties import (
+    CAPTURE_METHOD_PROPERTY,
+    LAKE_PROPERTY,
+    WATERMARK_PROPERTY,
+)
 from chronolake.pipeline.run_history import behind_seconds, last_runs, last_verifications
 from chronolake.types import STREAM_PROPERTY
 
@@ -22,12 +26,12 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
     from chronolake.inspect.catalog import CatalogTable
     from chronolake.pipeline.run_history import LastRuns
-    from chronolake.pipeline.runs import StreamRun, Verified
+    from chronolake.pipeline.runs import StreamRun, VerificationResult
     from chronolake.types import TableName
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingFiles:
     """Number and size in bytes of files that have landed but were not applied yet."""
 
     files: int
@@ -35,7 +39,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Filled:
+class StreamProperties:
     """A table's properties about the stream that writes it, published with its rows.
 
     Attributes:
@@ -55,8 +59,8 @@ class Filled:
     @classmethod
     def of(cls, table: CatalogTable) -> Self:
         """Return the stream properties of a table."""
-        properties = table.table.properties
-        names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
+        properties = table.iceberg.properties
+        names = (STREAM_PROPERTY, CAPTURE_METHOD_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
         return cls(table.name, *(properties.get(name) for name in names))
 
 
@@ -65,7 +69,7 @@ class Freshness:
     """The state of a table, except for its rows.
 
     Attributes:
-        filled: the table's properties about its stream.
+        stream_properties: the table's properties about its stream.
         pipeline: the pipeline that writes it, or None.
         stream: the stream of that pipeline, or None.
         fresh_as_of: when the last successful run began: the table contains all source data as of
@@ -76,18 +80,18 @@ class Freshness:
         verified: the last result of `chronolake verify`, or None.
     """
 
-    filled: Filled
+    stream_properties: StreamProperties
     pipeline: str | None = None
     stream: str | None = None
     fresh_as_of: str | None = None
     behind_seconds: float | None = None
-    waiting: Waiting | None = None
+    waiting: WaitingFiles | None = None
     last: StreamRun | None = None
-    verified: Verified | None = None
+    verified: VerificationResult | None = None
 
 
 def freshness(
-    config: LakeConfig, tables: Iterable[Filled], *, with_waiting: bool = True
+    config: LakeConfig, tables: Iterable[StreamProperties], *, with_waiting: bool = True
 ) -> dict[TableName, Freshness]:
     """Return the freshness of tables by name.
 
@@ -100,34 +104,34 @@ def freshness(
         LakeError: the operational store is not reachable.
     """
     # Names may contain slashes, so only the joined name identifies the stream.
-    lately = {"/".join(key): (key, last) for key, last in last_runs(config).items()}
+    runs_by_stream = {"/".join(key): (key, last) for key, last in last_runs(config).items()}
     checked = last_verifications(config)
     return {
-        table.name: _freshness(table, lately, checked.get(str(table.name)), with_waiting)
+        table.name: _freshness(table, runs_by_stream, checked.get(str(table.name)), with_waiting)
         for table in tables
     }
 
 
-def waiting_in(folder: ObjectFolder, watermark: str | None) -> Waiting:
+def waiting_in(folder: ObjectFolder, watermark: str | None) -> WaitingFiles:
     """Return the files after a watermark in a folder (`ObjectFolder.files`).
 
     Raises:
         SourceError: the folder cannot be read.
     """
     files = folder.files(after=watermark)
-    return Waiting(len(files), sum(file.size for file in files))
+    return WaitingFiles(len(files), sum(file.size for file in files))
 
 
 def _freshness(
-    table: Filled,
-    lately: dict[str, tuple[tuple[str, str], LastRuns]],
-    checked: Verified | None,
+    table: StreamProperties,
+    runs_by_stream: dict[str, tuple[tuple[str, str], LastRuns]],
+    checked: VerificationResult | None,
     with_waiting: bool,  # noqa: FBT001 - passed on by `freshness`
 ) -> Freshness:
     if table.stream is None:
         return Freshness(table, verified=checked)
     pipeline, _, stream = table.stream.partition("/")
-    (pipeline, stream), found = lately.get(table.stream, ((pipeline, stream), None))
+    (pipeline, stream), found = runs_by_stream.get(table.stream, ((pipeline, stream), None))
     fresh = None if found is None else found.fresh_as_of
     return Freshness(
         table,
@@ -135,13 +139,13 @@ def _freshness(
         stream,
         fresh,
         behind_seconds(fresh),
-        _waiting(table) if with_waiting else None,
+        _waiting_files(table) if with_waiting else None,
         None if found is None else found.last,
         checked,
     )
 
 
-def _waiting(table: Filled) -> Waiting | None:
+def _waiting_files(table: StreamProperties) -> WaitingFiles | None:
     folder = None if table.folder is None else ObjectFolder.at(Path(table.folder))
     if folder is None or not folder.path.is_dir():
         return None

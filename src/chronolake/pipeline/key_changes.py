@@ -20,7 +20,7 @@ from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
 from chronolake.landing import as_type, wider
 from chronolake.session import CATALOG
-from chronolake.types import VERSION, Column, literal, quoted
+from chronolake.types import VERSION, Column, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,12 +95,12 @@ def fill_omitted_values(
         if column.name in names:
             is_open = f"{FOLLOWS} IS NOT NULL AND array_contains({OMITTED}, {literal(column.name)})"
             cell = f"IF({is_open}, {_CELL}{omitted.index(column.name)}, {cell})"
-        cells.append(f"{cell} AS {quoted(column.name)}")
+        cells.append(f"{cell} AS {quote(column.name)}")
     left_out = f"IF({FOLLOWS} IS NULL, {OMITTED}, NULL) AS {OMITTED}"
     data = {column.name for column in columns}
     others = [name for name in rows.columns if name not in {*data, OMITTED, FOLLOWS}]
     joined = rows.join(values, rows[SEQUENCE] == values[_ROW], "left")
-    return joined.selectExpr(*cells, left_out, *map(quoted, others)), both
+    return joined.selectExpr(*cells, left_out, *map(quote, others)), both
 
 
 def _cast_columns(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column])
             both = f"{_OLD}.k{number}, {_NEW}.k{number}"
             (found,) = links.selectExpr(f"min(least({both}))", f"max(greatest({both}))").collect()
             least, greatest = bounds_of(column.type.kind, *found)
-            conditions.append(f"{quoted(column.name)} BETWEEN {least} AND {greatest}")
+            conditions.append(f"{quote(column.name)} BETWEEN {least} AND {greatest}")
     return " AND ".join(conditions) or "true"
 
 

@@ -107,7 +107,7 @@ def _process_namespace() -> str:
 
 
 @contextmanager
-def leased(
+def hold_lease(
     store: Store, pipeline: str, *, seconds: float = _SECONDS, above: int = 0
 ) -> Iterator[Lease]:
     """Hold the lease of a pipeline while the block runs.

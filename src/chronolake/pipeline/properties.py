@@ -19,7 +19,7 @@ FIELDS_PROPERTY: Final = "chronolake.fields"
 #: The table's names of numbered fields, as JSON.
 NAMES_PROPERTY: Final = "chronolake.names"
 #: How the stream captures changes.
-SIGHT_PROPERTY: Final = "chronolake.sight"
+CAPTURE_METHOD_PROPERTY: Final = "chronolake.sight"
 #: What happens to purged records: `close` or `erase`.
 ON_PURGE_PROPERTY: Final = "chronolake.on-purge"
 #: Renamed fields of files that another system writes, as JSON.

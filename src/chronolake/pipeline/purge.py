@@ -8,7 +8,7 @@ import structlog
 
 from chronolake.core.pipeline_table import ensure_hidden, purges_of
 from chronolake.landing import erase, files_up_to, identifier, purges_in
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,7 +75,6 @@ def _with_identifiers(purges: DataFrame, landed: Landing) -> DataFrame:
     """Return purges with the record identifiers of the landed files."""
     key = landed.declared_key
     casts = (
-        f"CAST({quoted(column.name)} AS {column.type.sql}) AS {quoted(column.name)}"
-        for column in key
+        f"CAST({quote(column.name)} AS {column.type.sql}) AS {quote(column.name)}" for column in key
     )
     return purges.selectExpr(*casts, "at").selectExpr(f"{identifier(key)} AS Id", "at")

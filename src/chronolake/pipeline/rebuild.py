@@ -15,7 +15,7 @@ from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.core.sql import column_list
 from chronolake.core.staging import stage_name
 from chronolake.core.table_swap import expect_replaceable, lasting_properties, replace_with
-from chronolake.core.verify import Promise
+from chronolake.core.verify import Invariant
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import (
@@ -31,7 +31,7 @@ from chronolake.landing import (
     bad_files_in,
     files_up_to,
     inspect_files,
-    merge_seen,
+    merge_types,
 )
 from chronolake.landing.field_types import MODIFIED as SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
@@ -40,7 +40,7 @@ from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import StoredTable, TableWriter, columns_for, write
 from chronolake.session import CATALOG
-from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quoted
+from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class RebuildResult:
     """The result of a rebuild.
 
     Attributes:
@@ -78,7 +78,7 @@ def rebuild(
     *,
     upto: DataFile | None = None,
     may_be_other: bool = False,
-) -> Rebuilt:
+) -> RebuildResult:
     """Rebuild a stream's table from all of its files, and replace it atomically.
 
     Readers see the old table until then. A crash leaves it unchanged.
@@ -126,12 +126,12 @@ def rebuild(
             if stream.mode is not Mode.HISTORY:
                 # The view would select columns that the table no longer has.
                 drop_current_view(lake, stream.table)
-        return Rebuilt(built.files, built.read, built.rows)
+        return RebuildResult(built.files, built.read, built.rows)
 
 
 def _warn_of_dropped(stored: StoredTable, built: IcebergTable) -> None:
     """Warn of columns that a table loses, because other engines added them."""
-    known = {field.name for field in built.fields} | stored.seen.keys() | SYSTEM_COLUMNS.keys()
+    known = {field.name for field in built.fields} | stored.observed.keys() | SYSTEM_COLUMNS.keys()
     # The source's time is a column of the other modes: switching drops it on purpose.
     known.add(SOURCE_TIME)
     dropped = [field.name for field in stored.table.fields if field.name not in known]
@@ -164,7 +164,7 @@ class Differences:
         return len(self.columns) + self.missing + self.extra + self.hashes
 
     @property
-    def invariant(self) -> Promise:
+    def invariant(self) -> Invariant:
         """Return the invariant that there are no differences, for the report of the table."""
         broken = f"{self.missing:,} rows are missing, {self.extra:,} are unexpected"
         if self.hashes:
@@ -172,7 +172,7 @@ class Differences:
         if self.columns:
             broken += f"; columns are missing or have another type: {', '.join(self.columns)}"
         text = "the table matches its raw lake"
-        return Promise(text, self.count, broken if self.count else None)
+        return Invariant(text, self.count, broken if self.count else None)
 
 
 def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
@@ -227,7 +227,7 @@ def _wrong_hashes(spark: SparkSession, table: IcebergTable) -> int:
     if hashed is None:
         return 0
     rows = spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
-    wrong: int = rows.where(f"NOT ({quoted(HASH)} <=> {hash_of(hashed, quoted)})").count()
+    wrong: int = rows.where(f"NOT ({quote(HASH)} <=> {hash_of(hashed, quote)})").count()
     return wrong
 
 
@@ -307,17 +307,19 @@ def _fill(
     landed = inspect_files(spark, good, writer.namings)
     # Columns keep their position in the table.
     now = stored.current_names
-    seen = merge_seen({now.get(name, name): frozenset() for name in stored.seen}, landed.seen)
+    observed = merge_types(
+        {now.get(name, name): frozenset() for name in stored.observed}, landed.observed
+    )
     writer.create(
         hidden,
-        columns_for(stream, seen, landed.key),
+        columns_for(stream, observed, landed.key),
         properties=lasting_properties(stored.table),
         location=new_subfolder(stored.table),
     )
     applied = AppliedFiles().with_files(files, bad)
     if applied.quarantine is None and stored.applied.quarantine is not None:
         applied = replace(applied, quarantine=Quarantine())
-    written = write(writer, hidden, landed, seen, applied=applied, counts=False)
+    written = write(writer, hidden, landed, observed, applied=applied, counts=False)
     return _Built(lake.catalog.load(hidden), landed.files, landed.rows, written, spark)
 
 

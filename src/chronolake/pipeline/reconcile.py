@@ -19,7 +19,7 @@ from chronolake.errors import SourceError
 from chronolake.landing import as_type
 from chronolake.pipeline.snapshot_diff import PRESENT, Sides
 from chronolake.session import CATALOG
-from chronolake.types import VERSION, literal, quoted
+from chronolake.types import VERSION, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +111,7 @@ class TableComparison:
         read = self._read_versions.selectExpr(*_numbered_names(_THEIRS, self._key))
         names = zip(_numbered_names(_OURS, self._key), self._key, strict=True)
         tombstones = self._comparable.join(read, _all(self._same_key), "left_anti").selectExpr(
-            *(f"{ours} AS {quoted(column.name)}" for ours, column in names),
+            *(f"{ours} AS {quote(column.name)}" for ours, column in names),
             self._at(MODIFIED),
             f"{literal(f'{self.reconciliation.at_micros:016x}')} AS {SEQUENCE}",
             self._at(DELETED_AT),
@@ -139,7 +139,7 @@ class TableComparison:
 
     @property
     def _cells(self) -> list[str]:
-        return [quoted(column.name) for column in self.reconciliation.columns]
+        return [quote(column.name) for column in self.reconciliation.columns]
 
     @property
     def _same_key(self) -> list[str]:

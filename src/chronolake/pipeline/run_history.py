@@ -33,7 +33,7 @@ from chronolake.pipeline.runs import (
     Status,
     StreamRun,
     StreamTotals,
-    Verified,
+    VerificationResult,
     diff_states,
     now,
 )
@@ -79,12 +79,12 @@ def note_verified(
         store = Store.open(config)
         for report in reports:
             broken = [
-                f"{promise.text} ({promise.broken:,} rows)"
-                for promise in report.promises
-                if not promise.holds
+                f"{invariant.text} ({invariant.violations:,} rows)"
+                for invariant in report.invariants
+                if not invariant.holds
             ]
             store.note_verified(
-                Verified(
+                VerificationResult(
                     str(report.table),
                     now(),
                     report.holds,
@@ -263,8 +263,8 @@ class StoreReader:
             .where(STREAM_RUNS.c.status == Status.SUCCEEDED)
             .group_by(RUNS.c.pipeline, STREAM_RUNS.c.stream)
         )
-        lately = self._all(succeeded.where(of_recent))
-        found = {(row.pipeline, row.stream): str(row.began) for row in lately}
+        recent_rows = self._all(succeeded.where(of_recent))
+        found = {(row.pipeline, row.stream): str(row.began) for row in recent_rows}
         if missing := {stream for _, stream in streams - found.keys()}:
             earlier = succeeded.where(STREAM_RUNS.c.stream.in_(missing))
             for row in self._all(earlier):
@@ -274,13 +274,13 @@ class StoreReader:
     def _all(self, query: sql.Select[Any]) -> Sequence[sql.Row[Any]]:
         return self.connection.execute(query).all()
 
-    def last_verifications(self) -> dict[str, Verified]:
+    def last_verifications(self) -> dict[str, VerificationResult]:
         """Return the last verification of each table, by the table's name as text."""
         columns = available_columns(self.connection, VERIFIED)
         if columns is None:
             return {}
         rows = self.connection.execute(sql.select(*columns)).mappings()
-        return {row["table_name"]: Verified(**row) for row in rows}
+        return {row["table_name"]: VerificationResult(**row) for row in rows}
 
     def totals(self) -> list[StreamTotals]:
         """Return the sums of all streams."""
@@ -575,7 +575,7 @@ def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str
     }
 
 
-def last_verifications(config: LakeConfig) -> dict[str, Verified]:
+def last_verifications(config: LakeConfig) -> dict[str, VerificationResult]:
     """Return each table's last result of `chronolake verify`, by `str` of the table's name.
 
     Raises:

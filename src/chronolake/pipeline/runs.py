@@ -194,7 +194,7 @@ _SUMMED: Final = (
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationResult:
     """The last result of `chronolake verify` for a table.
 
     Attributes:

@@ -25,7 +25,17 @@ from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.description import describe_loaded
 from chronolake.landing import as_type, wider
 from chronolake.session import CATALOG
-from chronolake.types import ACTIVE, DELETED, HASH, Column, ColumnType, Kind, Mode, literal, quoted
+from chronolake.types import (
+    ACTIVE,
+    DELETED,
+    HASH,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    literal,
+    quote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,7 +148,7 @@ def diff_snapshot(
         f"{literal(snapshot.sequence)} AS {SEQUENCE}",
         f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
     )
-    exists = "true" if snapshot.present is None else quoted(snapshot.present)
+    exists = "true" if snapshot.present is None else quote(snapshot.present)
     description = describe_loaded(table)
     rows, columns = _as_stored(snapshot, description)
     hashed = _comparable_hashes(columns, table, description)
@@ -150,9 +160,9 @@ def diff_snapshot(
     if hashed is None:
         new_values, old_values = sides.new_values, sides.old_values
     else:
-        new_values, old_values = hash_of(hashed, quoted), quoted(HASH)
+        new_values, old_values = hash_of(hashed, quote), quote(HASH)
     now = rows.selectExpr(
-        f"IF({exists}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_RECORD}",
+        f"IF({exists}, {_struct(quote(column.name) for column in columns)}, NULL) AS {_RECORD}",
         f"IF({exists}, {new_values}, NULL) AS {_NEW_VALUES}",
         *(
             f"{as_type(column, common[column.name])} AS {name}"
@@ -178,12 +188,12 @@ def diff_snapshot(
     # The table lacks values that its type cannot hold.
     differs += "".join(f" OR {name} IS NOT NULL" for name in snapshot.texts.values())
     cells = [
-        f"{_RECORD}.c{number} AS {quoted(column.name)}" for number, column in enumerate(columns)
+        f"{_RECORD}.c{number} AS {quote(column.name)}" for number, column in enumerate(columns)
     ]
     for column, name in zip(key, keys, strict=True):
         number = columns.index(column)
         columns[number] = replace(column, type=common[column.name])
-        cells[number] = f"{name} AS {quoted(column.name)}"
+        cells[number] = f"{name} AS {quote(column.name)}"
     how = "full_outer" if snapshot.present is None else "left_outer"
     found = now.join(before, keys, how).where(differs)
     deletion = (
@@ -207,7 +217,7 @@ def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataF
             columns[number] = replace(column, type=stored.type)
     if not merged:
         return rows, columns
-    cells = (f"{merged.get(name, quoted(name))} AS {quoted(name)}" for name in rows.columns)
+    cells = (f"{merged.get(name, quote(name))} AS {quote(name)}" for name in rows.columns)
     return rows.selectExpr(*cells), columns
 
 
@@ -288,7 +298,7 @@ def drop_repeats(
     common = {column.name: column.type for column in columns} if sides is None else sides.common
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     order = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY {MODIFIED}, {SEQUENCE})"
-    cells = [quoted(column.name) for column in columns]
+    cells = [quote(column.name) for column in columns]
     given = versions.selectExpr(
         *cells,
         *_FACTS,
@@ -329,7 +339,7 @@ def drop_repeats(
 
 
 def _struct_of(columns: Sequence[Column]) -> str:
-    named = (f"'c{number}', {quoted(column.name)}" for number, column in enumerate(columns))
+    named = (f"'c{number}', {quote(column.name)}" for number, column in enumerate(columns))
     return f"named_struct({', '.join(named)})"
 
 
@@ -342,7 +352,7 @@ def _bounds(versions: DataFrame, key: Sequence[Column], sides: Sides) -> list[st
     ]
     if not ordered:
         return []
-    found = [f"{which}({quoted(column.name)})" for column in ordered for which in ("min", "max")]
+    found = [f"{which}({quote(column.name)})" for column in ordered for which in ("min", "max")]
     (row,) = versions.selectExpr(*found).collect()
     conditions = []
     for number, column in enumerate(ordered):
@@ -350,5 +360,5 @@ def _bounds(versions: DataFrame, key: Sequence[Column], sides: Sides) -> list[st
         if least is None:
             return ["false"]
         first, last = bounds_of(column.type.kind, least, greatest)
-        conditions.append(f"{quoted(column.name)} BETWEEN {first} AND {last}")
+        conditions.append(f"{quote(column.name)} BETWEEN {first} AND {last}")
     return conditions

@@ -13,9 +13,9 @@ from chronolake.inspect.catalog import look_up
 from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
+    CAPTURE_METHOD_PROPERTY,
     LEASE_PROPERTY,
     NAMES_PROPERTY,
-    SIGHT_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, key_error
@@ -79,12 +79,12 @@ def _lake_exists(config: LakeConfig) -> bool:
 
 def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
     found = look_up(config, stream.table)
-    properties = found.table.properties
+    properties = found.iceberg.properties
     return StreamOffset(
         stream,
         properties.get(WATERMARK_PROPERTY),
         found.mode,
-        properties.get(SIGHT_PROPERTY),
+        properties.get(CAPTURE_METHOD_PROPERTY),
         properties.get(STREAM_PROPERTY),
         Quarantine.from_json(properties.get(QUARANTINED_PROPERTY)),
         found.key,
@@ -106,18 +106,18 @@ def expect_free(position: StreamOffset) -> None:
         expect_filled_by(position.stream, position.owner)
 
 
-def expect_described(config: LakeConfig, stream: Stream, described: DescribedStream) -> None:
+def expect_described(config: LakeConfig, stream: Stream, described_stream: DescribedStream) -> None:
     """Raise if columns are invalid for a stream's table, or if the table has another key.
 
     Args:
         config: the lake.
-        described: the columns that its source declares.
+        described_stream: the columns that its source declares.
 
     Raises:
         ConfigurationError: a name is reserved, duplicate or missing.
         SourceError: the table identifies records by other columns.
     """
-    names = [column.name for column in described.columns]
+    names = [column.name for column in described_stream.columns]
     stream.names.expect_known(names, place=stream.place)
     stream.names.expect_fit(names, place=stream.place)
     (position,) = table_offsets(config, [stream])
@@ -125,9 +125,9 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
         return
     now = stream.names.lake_names(names)
     lake_names = {name: now.get(name, name) for name in names}
-    numbers = described.numbers or {}
+    numbers = described_stream.numbers or {}
     by_number = {number: lake_names[name] for name, number in numbers.items()}
-    key = [lake_names[column.name] for column in described.columns if column.primary_key]
+    key = [lake_names[column.name] for column in described_stream.columns if column.primary_key]
     stored = []
     for name in position.key:
         other = by_number.get(position.numbers.get(name, 0), name)

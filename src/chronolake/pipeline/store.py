@@ -19,7 +19,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database, exact_json, identity
 from chronolake.errors import LeaseLostError
-from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, StreamTotals, Verified, now
+from chronolake.pipeline.runs import (
+    Run,
+    Stage,
+    Status,
+    StreamRun,
+    StreamTotals,
+    VerificationResult,
+    now,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -297,7 +305,7 @@ class Store:
             if streams:
                 connection.execute(STREAM_RUNS.insert(), [vars(stream) for stream in streams])
 
-    def note_verified(self, verified: Verified) -> None:
+    def note_verified(self, verified: VerificationResult) -> None:
         """Record the result of verifying a table; it replaces the previous one."""
         same = VERIFIED.c.table_name == verified.table_name
         with self.transaction() as connection:

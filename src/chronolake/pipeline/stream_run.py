@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.errors import StorageError
     from chronolake.lake import Lake
     from chronolake.landing import DataFile
-    from chronolake.pipeline.apply import Applied
+    from chronolake.pipeline.apply import StepResult
     from chronolake.pipeline.events import Report
     from chronolake.pipeline.landing import LandResult
     from chronolake.pipeline.lease import Lease
@@ -202,7 +202,7 @@ class StreamSync:
             self._note_applied(step, left=self.state)
             self._report_published()
 
-    def _note_applied(self, step: Applied, *, left: StreamRun) -> None:
+    def _note_applied(self, step: StepResult, *, left: StreamRun) -> None:
         self._note(
             files=left.files + step.files,
             bytes=left.bytes + step.bytes,

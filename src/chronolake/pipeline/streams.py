@@ -28,10 +28,10 @@ from chronolake.errors import (
 from chronolake.extras import require
 from chronolake.formatting import did_you_mean
 from chronolake.landing import namings_of
-from chronolake.limits import best_mode, check_mode
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.source.data_lake import DataLake
 from chronolake.source.protocol import TokenHoldingSource
+from chronolake.stream_modes import best_mode, check_mode
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ def _raise_if_history_is_lost(project: Project, pipeline: str, name: str, table:
     except (LakeError, TableNotFoundError):
         # The table does not exist; or the lake cannot be read, which the next step reports.
         return
-    if stored.mode is Mode.HISTORY and stored.table.properties.get(STREAM_PROPERTY):
+    if stored.mode is Mode.HISTORY and stored.iceberg.properties.get(STREAM_PROPERTY):
         raise ConfigurationError(
             f"The table {table} keeps history, and the stream {name} of the source no longer "
             "supports it.",

@@ -23,7 +23,7 @@ from chronolake.lake import Lake
 from chronolake.pipeline.apply import STEP_BYTES
 from chronolake.pipeline.events import Event, EventKind, Report
 from chronolake.pipeline.landing import LandResult, StreamLanding, TableDue
-from chronolake.pipeline.lease import greatest_token, holder, leased, note_refused
+from chronolake.pipeline.lease import greatest_token, hold_lease, holder, note_refused
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import CONTINUES_HINT, Store
 from chronolake.pipeline.stream_run import RunSettings, StreamSync, describe_failure
@@ -68,6 +68,10 @@ class RunResult:
                 f"  {stream.table_name}  {stream.status}, {stream.written:,} rows written{why}"
             )
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        # Shells and notebooks print it, and all fields of all streams fill a screen.
+        return f"<RunResult {self}>"
 
 
 def run_pipeline(
@@ -159,7 +163,7 @@ def sync(
     tables = [lake.catalog.find(stream.table) for stream in streams]
     lake.note_found(tables)
     above = greatest_token(tables)
-    with leased(store, pipeline, above=above) as lease:
+    with hold_lease(store, pipeline, above=above) as lease:
         store.begin_run(run)
         report = Report(store, run, watch)
         report.emit(EventKind.RUN_BEGAN, streams=len(streams))

@@ -21,16 +21,16 @@ from chronolake.core.apply_versions import write_versions
 from chronolake.core.pipeline_table import SYSTEM_COLUMNS, create_pipeline_table, layout_of
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
-from chronolake.landing import Landing, columns_of, mark, naming_bad_files
+from chronolake.landing import Landing, columns_of, naming_bad_files, parse_field_type
 from chronolake.landing.reader import SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
+    CAPTURE_METHOD_PROPERTY,
     FIELDS_PROPERTY,
     LAKE_PROPERTY,
     NAMES_PROPERTY,
     ON_PURGE_PROPERTY,
     RENAMES_PROPERTY,
-    SIGHT_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.source.protocol import CaptureMethod
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.landing import Namings
-    from chronolake.landing.reader import SeenByField
+    from chronolake.landing.reader import TypesByField
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
     from chronolake.types import Column, TableName
@@ -83,7 +83,7 @@ class TableWriter:
         """Return the table properties about the stream that writes it."""
         return {
             STREAM_PROPERTY: self.stream.identity,
-            SIGHT_PROPERTY: self.stream.descriptor.capture_method,
+            CAPTURE_METHOD_PROPERTY: self.stream.descriptor.capture_method,
             ON_PURGE_PROPERTY: self.stream.on_purge,
             LAKE_PROPERTY: str(self.stream.folder.path),
             **_renames_of(self.stream),
@@ -128,10 +128,10 @@ class StoredTable:
         return AppliedFiles.of(self.table)
 
     @property
-    def seen(self) -> SeenByField:
+    def observed(self) -> TypesByField:
         """Return the observed types of every field in the files of the table."""
         stored = orjson.loads(self.table.property_of(FIELDS_PROPERTY) or "{}")
-        return {field: frozenset(map(mark, every)) for field, every in stored.items()}
+        return {field: frozenset(map(parse_field_type, texts)) for field, texts in stored.items()}
 
     @property
     def current_names(self) -> dict[str, str]:
@@ -216,7 +216,7 @@ def write(
     writer: TableWriter,
     name: TableName,
     landed: Landing,
-    seen: SeenByField,
+    observed: TypesByField,
     *,
     applied: AppliedFiles,
     counts: bool = True,
@@ -227,7 +227,7 @@ def write(
         writer: the context.
         name: the table.
         landed: the files.
-        seen: the observed types of every field, in the table's files and these.
+        observed: the observed types of every field, in the table's files and these.
         applied: the applied files including these.
         counts: whether the written rows count for the month's usage.
 
@@ -236,11 +236,11 @@ def write(
     """
     stream = writer.stream
     description = describe_loaded(writer.lake.catalog.load(name))
-    by_name = {column.name: column for column in columns_for(stream, seen, landed.key)}
+    by_name = {column.name: column for column in columns_for(stream, observed, landed.key)}
     layout = layout_of(description)
     # A column that another engine added is not in the source; new rows are null there.
     ordered = [by_name.get(column) or description.by_name[column] for column in layout.data]
-    marks = {field: sorted(map(str, every)) for field, every in seen.items() if every}
+    types_by_field = {field: sorted(map(str, types)) for field, types in observed.items() if types}
     with naming_bad_files(landed.files):
         result = write_versions(
             writer.lake,
@@ -250,7 +250,7 @@ def write(
             batch=f"{stream.identity}-{uuid4().hex[:8]}",
             properties={
                 **applied.properties,
-                FIELDS_PROPERTY: orjson.dumps(marks).decode(),
+                FIELDS_PROPERTY: orjson.dumps(types_by_field).decode(),
                 NAMES_PROPERTY: _names_to_json(landed.namings.now),
                 **writer.properties,
             },
@@ -280,18 +280,18 @@ def _columns_to_erase(stream: Stream, layout: Layout) -> list[str]:
     return [name for name in layout.data if name not in {*layout.key, SOURCE_TIME.name}]
 
 
-def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[Column, ...]:
+def columns_for(stream: Stream, observed: TypesByField, key: Sequence[str]) -> tuple[Column, ...]:
     """Return the columns that the stream's table needs for the observed types of its fields.
 
     Args:
-        seen: the observed types of every field.
+        observed: the observed types of every field.
         key: the fields that identify a record.
 
     Raises:
         SourceError: a field has the name of a system column.
     """
-    for name, every in seen.items():
-        if every and (name in SYSTEM_COLUMNS or name.startswith(RESERVED)):
+    for name, types in observed.items():
+        if types and (name in SYSTEM_COLUMNS or name.startswith(RESERVED)):
             raise SourceError(
                 f"The source has a field {name}, but Chronolake reserves this name.",
                 table=str(stream.table),
@@ -299,7 +299,7 @@ def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[
                 hint="Rename it in chronolake.yml: "
                 f"{stream.place}.rename: {{{name}: source_{name.strip('_')}}}",
             )
-    columns = columns_of(seen, key)
+    columns = columns_of(observed, key)
     if not keeps_source_time(stream):
         return columns
     return (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import PipelineBusyError
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.store import Store
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class StoredTokens:
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                turn.enter_context(leased(store, f"{self.pipeline}#remembered"))
+                turn.enter_context(hold_lease(store, f"{self.pipeline}#remembered"))
             except PipelineBusyError as busy:
                 if time.monotonic() >= deadline:
                     raise PipelineBusyError(

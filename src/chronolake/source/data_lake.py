@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from chronolake.config import OnBadFile
 from chronolake.errors import ConfigurationError
 from chronolake.landing import ObjectFolder, objects_of
-from chronolake.limits import StreamCapabilities
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor
+from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:

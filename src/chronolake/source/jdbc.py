@@ -19,7 +19,6 @@ from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
 from chronolake.iceberg import spark_words
 from chronolake.landing import landed_micros
-from chronolake.limits import StreamCapabilities
 from chronolake.source.protocol import (
     CaptureMethod,
     Snapshot,
@@ -27,7 +26,8 @@ from chronolake.source.protocol import (
     StreamFailure,
     raw_folder,
 )
-from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quoted
+from chronolake.stream_modes import StreamCapabilities
+from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -192,7 +192,7 @@ def cell_expression(field: spark_types.StructField, *, unless: str = "false") ->
         field: the field of Spark's schema.
         unless: a SQL condition under which the value is null.
     """
-    column = quoted(field.name)
+    column = quote(field.name)
     if isinstance(field.dataType, _NESTED):
         value = f"to_json({column})"
     else:
@@ -209,7 +209,7 @@ def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame
         key: the key columns from the configuration.
         name: the table, for the message.
     """
-    names = ", ".join(map(quoted, key))
+    names = ", ".join(map(quote, key))
     error_message = literal(
         f"Two rows of {name} have the same {', '.join(key)}: set the table's key to "
         "columns that identify its rows."

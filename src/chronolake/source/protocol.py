@@ -22,7 +22,7 @@ from chronolake.change_set import (
 )
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.landing import ObjectFolder
-from chronolake.limits import StreamCapabilities
+from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -270,6 +270,8 @@ def _connection_hint(reason: str) -> str:
         return "Set --ca-cert to the authority that signed the server's certificate."
     if "WRONG_VERSION_NUMBER" in reason:
         return "The server does not use TLS: remove --tls and --ca-cert."
+    if "HTTP/2" in reason:
+        return "Check --target: the server at this port does not use gRPC."
     return "Check --target, and --tls if the destination requires TLS."
 
 

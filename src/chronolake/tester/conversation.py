@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from chronolake.formatting import counted
+from chronolake.formatting import format_count
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import client
 from chronolake.tester.client import UNIMPLEMENTED
@@ -71,7 +71,7 @@ class CallChecks:
 
 
 def check_description(
-    described: TableDefinition,
+    description: TableDefinition,
     table: ModelTable,
     *,
     accepted: Mapping[Kind, Kind],
@@ -79,7 +79,7 @@ def check_description(
     """Compare a described table with the expected one, column by column.
 
     Args:
-        described: the destination's description.
+        description: the destination's description.
         table: the expected table, including retained columns.
         accepted: for a declared type, another type that may be described instead.
 
@@ -88,16 +88,21 @@ def check_description(
         whether it belongs to the key.
     """
     result = CallChecks()
-    described_columns = {column.name: column for column in described.columns}
+    described_columns = {column.name: column for column in description.columns}
     wanted = {column.name: column for column in table.definition.columns}
     result.checked.append(f"{len(wanted)} columns")
-    missing = [name for name in wanted if name not in described_columns]
-    if missing:
-        result.failures.append(Failure("columns", ", ".join(missing), "missing"))
-    unexpected = [name for name in described.names if name not in wanted]
-    if unexpected:
-        result.failures.append(Failure("columns", "no others", f"also {', '.join(unexpected)}"))
-    if len(described_columns) < len(described.columns):
+    # One failure for each column: a list would be another finding after each change of the table.
+    result.failures += [
+        Failure(f"column {name!r}", "in the table", "missing")
+        for name in wanted
+        if name not in described_columns
+    ]
+    result.failures += [
+        Failure(f"column {name!r}", "not in the table", "described")
+        for name in described_columns
+        if name not in wanted
+    ]
+    if len(described_columns) < len(description.columns):
         result.failures.append(Failure("columns", "unique names", "a duplicate name"))
     retained = [name for name in wanted if name not in table.sent]
     if retained:
@@ -164,7 +169,7 @@ class Finding:
 
     Attributes:
         schema: the schema, or "" before the first scenario.
-        rpc: the call.
+        rpc: the call, or "" for a notice that does not concern one call.
         table: the table, or "".
         what: the failed check, or the text of a notice.
     """
@@ -212,6 +217,14 @@ class Tally:
             known,
             ok=not outcome.failures,
         )
+
+    def add_notice(self, schema: str, text: str) -> bool:
+        """Count a notice that does not concern one call; return whether it is a new one."""
+        finding = Finding(schema, "", "", text)
+        self.findings[finding] += 1
+        is_new = self.findings[finding] == 1
+        self.notices += is_new
+        return is_new
 
     @property
     def repeated_findings(self) -> list[tuple[Finding, int]]:
@@ -279,7 +292,7 @@ class TextReport:
             (f"{answer.member or 'answered'}  ", "green" if good else "red"),
             (f"{answer.seconds * 1000:.0f} ms", "dim"),
             (f"  checked: {'; '.join(outcome.checked)}" if outcome.checked else "", "dim"),
-            (f"  {counted(call.known, 'finding')} as before" if call.known else "", "dim"),
+            (f"  {format_count(call.known, 'finding')} as before" if call.known else "", "dim"),
         )
         if answer.text:
             self._line((f"      {answer.text}", "yellow"))
@@ -307,7 +320,7 @@ class TextReport:
             what = finding.what if isinstance(finding.what, str) else str(finding.what)
             self._line(
                 (f"  {count:>4} times  ", ""),
-                (f"{finding.rpc}  ", ""),
+                (f"{finding.rpc}  " if finding.rpc else "", ""),
                 (f"{finding.table}  " if finding.table else "", "cyan"),
                 (what, "yellow" if isinstance(finding.what, str) else "red"),
             )
@@ -392,7 +405,7 @@ class JsonReport:
             repeated=[
                 {
                     "schema": finding.schema or None,
-                    "rpc": finding.rpc,
+                    "rpc": finding.rpc or None,
                     "table": finding.table or None,
                     "what": str(finding.what),
                     "count": count,
@@ -496,9 +509,9 @@ class Conversation:
         self._report.scenario(file, schema)
 
     def notice(self, text: str) -> None:
-        """Count and report a notice."""
-        self.tally.notices += 1
-        self._report.notice(text)
+        """Count a notice, and report it the first time."""
+        if self.tally.add_notice(self._schema, text):
+            self._report.notice(text)
 
     def look_up(self, schema: str, table: str) -> TableDefinition | None:
         """Return a table's columns, or None if the destination does not find the table.
@@ -551,17 +564,17 @@ class Conversation:
         )
 
     def _compare(
-        self, answer: Answer, outcome: CallChecks, model: Model, wanted: ModelTable
+        self, answer: Answer, outcome: CallChecks, model: Model, expected: ModelTable
     ) -> None:
-        outcome.expect("name", wanted.name, answer.message.table.name)
+        outcome.expect("name", expected.name, answer.message.table.name)
         described, unknown = client.table_definition(answer.message.table)
         for name in unknown:
             outcome.failures.append(Failure(f"type of {name!r}", "a type", "UNSPECIFIED"))
-        found = check_description(described, wanted, accepted=self._accepted)
+        found = check_description(described, expected, accepted=self._accepted)
         outcome.checked.extend(found.checked)
         outcome.failures.extend(found.failures)
         outcome.notices.extend(found.notices)
-        model.settle_decimals(wanted.name, described)
+        model.settle_decimals(expected.name, described)
 
     def _describe_request(self, schema: str, table: str) -> sdk.DescribeTableRequest:
         return sdk.DescribeTableRequest(

@@ -399,7 +399,7 @@ class Migrator:
     def alter_table(
         self,
         table: str,
-        wanted: TableDefinition,
+        definition: TableDefinition,
         *,
         drop: bool = False,
         detail: str = "",
@@ -413,7 +413,7 @@ class Migrator:
         request = sdk.AlterTableRequest(
             configuration=self._conversation.configuration,
             schema_name=self._schema,
-            table=client.table_message(table, wanted),
+            table=client.table_message(table, definition),
             drop_columns=drop,
         )
         self._conversation.send("AlterTable", request, table=table, detail=detail, refusal=refusal)

@@ -94,7 +94,7 @@ class Model:
         """Add a table that existed before the run; its rows are unknown."""
         self.tables[name] = ModelTable(name, definition, definition.names, rows_known=False)
 
-    def alter(self, name: str, wanted: TableDefinition, *, drop_columns: bool = False) -> None:
+    def alter(self, name: str, definition: TableDefinition, *, drop_columns: bool = False) -> None:
         """Apply AlterTable: add, change and, if allowed, drop columns; keep the data.
 
         A column that is neither wanted nor dropped keeps its data and is removed from the key.
@@ -108,7 +108,7 @@ class Model:
         inexact = set(table.inexact)
         rows: list[StoredRow] = [{} for _ in table.rows]
         for column in table.definition.columns:
-            target = wanted.column(column.name)
+            target = definition.column(column.name)
             if target is None and drop_columns:
                 inexact.discard(column.name)
                 continue
@@ -117,7 +117,7 @@ class Model:
             if not cast_is_exact(column, target):
                 inexact.add(column.name)
             _cast_column(table.rows, rows, column, target)
-        for column in wanted.columns:
+        for column in definition.columns:
             if table.definition.column(column.name) is None:
                 kept.append(column)
                 if column.key and rows:
@@ -125,7 +125,7 @@ class Model:
                 for new in rows:
                     new[column.name] = None
         changed = replace(
-            table, definition=TableDefinition(tuple(kept)), sent=wanted.names, rows=rows
+            table, definition=TableDefinition(tuple(kept)), sent=definition.names, rows=rows
         )
         _raise_if_duplicates(changed)
         changed.inexact = inexact
@@ -218,11 +218,11 @@ class Model:
         except KeyError:
             raise ModelRefusal(f"the table {name!r} does not exist") from None
 
-    def settle_decimals(self, name: str, described: TableDefinition) -> None:
+    def settle_decimals(self, name: str, description: TableDefinition) -> None:
         """Adopt the precision that a destination chose for columns without a declared one."""
         table = self.table(name)
         for column in table.definition.columns:
-            actual = described.column(column.name)
+            actual = description.column(column.name)
             if column.precision is None and actual is not None and actual.precision is not None:
                 settled = replace(column, precision=actual.precision, scale=actual.scale)
                 table.definition = table.definition.with_column(settled)

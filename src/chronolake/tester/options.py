@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SCHEMA: Final = "tester"
 #: A host name or address (IPv6 in brackets) with a port, or a Unix socket.
-_TARGET: Final = re.compile(r"(dns:/{0,3})?(\[[^]]+\]|[^]:/[]+):[0-9]{1,5}|unix:.+")
+_TARGET: Final = re.compile(r"(dns:/{0,3})?(\[[^]]+\]|[^]:/[]+):(?P<port>[0-9]{1,5})|unix:.+")
+_LAST_PORT: Final = 65_535
 _CONFIGURATION: Final = TypeAdapter(dict[str, str])
 
 
@@ -97,7 +98,9 @@ class RunOptions:
             ConfigurationError: the target has no host and port, `split` is less than 1, or the
                 schema name is empty.
         """
-        if not _TARGET.fullmatch(self.target):
+        found = _TARGET.fullmatch(self.target)
+        # gRPC connects to the remainder of a port beyond 65535.
+        if found is None or (found["port"] and not 0 < int(found["port"]) <= _LAST_PORT):
             raise ConfigurationError(
                 f"--target {self.target!r} is not a host and port.",
                 hint="Use HOST:PORT, such as localhost:50052 or [::1]:50052.",

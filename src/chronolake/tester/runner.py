@@ -106,8 +106,10 @@ def check_setup(conversation: Conversation, configuration: dict[str, str]) -> Fi
     )
     if answer.message is None:
         return FileFormat.CSV
-    parquet = answer.message.batch_file_format == sdk.PARQUET
-    return FileFormat.PARQUET if parquet else FileFormat.CSV
+    number = answer.message.batch_file_format
+    if number not in sdk.BatchFileFormat.values():
+        conversation.notice(f"the destination prefers an unknown format ({number}) and gets CSV.")
+    return FileFormat.PARQUET if number == sdk.PARQUET else FileFormat.CSV
 
 
 def _check_form(answer: Answer, outcome: CallChecks) -> None:

@@ -19,8 +19,8 @@ from chronolake.errors import ChronolakeError, LakeError
 from chronolake.inspect import time_travel
 from chronolake.inspect.catalog import check, look_up, look_up_at, metadata_locations
 from chronolake.inspect.tables import health, summary, usage_of
-from chronolake.pipeline.freshness import Filled, freshness
-from chronolake.pipeline.properties import SIGHT_PROPERTY
+from chronolake.pipeline.freshness import StreamProperties, freshness
+from chronolake.pipeline.properties import CAPTURE_METHOD_PROPERTY
 from chronolake.types import STREAM_PROPERTY, Mode
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TableOverview:
         health: the state of its files, or None as for `summary`.
         capture_method: the capture method of its stream, or None if no pipeline fills the table.
         stream: the `pipeline/stream` that fills it, or None.
-        filled: its properties about the stream, for `pipeline.freshness`, or None as for `summary`.
+        stream_properties: the table's properties about its stream, or None as for `summary`.
         usage: its monthly active rows in chronological order.
         failure: the error of reading it, or None.
         read_at: the time of reading, on the clock of `time.monotonic`.
@@ -69,7 +69,7 @@ class TableOverview:
     health: Health | None = None
     capture_method: str | None = None
     stream: str | None = None
-    filled: Filled | None = None
+    stream_properties: StreamProperties | None = None
     usage: tuple[MonthlyUsage, ...] = ()
     failure: ChronolakeError | None = None
     read_at: float = field(default_factory=time.monotonic, compare=False)
@@ -163,26 +163,26 @@ class Overview:
 
 
 def table_overview(
-    config: LakeConfig, found: CatalogTable, location: str | None = None
+    config: LakeConfig, table: CatalogTable, location: str | None = None
 ) -> TableOverview:
     """Return the summary of a table, whose metadata was read from `location` if that is known."""
-    properties = found.table.properties
+    properties = table.iceberg.properties
     return TableOverview(
-        found.name,
+        table.name,
         location,
-        summary(found),
-        health(found, config),
-        capture_method=properties.get(SIGHT_PROPERTY),
+        summary(table),
+        health(table, config),
+        capture_method=properties.get(CAPTURE_METHOD_PROPERTY),
         stream=properties.get(STREAM_PROPERTY),
-        filled=Filled.of(found),
-        usage=_monthly_usage(found),
+        stream_properties=StreamProperties.of(table),
+        usage=_monthly_usage(table),
     )
 
 
-def _monthly_usage(found: CatalogTable) -> tuple[MonthlyUsage, ...]:
+def _monthly_usage(table: CatalogTable) -> tuple[MonthlyUsage, ...]:
     """Return the usage by month, or nothing if the properties were not written by Chronolake."""
     try:
-        usages = usage_of(found)
+        usages = usage_of(table)
     except LakeError:
         return ()
     return tuple(usage for usage in usages if MONTH.fullmatch(usage.month))
@@ -262,9 +262,11 @@ class Site:
             tables: the tables; tables that could not be read are omitted.
             with_waiting: whether files that wait to be applied are counted.
         """
-        filled = [seen.filled for seen in tables if seen.filled is not None]
+        stream_properties = [
+            seen.stream_properties for seen in tables if seen.stream_properties is not None
+        ]
         try:
-            return freshness(self.config, filled, with_waiting=with_waiting)
+            return freshness(self.config, stream_properties, with_waiting=with_waiting)
         except Exception:  # noqa: BLE001 - whatever is wrong with the store
             # Tables are shown without it, because their content does not depend on it.
             return {}

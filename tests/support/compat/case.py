@@ -157,8 +157,8 @@ def cases() -> Iterator[Case]:
 def cases_in(path: Path) -> Iterator[Case]:
     """Yield the cases of a file."""
     reported = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
-    for one in reported["cases"]:
+    for case in reported["cases"]:
         try:
-            yield _case(one)
+            yield _case(case)
         except KeyError as missing:
-            raise ValueError(f"{path.name}: {one.get('name')} lacks {missing}") from missing
+            raise ValueError(f"{path.name}: {case.get('name')} lacks {missing}") from missing

@@ -15,7 +15,7 @@ from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from support.compat.outcome import Outcome
-from support.compat.serving import Server
+from support.compat.server import Server
 
 #: The path of the manifest, whose schemas are beside it.
 MANIFEST = Path(__file__).parents[2] / "compat" / "files" / "manifest.yaml"
@@ -88,5 +88,5 @@ def _read(
     described = parse(to_mapped(deepcopy(dict(manifest))), file, allow_components=True)
     with http_client() as client:
         network = Network(client, sleep=clock.sleep, now=clock.now)
-        api = create_api(described, config, network, wanted=[stream])
+        api = create_api(described, config, network, stream_names=[stream])
         return read(api.manifest.stream(stream), api, state)

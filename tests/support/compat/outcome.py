@@ -57,8 +57,8 @@ def _counted(title: str, there: Iterable[str], here: Iterable[str]) -> Iterator[
 
 def _same_waits(there: list[float], here: list[float]) -> bool:
     return len(there) == len(here) and all(
-        abs(one - other) <= (SLACK if one > SLACK else 0.01)
-        for one, other in zip(sorted(there), sorted(here), strict=True)
+        abs(seconds - other) <= (SLACK if seconds > SLACK else 0.01)
+        for seconds, other in zip(sorted(there), sorted(here), strict=True)
     )
 
 

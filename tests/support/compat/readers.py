@@ -18,7 +18,7 @@ from typing import Any
 
 from support.compat.case import HANDED, Case, cases
 from support.compat.outcome import Outcome, steady, unmet
-from support.compat.serving import Server, serving
+from support.compat.server import Server, serve
 
 ROOT = Path(__file__).parents[3]
 #: The reference's Python; it has airbyte-cdk, which ours never installs.
@@ -148,7 +148,7 @@ def show(words: list[str]) -> int:
         print(f"no reference at {PYTHON}")  # noqa: T201 - a script's answer
         return 1
     wrong = 0
-    with serving() as server, reference(python) as reader:
+    with serve() as server, reference(python) as reader:
         for case in cases():
             if words and not any(word in case.name for word in words):
                 continue

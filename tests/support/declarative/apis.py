@@ -18,7 +18,7 @@ from chronolake import exact_json
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """A request as it arrived."""
 
     method: str
@@ -63,16 +63,16 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
 
-Answering = Reply | Callable[[Asked], Reply]
+Answer = Reply | Callable[[ReceivedRequest], Reply]
 
 
 class Api:
     """A server of paths on 127.0.0.1; the last reply of a path is repeated."""
 
-    def __init__(self, paths: Mapping[str, Answering | Iterable[Answering]] | None = None) -> None:
-        self._answers: dict[str, list[Answering]] = {}
+    def __init__(self, paths: Mapping[str, Answer | Iterable[Answer]] | None = None) -> None:
+        self._answers: dict[str, list[Answer]] = {}
         self._lock = threading.Lock()
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         for path, answers in (paths or {}).items():
             self.on(
                 path, *([answers] if isinstance(answers, Reply) or callable(answers) else answers)
@@ -81,7 +81,7 @@ class Api:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
-    def on(self, path: str, *answers: Answering) -> None:
+    def on(self, path: str, *answers: Answer) -> None:
         self._answers[path] = list(answers)
 
     @property
@@ -93,11 +93,11 @@ class Api:
         return f"http://127.0.0.1:{self.port}"
 
     def paths(self) -> list[str]:
-        return [each.path for each in self.asked]
+        return [request.path for request in self.requests]
 
-    def answer(self, asked: Asked) -> Reply:
+    def answer(self, asked: ReceivedRequest) -> Reply:
         with self._lock:
-            self.asked.append(asked)
+            self.requests.append(asked)
             answers = self._answers.get(asked.path)
             if not answers:
                 return Reply({"error": "nothing here"}, status=404)
@@ -128,7 +128,7 @@ def _handler_of(api: Api) -> type[BaseHTTPRequestHandler]:
         def _answer(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
             parts = urlsplit(self.path)
-            asked = Asked(
+            asked = ReceivedRequest(
                 method=self.command,
                 path=parts.path,
                 query=parse_qsl(parts.query, keep_blank_values=True),

@@ -76,7 +76,7 @@ def _downloads(kind: str, body: bytes, **fields: Any) -> Run:
     whole = Response(
         200, httpx.Headers(), b"", "http://a.example/", "GET", file, memory_limit=MEMORY
     )
-    return lambda: sum(one.count for one in create_batch_extraction(_ALL, decoder, {})(whole))
+    return lambda: sum(batch.count for batch in create_batch_extraction(_ALL, decoder, {})(whole))
 
 
 def _template(text: str, **variables: Any) -> Run:
@@ -86,7 +86,6 @@ def _template(text: str, **variables: Any) -> Run:
 _MIB = 1 << 20
 #: An eighth of the limit for responses, so that the cases are small and quick.
 MEMORY = 64 * _MIB
-_CSV = {"decoder": {"type": "CsvDecoder"}}
 _JSON = {"decoder": {"type": "JsonDecoder"}}
 _LINES = {"decoder": {"type": "JsonlDecoder"}}
 

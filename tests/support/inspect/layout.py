@@ -53,22 +53,22 @@ def column(text: str) -> Column:
 def arrow(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> pa.Table:
     """Convert rows of texts and plain values to an Arrow table of the columns' types."""
     arrays = []
-    for place, one in enumerate(columns):
+    for place, column in enumerate(columns):
         values = [row[place] for row in rows]
         if any(isinstance(value, str) for value in values):
-            arrays.append(pa.array(values, pa.string()).cast(one.type.arrow))
+            arrays.append(pa.array(values, pa.string()).cast(column.type.arrow))
         else:
-            arrays.append(pa.array(values, one.type.arrow))
-    return pa.table(arrays, [one.name for one in columns])
+            arrays.append(pa.array(values, column.type.arrow))
+    return pa.table(arrays, [column.name for column in columns])
 
 
 def property_of(columns: Sequence[Column]) -> str:
     items = []
-    for one in columns:
-        item: dict[str, Any] = {"name": one.name, "type": one.type.kind.value}
-        if one.type.kind is Kind.DECIMAL:
-            item |= {"precision": one.type.precision, "scale": one.type.scale}
-        if one.primary_key:
+    for column in columns:
+        item: dict[str, Any] = {"name": column.name, "type": column.type.kind.value}
+        if column.type.kind is Kind.DECIMAL:
+            item |= {"precision": column.type.precision, "scale": column.type.scale}
+        if column.primary_key:
             item["primary_key"] = True
         items.append(item)
     return json.dumps(items)
@@ -98,7 +98,7 @@ def maker(config: LakeConfig) -> Make:
             location=str(folder),
             properties=wanted,
         )
-        if ACTIVE in {one.name for one in columns}:
+        if ACTIVE in {column.name for column in columns}:
             with table.update_spec() as spec:
                 spec.add_field(ACTIVE, IdentityTransform(), ACTIVE)
         for rows in appends:

@@ -19,8 +19,8 @@ from chronolake.pipeline.sync import RunResult, sync
 from chronolake.source.protocol import ChangeBatch, Offset, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind
 from support.datalakes import project
-from support.lake.offering import pulled_stream
-from support.landed import LandedRow
+from support.lake.descriptors import pulled_stream
+from support.pipeline_model import LandedRow
 
 COLUMNS: Final = (
     Column("id", ColumnType(Kind.STRING), primary_key=True),
@@ -122,7 +122,7 @@ def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
             PURGED_AT: pa.nulls(len(rows), pa.int64()),
             PROVIDES_DATA: [not gone for gone in is_deletion],
             OMITTED: pa.array(
-                [one.split(",") if one else None for one in omitted], pa.list_(pa.string())
+                [names.split(",") if names else None for names in omitted], pa.list_(pa.string())
             ),
         }
     )

@@ -14,8 +14,8 @@ from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.source.protocol import ChangeBatch, Offset, Snapshot, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind
-from support.lake.offering import pulled_stream
-from support.landed import LandedRow
+from support.lake.descriptors import pulled_stream
+from support.pipeline_model import LandedRow
 
 STREAM: Final = "entries"
 _T: Final = 1_767_225_600_000_000

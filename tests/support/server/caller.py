@@ -14,7 +14,7 @@ from sqlalchemy import NullPool, create_engine
 
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
-from support.server.sent_files import NULL, UNMODIFIED, SentFile, csv_text, written
+from support.server.sent_files import NULL, UNMODIFIED, SentFile, csv_text, write_batch_file
 
 SYNCED = "_fivetran_synced:UTC_DATETIME"
 DELETED = "_fivetran_deleted:BOOLEAN"
@@ -43,11 +43,11 @@ def table(name: str, columns: Sequence[str]) -> common_pb2.Table:
 def column_texts(columns: Sequence[common_pb2.Column]) -> list[str]:
     """Return columns as texts, the inverse of `column`."""
     texts = []
-    for each in columns:
-        kind = common_pb2.DataType.Name(each.type)
-        if each.HasField("params"):
-            kind += f"({each.params.decimal.precision},{each.params.decimal.scale})"
-        texts.append(f"{each.name}{'*' if each.primary_key else ''}:{kind}")
+    for column in columns:
+        kind = common_pb2.DataType.Name(column.type)
+        if column.HasField("params"):
+            kind += f"({column.params.decimal.precision},{column.params.decimal.scale})"
+        texts.append(f"{column.name}{'*' if column.primary_key else ''}:{kind}")
     return texts
 
 
@@ -150,8 +150,10 @@ class Caller:
     ) -> SentFile:
         """Return a file whose header is `columns`, or the first row's keys."""
         header = list(columns or rows[0])
-        text = csv_text(header, [[row.get(each) for each in header] for row in rows])
-        return written(self.folder, name, text, compression=compression, encrypted=encrypted)
+        text = csv_text(header, [[row.get(name) for name in header] for row in rows])
+        return write_batch_file(
+            self.folder, name, text, compression=compression, encrypted=encrypted
+        )
 
     def request(
         self,
@@ -176,11 +178,11 @@ class Caller:
             schema_name=self.schema,
             table=table(name, columns),
             keys={
-                each.path: each.key for each in [*earliest, *replace, *update, *delete] if encrypted
+                file.path: file.key for file in [*earliest, *replace, *update, *delete] if encrypted
             },
-            replace_files=[each.path for each in replace],
-            update_files=[each.path for each in update],
-            delete_files=[each.path for each in delete],
+            replace_files=[file.path for file in replace],
+            update_files=[file.path for file in update],
+            delete_files=[file.path for file in delete],
             file_params=destination_sdk_pb2.FileParams(
                 compression=destination_sdk_pb2.Compression.Value(compression.upper()),
                 encryption=destination_sdk_pb2.AES if encrypted else destination_sdk_pb2.NONE,
@@ -189,7 +191,7 @@ class Caller:
             ),
         )
         if history:
-            request.earliest_start_files.extend(each.path for each in earliest)
+            request.earliest_start_files.extend(file.path for file in earliest)
         return request
 
     def write(

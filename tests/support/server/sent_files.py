@@ -36,7 +36,7 @@ def _cell(cell: str | None) -> str:
     return cell
 
 
-def written(
+def write_batch_file(
     folder: Path,
     name: str,
     content: str | bytes,

@@ -183,13 +183,13 @@ def differences(found: Iterable[Row], expected: Iterable[Row], key: Sequence[str
             pair = by_key.setdefault(tuple(row[name] for name in key), ([], []))
             pair[side].append(spoken(row))
     wrong = {
-        each: (sorted(pair[0]), sorted(pair[1]))
-        for each, pair in by_key.items()
+        record_key: (sorted(pair[0]), sorted(pair[1]))
+        for record_key, pair in by_key.items()
         if sorted(pair[0]) != sorted(pair[1])
     }
     lines = [f"{len(wrong)} of {len(by_key)} keys differ"] if wrong else []
-    for each, (have, want) in list(wrong.items())[:3]:
-        lines += [f"key {each}", *(f"  has  {row}" for row in have)]
+    for record_key, (have, want) in list(wrong.items())[:3]:
+        lines += [f"key {record_key}", *(f"  has  {row}" for row in have)]
         lines += [f"  must {row}" for row in want]
     return "\n".join(lines)
 

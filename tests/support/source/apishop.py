@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from chronolake.lake import Lake
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import sync
 from chronolake.types import START
 from support.datalakes import iceberg, project
-from support.declarative.apis import Api, Asked, Reply
+from support.declarative.apis import Api, ReceivedRequest, Reply
 
 _START = "2026-01-01T00:00:00Z"
 _SCHEMA = {
@@ -133,7 +133,7 @@ class ApiShop:
         self.folder = folder
         self.orders: dict[int, dict[str, Any]] = {}
         self.notes: dict[int, list[dict[str, Any]]] = {}
-        self.is_closed: Callable[[Asked], bool] = lambda _: False
+        self.is_closed: Callable[[ReceivedRequest], bool] = lambda _: False
         api.on("/orders", lambda asked: self.records_between(asked, list(self.orders.values())))
         api.on("/all", lambda _: Reply({"data": list(self.orders.values())}))
         api.on("/teams", lambda _: Reply({"data": [{"id": team} for team in self.notes]}))
@@ -166,7 +166,7 @@ class ApiShop:
         """Store an order that was last updated on a day."""
         self.orders[number] = {"id": number, "updated_at": f"2026-{at}T12:00:00Z", **values}
 
-    def records_between(self, asked: Asked, records: list[dict[str, Any]]) -> Reply:
+    def records_between(self, asked: ReceivedRequest, records: list[dict[str, Any]]) -> Reply:
         """Return the records within the requested time range."""
         if self.is_closed(asked):
             return Reply({"error": "closed"}, status=403)
@@ -201,7 +201,7 @@ class ApiShop:
 
     def agrees(self) -> bool:
         """Return whether every table matches its raw lake."""
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
             ]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from chronolake.config import Project
 from chronolake.lake import Lake
-from chronolake.pipeline.lease import leased
+from chronolake.pipeline.lease import hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import source_of, streams_of
@@ -140,7 +140,7 @@ class Shop:
 
     def agrees(self) -> bool:
         """Return whether every table matches its raw lake."""
-        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+        with hold_lease(Store.open(self.project.lake), "shop", above=10**6) as lease:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
             ]

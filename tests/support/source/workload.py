@@ -138,8 +138,8 @@ class Alterations:
 
     def note_read(self) -> None:
         """Note that a run has read all tables, and that they have not been altered since."""
-        for each in (self._new, self._dropped, self._passing):
-            each.clear()
+        for names in (self._new, self._dropped, self._passing):
+            names.clear()
 
     def alter(self, dsn: str, chance: random.Random) -> None:
         """Add a column to a table, or drop, rename or widen one that was added before."""

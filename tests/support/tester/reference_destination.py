@@ -384,7 +384,7 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
 
 
 @contextmanager
-def serving(destination, credentials=None, *, port=0):
+def serve(destination, credentials=None, *, port=0):
     """Serve on a port of the loopback, over TLS with credentials; return `host:port`."""
     limit = 128 * 1024 * 1024
     server = grpc.server(

@@ -24,7 +24,7 @@ from chronolake.types import (
     Column,
     ColumnType,
     TableName,
-    quoted,
+    quote,
 )
 
 ORDERS: Final = TableName("shop", "orders")
@@ -77,18 +77,21 @@ def send(
 ) -> None:
     """Publish a batch of rows, each a dictionary of texts by column."""
     texts = [
-        (int(op), place, None, *(None if (cell := row.get(one.name)) is None else str(cell)
-                                 for one in columns))
+        (int(op), place, None, *(None if (cell := row.get(column.name)) is None else str(cell)
+                                 for column in columns))
         for place, (op, row) in enumerate(rows)
     ]  # fmt: skip
-    fields = ", ".join(f"{quoted(one.name)} string" for one in columns)
+    fields = ", ".join(f"{quote(column.name)} string" for column in columns)
     frame = lake.spark.createDataFrame(
         texts, f"{OP} int, {SEQ} bigint, {UNMODIFIED} array<bigint>, {fields}"
     )
     frame = frame.select(
-        OP, SEQ, UNMODIFIED, *(F.col(quoted(one.name)).cast(one.type.sql) for one in columns)
+        OP,
+        SEQ,
+        UNMODIFIED,
+        *(F.col(quote(column.name)).cast(column.type.sql) for column in columns),
     )
-    is_history = any(one.name == START for one in columns)
+    is_history = any(column.name == START for column in columns)
     write = core.write_history_batch if is_history else core.write_batch
     write(lake, name, frame, columns=columns, batch=batch)
 
@@ -176,9 +179,9 @@ def build(lake: Lake) -> None:
     core.create(lake, CUSTOMERS, customers)
     people = [{"id": n, "name": f"Name {n}", "city": ("Oslo", "Lima", None)[n % 3],
                SYNCED: "2026-11-01T00:00:00Z"} for n in range(30)]  # fmt: skip
-    send(lake, CUSTOMERS, customers, [(Op.REPLACE, one) for one in people], "people-1")
-    moved = [{**one, "city": "Kyoto"} for one in people[:5]]
-    send(lake, CUSTOMERS, customers, [(Op.REPLACE, one) for one in moved], "people-2")
+    send(lake, CUSTOMERS, customers, [(Op.REPLACE, person) for person in people], "people-1")
+    moved = [{**person, "city": "Kyoto"} for person in people[:5]]
+    send(lake, CUSTOMERS, customers, [(Op.REPLACE, person) for person in moved], "people-2")
 
     carts = [column(text) for text in ("id*:STRING", "things:INT", f"{SYNCED}:UTC_DATETIME",
                                        f"{DELETED}:BOOLEAN")]  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
 from support import batch_writer
@@ -37,7 +37,7 @@ def decode(tmp_path: Path) -> Decode:
     ) -> pa.Table:
         plain = content.encode() if isinstance(content, str) else content
         path = batch_writer.write(tmp_path / "file", plain, compression=compression, key=key)
-        reading = Reading(
+        reading = ReadOptions(
             FileForm(form, compression, key is not None, null, unmodified),  # type: ignore[arg-type]
             tuple(
                 replace(column, primary_key=column.name in primary_key)

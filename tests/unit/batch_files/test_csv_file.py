@@ -43,7 +43,7 @@ TRICKY = [
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last_end", [True, False])
 @pytest.mark.parametrize("block_size", [1, 5, 64, 1 << 20])
-def test_cells_come_back_byte_for_byte(
+def test_cells_round_trip_byte_for_byte(
     decode: Decode, end: str, *, last_end: bool, block_size: int
 ) -> None:
     rows = [(str(number), text) for number, text in enumerate(TRICKY)]
@@ -61,10 +61,10 @@ def test_a_single_column_of_empty_cells_has_rows(decode: Decode) -> None:
 
 def test_the_header_decides_the_order(decode: Decode) -> None:
     kinds = {"a": Kind.INT, "größe, cm": Kind.INT, 'say "hi"': Kind.INT}
-    one = decode('a,"größe, cm","say ""hi"""\n1,2,3\n', kinds)
-    two = decode('"say ""hi""",a,unknown,"größe, cm"\r\n3,1,x,2\r\n', kinds)
-    assert one.to_pylist() == two.to_pylist()
-    assert one.column_names[3:] == list(kinds)
+    first = decode('a,"größe, cm","say ""hi"""\n1,2,3\n', kinds)
+    second = decode('"say ""hi""",a,unknown,"größe, cm"\r\n3,1,x,2\r\n', kinds)
+    assert first.to_pylist() == second.to_pylist()
+    assert first.column_names[3:] == list(kinds)
 
 
 def test_names_differ_by_case(decode: Decode) -> None:
@@ -124,7 +124,7 @@ def flags(table: Any, names: list[str]) -> list[set[str] | None]:
 
 @pytest.mark.parametrize("with_null", [True, False])
 @pytest.mark.parametrize("with_empty", [True, False])
-def test_unmodified_cells_of_every_type_are_told_from_null(
+def test_unmodified_cells_of_every_type_are_distinguished_from_null(
     decode: Decode, *, with_null: bool, with_empty: bool
 ) -> None:
     names = list(ALL_KINDS)
@@ -176,7 +176,7 @@ def test_markers_may_hold_quotes(decode: Decode, kind: Kind, *, with_null: bool)
 
 @pytest.mark.parametrize("op", [Op.EARLIEST, Op.DELETE])
 @pytest.mark.parametrize("cell", ["text", f'"{UNMODIFIED}"', "1e99", ""])
-def test_rows_that_only_name_a_record_may_hold_anything_besides(
+def test_rows_that_only_identify_a_record_may_have_any_other_cells(
     decode: Decode, op: Op, cell: str
 ) -> None:
     kinds = {"k": Kind.INT, "v": Kind.INT}
@@ -207,7 +207,9 @@ def test_the_unmodified_marker_in_a_key_is_refused(decode: Decode, kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", [Kind.INT, Kind.UTC_DATETIME, Kind.BOOLEAN, Kind.DECIMAL])
-def test_an_empty_cell_in_a_key_that_is_no_text_is_refused(decode: Decode, kind: Kind) -> None:
+def test_an_empty_cell_in_a_key_of_another_type_than_text_is_refused(
+    decode: Decode, kind: Kind
+) -> None:
     rows = [f"{number},{NULL}" for number in range(1, 40)]
     content = "\n".join(["v,k", *rows, "40,", f'41,"{NULL}"'])
     kinds = {"k": ColumnType(kind, 5, 2) if kind is Kind.DECIMAL else kind, "v": Kind.STRING}
@@ -235,7 +237,7 @@ def test_a_file_that_is_cut_within_a_time_gives_no_other_time(decode: Decode, ki
         assert (caught.value.row, caught.value.column) == (2, "at")
 
 
-def test_the_unmodified_marker_in_a_column_nobody_wants_is_ignored(decode: Decode) -> None:
+def test_the_unmodified_marker_in_an_unused_column_is_ignored(decode: Decode) -> None:
     table = decode(f"k,v\n1,{UNMODIFIED}\n", {"k": Kind.INT})
     assert values(table, "k") == [1]
 
@@ -327,19 +329,19 @@ def test_a_malformed_row_is_named(decode: Decode, content: str, row: int, block_
         (Kind.STRING, b"\xff", "UTF-8"),
     ],
 )
-def test_an_error_says_what_helps(decode: Decode, kind: Kind, cell: bytes, hint: str) -> None:
+def test_an_error_has_a_hint(decode: Decode, kind: Kind, cell: bytes, hint: str) -> None:
     with pytest.raises(ValueRefusedError) as caught:
         decode(b'k,v\n1,"' + cell + b'"\n', {"k": Kind.INT, "v": kind})
     assert hint in str(caught.value.hint)
 
 
-def test_an_empty_line_is_not_mended_by_quotes(decode: Decode) -> None:
+def test_quotes_do_not_make_an_empty_line_valid(decode: Decode) -> None:
     with pytest.raises(MalformedFileError, match="a line is empty") as caught:
         decode("a,b\n1,2\n\n3,4\n", {"a": Kind.STRING, "b": Kind.STRING})
     assert "Do not write empty lines" in str(caught.value.hint)
 
 
-def test_a_parquet_file_is_no_csv(decode: Decode) -> None:
+def test_a_parquet_file_is_not_csv(decode: Decode) -> None:
     with pytest.raises(MalformedFileError, match="not a header"):
         decode(b"PAR1\x15\x04,a\n1,2\n", {"a": Kind.INT})
 
@@ -347,7 +349,7 @@ def test_a_parquet_file_is_no_csv(decode: Decode) -> None:
 @pytest.mark.parametrize(
     ("op", "hint"), [(Op.DELETE, "Write k; names"), (Op.REPLACE, "Write every column of")]
 )
-def test_a_missing_column_is_asked_for_where_it_is_needed(
+def test_a_missing_column_is_an_error_where_it_is_required(
     decode: Decode, op: Op, hint: str
 ) -> None:
     with pytest.raises(MalformedFileError) as caught:
@@ -356,7 +358,7 @@ def test_a_missing_column_is_asked_for_where_it_is_needed(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe,a\n1,2\n", b'a,"b\n1,2\n', b'a"b,c\n1,2\n'])
-def test_a_header_that_is_none_is_refused(decode: Decode, content: bytes) -> None:
+def test_an_invalid_header_is_refused(decode: Decode, content: bytes) -> None:
     with pytest.raises(MalformedFileError):
         decode(content, {"a": Kind.INT})
 

@@ -46,7 +46,7 @@ def test_padding_is_removed_at_every_length(
 @pytest.mark.parametrize("compression", ["zstd", "gzip"])
 @pytest.mark.parametrize("encrypted", [True, False])
 @pytest.mark.parametrize("step", [13, 1 << 20])
-def test_compressed_content_comes_back(
+def test_compressed_content_round_trips(
     tmp_path: Path, key: bytes, compression: str, *, encrypted: bool, step: int
 ) -> None:
     plain = b"id,name\n" + b"1,sample\n" * 5000
@@ -64,7 +64,7 @@ def test_plain_text_that_ends_like_padding_is_kept(tmp_path: Path, key: bytes) -
 def test_several_frames_are_one_stream(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(
-        batch_writer.compressed(b"first ", "zstd") + batch_writer.compressed(b"second", "zstd")
+        batch_writer.compress(b"first ", "zstd") + batch_writer.compress(b"second", "zstd")
     )
     assert content(path, form("zstd", encrypted=False)) == b"first second"
 
@@ -73,7 +73,7 @@ def test_several_frames_are_one_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tail", [b"\x00", b"\x00" * 16, b"and more", b"\x28\xb5\x2f"])
 def test_bytes_after_the_stream_are_refused(tmp_path: Path, compression: str, tail: bytes) -> None:
     path = tmp_path / "f"
-    path.write_bytes(batch_writer.compressed(b"id\n1\n", compression) + tail)
+    path.write_bytes(batch_writer.compress(b"id\n1\n", compression) + tail)
     with pytest.raises(DecompressionError):
         content(path, form(compression, encrypted=False))
 
@@ -81,7 +81,7 @@ def test_bytes_after_the_stream_are_refused(tmp_path: Path, compression: str, ta
 @pytest.mark.parametrize("compression", ["zstd", "gzip"])
 def test_a_stream_cut_anywhere_is_refused(tmp_path: Path, compression: str) -> None:
     path = tmp_path / "f"
-    whole = batch_writer.compressed(b"id,name\n" + os.urandom(60), compression)
+    whole = batch_writer.compress(b"id,name\n" + os.urandom(60), compression)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(DecompressionError):
@@ -90,7 +90,7 @@ def test_a_stream_cut_anywhere_is_refused(tmp_path: Path, compression: str) -> N
 
 def test_an_encrypted_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     key = bytes(range(32))
-    whole = batch_writer.encrypted(batch_writer.compressed(b"id\n" + b"12345\n" * 40, "zstd"), key)
+    whole = batch_writer.encrypt(batch_writer.compress(b"id\n" + b"12345\n" * 40, "zstd"), key)
     path = tmp_path / "f"
     for length in range(len(whole)):
         path.write_bytes(whole[:length])

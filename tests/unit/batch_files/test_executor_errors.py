@@ -12,7 +12,7 @@ from chronolake.batch_files.executor_errors import error_of, seal
 from chronolake.errors import ChronolakeError, ValueRefusedError
 
 
-def test_an_error_comes_back_as_it_was() -> None:
+def test_an_error_round_trips() -> None:
     error = ValueRefusedError(
         "A cell does not fit.",
         hint="Größe 😀 ]",

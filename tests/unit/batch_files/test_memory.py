@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from chronolake.batch_files import BatchFile, FileForm
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.change_set import Op
 from chronolake.types import Column, ColumnType, Kind
 
@@ -30,7 +30,7 @@ columns = (Column("id", ColumnType(Kind.LONG), True), Column("v", ColumnType(Kin
 form = FileForm(
     format=form, compression="off", encrypted=False, null_string="nil", unmodified_string="same"
 )
-reading = Reading(form, columns, {}, "t", "b")
+reading = ReadOptions(form, columns, {}, "t", "b")
 rows = sum(batch.num_rows for batch in decode_file(BatchFile(path, Op.REPLACE), 0, reading))
 status = Path("/proc/self/status").read_text().splitlines()
 (peak,) = (line.split()[1] for line in status if line.startswith("VmHWM"))

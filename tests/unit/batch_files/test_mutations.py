@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
 from chronolake.errors import BatchFileError
@@ -79,11 +79,11 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 def attempt(path: Path, form: FileForm, key: bytes | None, block_size: int) -> None:
-    reading = Reading(form, COLUMNS, {}, "sample.table", "batch-1", block_size)
+    options = ReadOptions(form, COLUMNS, {}, "sample.table", "batch-1", block_size)
     rows = 0
     failure: BatchFileError | None = None
     try:
-        for batch in decode_file(BatchFile(str(path), Op.UPDATE, key), 0, reading):
+        for batch in decode_file(BatchFile(str(path), Op.UPDATE, key), 0, options):
             batch.validate(full=True)
             rows += batch.num_rows
     except BatchFileError as error:
@@ -112,11 +112,11 @@ def mutate(folder: Path, seeds: range) -> None:
         where = draw.choice(["text", "text", "compressed", "file"])
         if where == "text":
             content = mutated(content, draw)
-        content = batch_writer.compressed(content, compression)
+        content = batch_writer.compress(content, compression)
         if where == "compressed":
             content = mutated(content, draw)
         if key:
-            content = batch_writer.encrypted(content, key)
+            content = batch_writer.encrypt(content, key)
         if where == "file":
             content = mutated(content, draw)
         path.write_bytes(content)

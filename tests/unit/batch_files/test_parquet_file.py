@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from datetime import date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,7 +190,7 @@ def test_the_unmodified_marker_in_a_key_is_refused(decode: Decode) -> None:
     assert (caught.value.row, caught.value.column) == (2, "k")
 
 
-def test_an_empty_text_in_a_key_that_is_no_text_is_refused(decode: Decode) -> None:
+def test_an_empty_text_in_a_key_of_another_type_is_refused(decode: Decode) -> None:
     table = pa.table({"k": ["2024-01-01T00:00:00Z", None, ""], "v": [1, 2, 3]})
     kinds = {"k": Kind.UTC_DATETIME, "v": Kind.LONG}
     with pytest.raises(ValueRefusedError, match="it is empty") as caught:
@@ -225,6 +228,54 @@ def test_what_is_not_parquet_is_refused(decode: Decode, key: bytes) -> None:
         for chosen in (key, None):
             with pytest.raises(MalformedFileError, match="not a readable Parquet"):
                 decode(content, KINDS, form="parquet", key=chosen)
+
+
+_DAMAGE = """
+import random, struct, sys
+from collections import Counter, defaultdict
+from pathlib import Path
+sys.path[:0] = ["tests", "tests/unit/batch_files"]
+from chronolake.batch_files import parquet_file
+from chronolake.batch_files.files import BatchFile, FileForm
+from chronolake.change_set import Op
+from chronolake.errors import ChronolakeError
+from support.batch_columns import columns_of
+from test_parquet_file import KINDS, TABLE, parquet
+
+path = Path(sys.argv[1])
+content = parquet(TABLE)
+length = struct.unpack("<I", content[-8:-4])[0]
+numbers = random.Random(5)
+form = FileForm("parquet", "off", False, "null", "unmodified")
+for _ in range(1000):
+    damaged = bytearray(content)
+    place = len(content) - 9 - numbers.randrange(length)
+    for _ in range(numbers.choice([1, 2, 5])):
+        damaged[max(0, place - numbers.randrange(5))] = numbers.randrange(256)
+    path.write_bytes(damaged)
+    pieces = parquet_file.pieces(
+        BatchFile(str(path), Op.REPLACE),
+        form,
+        columns=columns_of(KINDS),
+        required=frozenset(),
+        tallies=defaultdict(Counter),
+    )
+    try:
+        list(pieces)
+    except ChronolakeError:
+        pass
+"""
+
+
+def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _DAMAGE, str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_sealed_file_beyond_the_limit_is_refused_with_the_limit(

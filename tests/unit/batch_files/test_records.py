@@ -74,7 +74,7 @@ def test_an_empty_line_is_a_record_of_one_column() -> None:
     assert csv_file.flaw(b"a\n\nb\n", width=1) is None
 
 
-def test_a_record_longer_than_the_limit_is_told() -> None:
+def test_a_record_longer_than_the_limit_is_an_error() -> None:
     content = b'id\n1\n"' + b"x" * 5000 + b'"\n2\n'
     assert list(csv_file.blocks(reader(content).read, size=100, limit=6000))
     with pytest.raises(csv_file.OverlongRecordError):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
@@ -134,7 +134,7 @@ def same(left: Any, right: Any) -> bool:
     st.sampled_from(["\n", "\r\n"]),
     st.booleans(),
 )
-def test_any_table_comes_back(
+def test_any_table_round_trips(
     tmp_path: Path,
     columns: list[Case],
     order: list[int],
@@ -165,7 +165,7 @@ def test_any_table_comes_back(
     content = batch_writer.csv_bytes(names, rows, end=end, last_end=last_end)
     key = bytes(range(32)) if encrypt else None
     path = batch_writer.write(tmp_path / "f", content, compression=compression, key=key)
-    reading = Reading(
+    options = ReadOptions(
         FileForm("csv", compression, encrypt, batch_writer.NULL, batch_writer.UNMODIFIED),  # type: ignore[arg-type]
         tuple(Column(f"c{place}", column.type) for place, column in enumerate(columns)),
         {},
@@ -174,7 +174,7 @@ def test_any_table_comes_back(
         block_size,
     )
     op = Op.UPDATE if update else Op.REPLACE
-    batches = list(decode_file(BatchFile(str(path), op, key), 7, reading))
+    batches = list(decode_file(BatchFile(str(path), op, key), 7, options))
     if height == 0:
         assert sum(batch.num_rows for batch in batches) == 0
         return

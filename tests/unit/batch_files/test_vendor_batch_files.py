@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chronolake.batch_files.decoder import Reading, decode_file
+from chronolake.batch_files.decoder import ReadOptions, decode_file
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import OP, SEQ, Op
 from chronolake.change_set import UNMODIFIED as WORDS
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.skipif(not PLAIN, reason="the shared vendor files are n
 
 
 def rows(file: BatchFile, form: FileForm, columns: tuple[Column, ...]) -> Iterator[object]:
-    for batch in decode_file(file, 0, Reading(form, columns, {}, "sample.table", "batch-1")):
+    for batch in decode_file(file, 0, ReadOptions(form, columns, {}, "sample.table", "batch-1")):
         yield from zip(*(values(batch, name) for name in batch.schema.names), strict=True)
 
 

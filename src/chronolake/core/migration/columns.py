@@ -33,7 +33,7 @@ from chronolake.types import (
     TMAX_MICROS,
     Column,
     Mode,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bo
         )
         check_columns(name, columns)
 
-        def renamed(current: IcebergTable) -> Any:
+        def rename(current: IcebergTable) -> Any:
             expect_unmoved(table, current)
             transaction = current.java.newTransaction()
             transaction.updateSchema().caseSensitive(True).renameColumn(column, new_name).commit()
             return current.catalog.builder_from(evolved_metadata(transaction))
 
-        publish(table, renamed, column_properties(columns))
+        publish(table, rename, column_properties(columns))
         return True
 
     return publish_with_retries(lake, name, attempt)
@@ -139,7 +139,7 @@ def copy_column(lake: Lake, name: TableName, column: str, new_name: str) -> None
                 column=new_name,
                 hint="Choose another name, or drop that column first.",
             )
-        _fill(lake, table, description, wanted, quoted(column))
+        _fill(lake, table, description, wanted, quote(column))
 
     drop_abandoned(lake)
     publish_with_retries(lake, name, attempt)
@@ -209,8 +209,8 @@ def _fill(
             publish_columns(table, columns)
         return
     cells = ", ".join(
-        f"{value if each.name == column.name else quoted(each.name)} AS {quoted(each.name)}"
-        for each in columns
+        f"{value if stored.name == column.name else quote(stored.name)} AS {quote(stored.name)}"
+        for stored in columns
     )
     rewrite(
         lake,
@@ -308,7 +308,7 @@ def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micro
             stored,
             f"CAST(NULL AS {stored.type.sql})",
             at_micros,
-            gets_version=f"{quoted(column)} IS NOT NULL",
+            gets_version=f"{quote(column)} IS NOT NULL",
             epsilon=description.epsilon,
         )
         _apply(lake, table, description, change)
@@ -412,7 +412,7 @@ def _rows(
 ) -> str:
     """Return SQL for the resulting versions: a split version becomes a closed and a new one."""
     name = change.column.name
-    before = f"CAST(NULL AS {change.column.type.sql})" if is_new else quoted(name)
+    before = f"CAST(NULL AS {change.column.type.sql})" if is_new else quote(name)
     splits = change.splits
     cells = {
         name: f"IF({_IS_NEW}, {change.value}, {before})",
@@ -425,7 +425,7 @@ def _rows(
         ACTIVE: f"IF({splits}, {_IS_NEW}, {ACTIVE})",
     }
     listing = ", ".join(
-        f"{cells.get(column.name, quoted(column.name))} AS {quoted(column.name)}"
+        f"{cells.get(column.name, quote(column.name))} AS {quote(column.name)}"
         for column in columns
     )
     return (

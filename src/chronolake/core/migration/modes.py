@@ -34,7 +34,7 @@ from chronolake.types import (
     ColumnType,
     Kind,
     Mode,
-    quoted,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _to_history(
     if marker is not None and (marker != DELETED or marker in description.by_name):
         _expect_mark(description, marker)
         # Null means not deleted.
-        deleted = f"coalesce({quoted(marker)}, false)"
+        deleted = f"coalesce({quote(marker)}, false)"
     kept = [column for column in description.columns if column.name != DELETED]
     query = (
         f"SELECT {column_list(column.name for column in kept)}, "
@@ -142,7 +142,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
         if marker in description.by_name:
             _expect_mark(description, marker)
         added = _missing_columns(description, dict.fromkeys([DELETED, marker]))
-        unmarked = (f"false AS {quoted(column.name)}" for column in added)
+        unmarked = (f"false AS {quote(column.name)}" for column in added)
         stored = column_list(column.name for column in description.columns)
         return Conversion(
             (*description.columns, *added),
@@ -162,7 +162,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
     # A version whose activity is null is deleted.
     marks = {DELETED: "false", marker: f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"}
     cells = ", ".join(
-        f"{marks.get(column.name, f'{_NEWEST}.{quoted(column.name)}')} AS {quoted(column.name)}"
+        f"{marks.get(column.name, f'{_NEWEST}.{quote(column.name)}')} AS {quote(column.name)}"
         for column in columns
     )
     key = column_list(description.record_key)
@@ -186,7 +186,7 @@ def _to_live(description: TableDescription, marker: str) -> Conversion:
     else:
         _expect_mark(description, marker)
         columns = [column for column in description.columns if column.name != DELETED]
-        stays = f"NOT coalesce({quoted(marker)}, false)"
+        stays = f"NOT coalesce({quote(marker)}, false)"
     query = f"SELECT {column_list(column.name for column in columns)} FROM {source} WHERE {stays}"
     return Conversion(tuple(columns), query, f"SELECT count(1), count_if({stays}) FROM {source}")
 

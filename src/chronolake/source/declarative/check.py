@@ -8,19 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.formatting import counted, did_you_mean
-from chronolake.limits import check_mode
+from chronolake.formatting import did_you_mean, format_count
 from chronolake.source.declarative.components.instances import import_classes
 from chronolake.source.declarative.connect import open_api
+from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.manifests.capabilities import capabilities_of, cursor_of
 from chronolake.source.declarative.manifests.config_validation import (
     missing_keys,
     raise_if_incomplete,
 )
 from chronolake.source.declarative.manifests.manifest import checked_streams
-from chronolake.source.declarative.parent_streams import is_outdated, iterate_parents, select_stream
+from chronolake.source.declarative.models.base import CustomPaginationStrategy
+from chronolake.source.declarative.models.pagination import DefaultPaginator
+from chronolake.source.declarative.models.records import JsonDecoder
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor, SimpleRetriever
+from chronolake.source.declarative.parent_streams import (
+    is_outdated,
+    iterate_parents,
+    select_stream,
+    variants_of,
+)
+from chronolake.source.declarative.retrieval.paginator import Pages
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import CheckResult, Level
+from chronolake.stream_modes import check_mode
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -30,7 +41,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.http.transport import Exchange
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.declarative.models.streams import AnyStream
+    from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
     from chronolake.source.declarative.records.transformations import Record
     from chronolake.source.protocol import TokenStore
 
@@ -81,12 +92,12 @@ def read(
                         result.records = result.records[:limit]
                         return result
             except ChronolakeError as failure:
-                reader.failed()
+                reader.mark_failed()
                 result.failure = result.failure or failure
                 continue
-            reader.done(work, slice_read.latest)
+            reader.mark_read(work, slice_read.latest)
     except ChronolakeError as failure:
-        reader.failed()
+        reader.mark_failed()
         result.failure = result.failure or failure
     reader.complete()
     result.state = reader.state.export()
@@ -135,7 +146,9 @@ def sample(
     """
     raise_if_incomplete(source.config, manifest, "source.config")
     exchanges: list[Exchange] = []
-    with open_api(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
+    with open_api(
+        manifest, source, stream_names=[name], memory=memory, log=exchanges.append
+    ) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
@@ -159,7 +172,7 @@ def complete_manifest(
     """
     if manifest.lists(source.only):
         return manifest
-    with open_api(manifest, source, wanted=source.only, memory=memory) as api:
+    with open_api(manifest, source, stream_names=source.only, memory=memory) as api:
         return api.manifest
 
 
@@ -197,7 +210,7 @@ def check_source(
                 open_api(
                     manifest,
                     source,
-                    wanted=source.only,
+                    stream_names=source.only,
                     memory=memory,
                     overrides=overrides,
                     log=exchanges.append,
@@ -211,16 +224,20 @@ def check_source(
         learn(api.manifest)
         yield from _check_streams(api.manifest, source.only)
         yield from _check_stream_names(api.manifest, source)
-        for name in checked_streams(api.manifest, source.only):
+        tried = checked_streams(api.manifest, source.only)
+        yield from _check_settings(api, source.only, tried)
+        for name in tried:
             yield _check_connection(api, name, exchanges)
 
 
-def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
+def _check_streams(
+    manifest: Manifest, stream_names: Collection[str] | None
+) -> Iterator[CheckResult]:
     """Yield a manifest's errors, and the capabilities of its streams."""
     for problem in manifest.problems:
-        if problem.stream is None or wanted is None or problem.stream in wanted:
+        if problem.stream is None or stream_names is None or problem.stream in stream_names:
             # An invalid stream is skipped unless the configuration names it.
-            is_left_out = problem.stream is not None and wanted is None
+            is_left_out = problem.stream is not None and stream_names is None
             where = "" if problem.line is None else f", line {problem.line}"
             of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
             yield CheckResult(
@@ -232,7 +249,7 @@ def _check_streams(manifest: Manifest, wanted: Collection[str] | None) -> Iterat
     reported = {
         name for problem in manifest.problems for name in (problem.stream, *problem.streams)
     }
-    for name in manifest.streams if wanted is None else wanted:
+    for name in manifest.streams if stream_names is None else stream_names:
         if name not in manifest.streams:
             if name not in reported and manifest.is_whole:
                 hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
@@ -263,6 +280,44 @@ def _check_stream_names(manifest: Manifest, source: DeclarativeSource) -> Iterat
                 yield CheckResult(key, Level.FAILED, f"there is no stream {name}", hint)
 
 
+def _check_settings(
+    api: Api, wanted: Collection[str] | None, tried: Collection[str]
+) -> Iterator[CheckResult]:
+    """Yield the cursors and paginators that are invalid with the configuration.
+
+    Args:
+        wanted: the streams of the source; None for all.
+        tried: streams from which records are requested, which shows the same errors.
+    """
+    reported = {problem.stream for problem in api.manifest.problems if not problem.is_warning}
+    reported.update(tried)
+    failures: dict[tuple[str, str | None], list[str]] = {}
+    for name, stream in api.manifest.streams.items():
+        if name in reported or not (wanted is None or name in wanted):
+            continue
+        try:
+            for each in (stream, *iterate_parents(stream)):
+                for variant in variants_of(each):
+                    _raise_if_unusable(variant, api.config)
+        except ConfigurationError as failure:
+            failures.setdefault((failure.message, failure.hint), []).append(name)
+    for (message, hint), names in failures.items():
+        what = f"stream {names[0]}" if len(names) == 1 else f"streams {', '.join(names)}"
+        yield CheckResult(what, Level.FAILED, message, hint)
+
+
+def _raise_if_unusable(stream: DeclarativeStream, config: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if a stream's cursor or paginator is invalid."""
+    if isinstance(stream.incremental_sync, DatetimeBasedCursor):
+        time_cursor(stream.incremental_sync, config)
+    retriever = stream.retriever
+    if isinstance(retriever, SimpleRetriever) and isinstance(retriever.paginator, DefaultPaginator):
+        if isinstance(retriever.paginator.pagination_strategy, CustomPaginationStrategy):
+            return
+        decoder = retriever.decoder or JsonDecoder(type="JsonDecoder")
+        Pages(retriever.paginator, config, decoder, retriever.record_selector.extractor)
+
+
 def _check_connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
     """Return whether a stream can be read, by reading its first slice."""
     what = f"connection, by {name}"
@@ -277,7 +332,7 @@ def _check_connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckRe
     except ChronolakeError as failure:
         return CheckResult(what, Level.FAILED, failure.message, failure.hint)
     got = "records found" if has_records else "no records found"
-    return CheckResult(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
+    return CheckResult(what, Level.OK, f"{format_count(len(exchanges), 'request')}, {got}")
 
 
 def _describe_stream(stream: AnyStream) -> str:

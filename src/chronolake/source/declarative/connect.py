@@ -34,7 +34,7 @@ def create_api(
     config: Mapping[str, Any],
     network: Network,
     *,
-    wanted: Collection[str] | None = None,
+    stream_names: Collection[str] | None = None,
     memory: TokenStore | None = None,
     overrides: Mapping[str, Any] | None = None,
     may_lack_records: Collection[str] = (),
@@ -45,8 +45,8 @@ def create_api(
     Args:
         config: the user's configuration.
         network: sends requests.
-        wanted: the streams to find, or None for all. If the manifest lists all of these, the API is
-            not queried for others.
+        stream_names: the streams to find, or None for all. If the manifest lists all of these, the
+            API is not queried for others.
         memory: stores values for the next run, such as tokens that change with each use.
         overrides: values that take precedence over the configuration.
         may_lack_records: streams whose responses may lack the path of their records.
@@ -69,15 +69,15 @@ def create_api(
         ready,
         session,
         budget,
-        _parent_names(manifest, wanted),
+        _parent_names(manifest, stream_names),
         frozenset(may_lack_records),
         frozenset(may_repeat_tokens),
         reports,
     )
-    if manifest.lists(wanted):
+    if manifest.lists(stream_names):
         return api
     whole = expand(manifest, api)
-    return replace(api, manifest=whole, asked_again=_parent_names(whole, wanted))
+    return replace(api, manifest=whole, asked_again=_parent_names(whole, stream_names))
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def open_api(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
-    wanted: Collection[str] | None,
+    stream_names: Collection[str] | None,
     memory: TokenStore | None = None,
     overrides: Mapping[str, Any] | None = None,
     log: Callable[[Exchange], None] | None = None,
@@ -94,7 +94,7 @@ def open_api(
 
     Args:
         source: the configuration of its source.
-        wanted: see `create_api`.
+        stream_names: see `create_api`.
         memory: see `create_api`.
         overrides: see `create_api`.
         log: called with each request and its response.
@@ -117,7 +117,7 @@ def open_api(
             manifest,
             source.config,
             network,
-            wanted=wanted,
+            stream_names=stream_names,
             memory=memory,
             overrides=overrides,
             may_lack_records=source.may_lack_records,
@@ -125,12 +125,12 @@ def open_api(
         )
 
 
-def _parent_names(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
+def _parent_names(manifest: Manifest, stream_names: Collection[str] | None) -> frozenset[str]:
     """Return the streams that the wanted streams read for their partitions."""
     return frozenset(
         parent.name
         for name, stream in manifest.streams.items()
-        if wanted is None or name in wanted
+        if stream_names is None or name in stream_names
         for parent in iterate_parents(stream)
     )
 

@@ -278,7 +278,7 @@ class Calls:
             except (Exception, SystemExit) as failure:  # noqa: BLE001 - custom code may raise anything
                 raise self._error(method, failure) from None
 
-    def listed(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
+    def call_for_list(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
         """Call a method and return all items of its result."""
 
         def all_of_it() -> list[Any]:
@@ -288,7 +288,7 @@ class Calls:
             found: list[Any] = self._run(method, all_of_it)
         return found
 
-    def mapping(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any] | None:
+    def call_for_mapping(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any] | None:
         """Call a method and return the mapping that it returns, or None."""
         found = self.call(method, *arguments, **named)
         if found is not None and not isinstance(found, Mapping):
@@ -299,7 +299,7 @@ class Calls:
             )
         return None if found is None else dict(found)
 
-    def each(self, method: str, **named: Any) -> Iterator[Any]:
+    def iterate(self, method: str, **named: Any) -> Iterator[Any]:
         """Yield the items of a method's result one by one.
 
         Other methods may be called in between.
@@ -387,9 +387,9 @@ def _create_directly(
 ) -> Any:
     hints = _type_hints(kind)
 
-    def replace(described: Mapping[str, Any]) -> Any:
-        found = setting.requesting(described)
-        return setting.reading(described) if found is None else found
+    def replace(component: Mapping[str, Any]) -> Any:
+        found = setting.requesting(component)
+        return setting.reading(component) if found is None else found
 
     fields = {
         # Copies, because a class may change its own arguments.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.manifests.manifest import Dynamic, Manifest
-    from chronolake.source.declarative.manifests.yaml_source import Mapped
+    from chronolake.source.declarative.manifests.yaml_source import YamlMapping
     from chronolake.source.declarative.models.streams import (
         ComponentMappingDefinition,
         ComponentsResolver,
@@ -94,7 +94,7 @@ def expand(manifest: Manifest, api: Api) -> Manifest:
     )
 
 
-def _generate_streams(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
+def _generate_streams(dynamic: Dynamic, api: Api) -> Iterator[YamlMapping]:
     """Yield the streams generated from a template, with inherited values filled in."""
     definition = dynamic.definition
     resolver = definition.components_resolver
@@ -219,7 +219,11 @@ def _merge_items(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
 
 
 def _set_value(
-    stream: Mapped, mapping: ComponentMappingDefinition, variables: _Variables, *, is_read: bool
+    stream: YamlMapping,
+    mapping: ComponentMappingDefinition,
+    variables: _Variables,
+    *,
+    is_read: bool,
 ) -> None:
     """Set a mapping's value in a stream, in place.
 

@@ -41,14 +41,16 @@ def select_stream(stream: AnyStream, stored: Mapping[str, Any] | None) -> Declar
     return stream.incremental_stream if stored else stream.full_refresh_stream
 
 
+def variants_of(stream: AnyStream) -> tuple[DeclarativeStream, ...]:
+    """Return the streams that may be read: both of a delegating stream."""
+    if isinstance(stream, DeclarativeStream):
+        return (stream,)
+    return stream.full_refresh_stream, stream.incremental_stream
+
+
 def iterate_parents(stream: AnyStream) -> Iterator[AnyStream]:
     """Yield the streams that a stream reads for its partitions, and their parents."""
-    both = (
-        (stream,)
-        if isinstance(stream, DeclarativeStream)
-        else (stream.full_refresh_stream, stream.incremental_stream)
-    )
-    for variant in both:
+    for variant in variants_of(stream):
         routers = list(variant.retriever.partition_router)
         while routers:
             router = routers.pop()

@@ -51,7 +51,7 @@ class CustomRouter:
 
     def partitions(self) -> Iterator[StreamSlice]:
         """Yield the partitions; raise SourceError if the class fails."""
-        for returned in self.router.calls.each("stream_slices"):
+        for returned in self.router.calls.iterate("stream_slices"):
             partition = getattr(returned, "partition", returned)
             extra = getattr(returned, "extra_fields", None) or {}
             if not isinstance(partition, Mapping):
@@ -76,7 +76,7 @@ class CustomRouter:
     def parent_state(self) -> dict[str, Any] | None:
         """Return the parents' state, if the class provides it."""
         calls = self.router.calls
-        return calls.mapping("get_stream_state") if calls.has("get_stream_state") else None
+        return calls.call_for_mapping("get_stream_state") if calls.has("get_stream_state") else None
 
 
 def inject_custom_options(
@@ -86,7 +86,9 @@ def inject_custom_options(
     calls, stream_slice = router.calls, slice_for_class(partition)
     for method, place in _PLACES.items():
         if calls.has(method):
-            getattr(into, place).update(calls.mapping(method, stream_slice=stream_slice) or {})
+            getattr(into, place).update(
+                calls.call_for_mapping(method, stream_slice=stream_slice) or {}
+            )
 
 
 class Parent(Protocol):
@@ -384,7 +386,9 @@ class _UnionRouter:
             if value in seen:
                 continue
             seen.add(value)
-            others = {name: each for name, each in partition.partition.items() if name != self.name}
+            others = {
+                name: value for name, value in partition.partition.items() if name != self.name
+            }
             yield StreamSlice({self.name: value}, {}, {**partition.extra_fields, **others})
 
     def parent_state(self) -> dict[str, Any] | None:

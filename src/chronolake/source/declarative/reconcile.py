@@ -57,7 +57,7 @@ class CompleteRead:
         api: the API to read from.
         run: the run that has read the stream incrementally.
         waiting: stores the records, separately from those of other runs.
-        begun: starts a run over a stream, whose records are stored in `waiting`.
+        begin_run: starts a run over a stream, whose records are stored in `waiting`.
         workers: number of concurrent requests.
         on_limit: what to do if there are too many partitions.
     """
@@ -66,11 +66,11 @@ class CompleteRead:
     stream: AnyStream
     run: Run
     waiting: PendingFiles
-    begun: Callable[[StreamReader, PendingFiles], Run]
+    begin_run: Callable[[StreamReader, PendingFiles], Run]
     workers: int
     on_limit: OnPartitionLimit
 
-    def taken(self, lake: Lake, *, may_be_empty: bool) -> Reconciliation | ChangeBatch:
+    def read(self, lake: Lake, *, may_be_empty: bool) -> Reconciliation | ChangeBatch:
         """Read everything; nothing is landed.
 
         Args:
@@ -92,7 +92,7 @@ class CompleteRead:
             compared = {**self.run.place, COMPARED: {"at": micros_of(begun)}}
             return ChangeBatch(self.stream.name, None, (), compared)
 
-        def census() -> Reconciliation:
+        def reconciliation() -> Reconciliation:
             """Return all records that have been read so far."""
             columns = self.run.files.columns()
             return Reconciliation(
@@ -111,9 +111,9 @@ class CompleteRead:
         def again() -> Reconciliation:
             log.info("comparison_repeated", stream=self.stream.name)
             self._read_all(datetime.now(UTC))
-            return census()
+            return reconciliation()
 
-        return replace(census(), again=again)
+        return replace(reconciliation(), again=again)
 
     def _read_all(self, begun: datetime) -> tuple[int | None, int | None]:
         """Read all records into `waiting`; return the start and end of the requested time range."""
@@ -165,7 +165,7 @@ class CompleteRead:
                 since=since,
                 beyond=beyond,
             )
-            run = self.begun(reader, self.waiting)
+            run = self.begin_run(reader, self.waiting)
             for _ in run.read(self.workers, is_whole=True):
                 pass
             if run.failure is not None:

@@ -104,8 +104,8 @@ class DeclarativeApi:
             raise self._learned
         return self._learned
 
-    def _learn(self, found: Manifest | ChronolakeError) -> None:
-        self._learned = found
+    def _learn(self, manifest: Manifest | ChronolakeError) -> None:
+        self._learned = manifest
 
     @property
     def streams(self) -> dict[str, AnyStream]:
@@ -155,7 +155,7 @@ class DeclarativeApi:
                     yield DescribedStream(name, shape.columns(settings.identity_of(stream).columns))
 
     def _open(self) -> AbstractContextManager[Api]:
-        return open_api(self._known, self.config, wanted=self.config.only, memory=self.memory)
+        return open_api(self._known, self.config, stream_names=self.config.only, memory=self.memory)
 
     def use_token_store(self, memory: TokenStore) -> None:
         """Set the store for tokens that change with each use."""
@@ -221,7 +221,7 @@ class DeclarativeApi:
             # The files of an earlier run are not used by a run that reads everything.
             PendingFiles(place).discard()
         PendingFiles(place / _WHOLE).discard()
-        waiting, left = PendingFiles.left(place)
+        waiting, left = PendingFiles.recover(place)
         if waiting.parts and left is not None:
             landing = _PendingRecords(lake, name, waiting, Repeats(may_be=bool(stored)))
             yield from landing.batches(stored or {}, left)
@@ -242,7 +242,7 @@ class DeclarativeApi:
         shape = settings.shape_of(stream, reader.schema, position.types)
         workers = self.config.concurrency or max_concurrency(self.manifest, api.config)
 
-        def begun(reader: StreamReader, waiting: PendingFiles) -> Run:
+        def begin_run(reader: StreamReader, waiting: PendingFiles) -> Run:
             files = SliceFiles(waiting.folder, identity, shape)
             return Run(
                 reader,
@@ -253,7 +253,7 @@ class DeclarativeApi:
                 alone_bytes=self.config.spark_from_mib * 2**20,
             )
 
-        run = begun(reader, waiting)
+        run = begin_run(reader, waiting)
         run.compared = {"at": now_micros()} if is_first else known.compared
         # Report that this stream has begun: the API's first response may take long.
         yield ReadProgress(name, run.rows)
@@ -270,11 +270,11 @@ class DeclarativeApi:
             yield StreamFailure(name, run.failure)
         elif is_compared:
             # Stored separately, so that another run does not land these records.
-            whole, _ = PendingFiles.left(place / _WHOLE)
+            whole, _ = PendingFiles.recover(place / _WHOLE)
             limit = self.config.on_partition_limit
-            comparison = CompleteRead(api, either, run, whole, begun, workers, limit)
+            comparison = CompleteRead(api, either, run, whole, begin_run, workers, limit)
             try:
-                yield comparison.taken(lake, may_be_empty=settings.may_become_empty)
+                yield comparison.read(lake, may_be_empty=settings.may_become_empty)
             finally:
                 whole.discard()
 

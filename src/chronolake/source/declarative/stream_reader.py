@@ -190,12 +190,12 @@ class SliceReader:
             )
         return None if count is None else partial(LatestRecord, count, count, "start")
 
-    def _keep(self, wanted: tuple[int, int] | None) -> Callable[[Record], bool]:
+    def _keep(self, time_range: tuple[int, int] | None) -> Callable[[Record], bool]:
         """Return a filter for records within a time range; records without a time are kept."""
-        if self.cursor is None or wanted is None:
+        if self.cursor is None or time_range is None:
             return lambda _: True
         name, read = self.cursor.field, self.cursor.reader.micros
-        lowest, greatest = wanted
+        lowest, greatest = time_range
 
         def keep(record: Record) -> bool:
             at = read(record.get(name))
@@ -382,7 +382,7 @@ class StreamReader:
             if isinstance(migration, CustomStateMigration) and stored:
                 state = deepcopy(dict(stored))
                 if migration.calls.call("should_migrate", state):
-                    stored = migration.calls.mapping("migrate", state)
+                    stored = migration.calls.call_for_mapping("migrate", state)
         return stored
 
     def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:
@@ -460,10 +460,10 @@ class StreamReader:
             self._left[number] = 1
             for slice_ in self.state.slices(partition):
                 self._left[number] += 1
-                yield Work(slice_, number, self._wanted(slice_))
+                yield Work(slice_, number, self._wanted_range(slice_))
             self._finish(number)
 
-    def done(self, work: Work, latest: Any) -> None:
+    def mark_read(self, work: Work, latest: Any) -> None:
         """Record that a slice has been read and its records are stored.
 
         Args:
@@ -473,7 +473,7 @@ class StreamReader:
         self.state.note(work.slice, latest)
         self._finish(work.partition)
 
-    def failed(self) -> None:
+    def mark_failed(self) -> None:
         """Record that a slice, or the list of slices, could not be read: the run is incomplete."""
         self._has_failed = True
 
@@ -496,7 +496,7 @@ class StreamReader:
         stored = get_parent_state(self._stored, config) if config.incremental_dependency else None
         return _Parent(StreamReader(select_stream(config.stream, stored), self._api, stored))
 
-    def _wanted(self, stream_slice: StreamSlice) -> tuple[int, int] | None:
+    def _wanted_range(self, stream_slice: StreamSlice) -> tuple[int, int] | None:
         """Return the time range of wanted records of a slice, or None if all are wanted."""
         if not isinstance(self.state, StreamState):
             return None
@@ -541,7 +541,7 @@ class _Parent:
                 last = record
         # The last record is yielded after the slice is marked as read, because its partition is the
         # one that carries the parent's new state.
-        self.reader.done(work, parent_slice.latest)
+        self.reader.mark_read(work, parent_slice.latest)
         self._open -= 1
         if last is not None:
             yield last

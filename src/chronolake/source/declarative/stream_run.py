@@ -299,7 +299,7 @@ class Run:
     @property
     def place(self) -> Offset:
         """Return the stream's offset."""
-        types = self.files.shape.known()
+        types = self.files.shape.current_types()
         return StreamOffset(self.reader.state.as_json(), types, self.compared).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset]:
@@ -400,20 +400,20 @@ class Run:
 
     def _wave_size(self, workers: int) -> int:
         """Return how many slices the cluster reads at once; their records are landed together."""
-        each = max(1, self._bytes // max(1, self._slices))
-        return min(max(_LANDING_BYTES // each, workers), _MOST_IN_WAVE)
+        bytes_per_slice = max(1, self._bytes // max(1, self._slices))
+        return min(max(_LANDING_BYTES // bytes_per_slice, workers), _MOST_IN_WAVE)
 
-    def _take(self, work: Work, found: SliceResult | ChronolakeError, *, is_noted: bool) -> None:
-        if isinstance(found, ChronolakeError):
-            self._fail(found)
+    def _take(self, work: Work, result: SliceResult | ChronolakeError, *, is_noted: bool) -> None:
+        if isinstance(result, ChronolakeError):
+            self._fail(result)
             return
-        if found.is_undated:
+        if result.is_undated:
             self.reader.warn_of_undated()
-        self.waiting.add(found.parts)
+        self.waiting.add(result.parts)
         self._slices += 1
-        self._bytes += sum(part.bytes for part in found.parts)
-        self.rows += sum(part.rows for part in found.parts)
-        self.reader.done(work, found.latest)
+        self._bytes += sum(part.bytes for part in result.parts)
+        self.rows += sum(part.rows for part in result.parts)
+        self.reader.mark_read(work, result.latest)
         reach("read.slice-done")
         if is_noted:
             self._note()
@@ -429,7 +429,7 @@ class Run:
         reach("read.slice-noted")
 
     def _fail(self, failure: ChronolakeError) -> None:
-        self.reader.failed()
+        self.reader.mark_failed()
         if self.failure is None:
             self.failure = failure
         log.warning("slice_failed", stream=self.reader.stream.name, reason=str(failure))

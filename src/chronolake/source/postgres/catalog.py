@@ -233,18 +233,18 @@ class SourceTable:
         """Return the columns that identify rows in the log; empty if none do."""
         return self.key or (self.distinct_by if self.logs_old_rows else ())
 
-    def is_partly_published(self, published: Published | None) -> bool:
+    def is_partly_published(self, published: PublishedTable | None) -> bool:
         """Return whether only some columns or rows are published; False if none are."""
         if published is None:
             return False
         return published.is_filtered or bool(self.unpublished_columns(published))
 
-    def lacks_generated(self, published: Published | None) -> bool:
+    def lacks_generated(self, published: PublishedTable | None) -> bool:
         """Return whether exactly the selected generated columns are missing in the publication."""
         missing = set() if published is None else set(self.unpublished_columns(published))
         return bool(missing) and missing <= self.computed
 
-    def unpublished_columns(self, published: Published) -> list[str]:
+    def unpublished_columns(self, published: PublishedTable) -> list[str]:
         """Return the names of the columns that are not published."""
         return [column.name for column in self.columns if column.name not in published.columns]
 
@@ -313,7 +313,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     """The part of a table that a publication contains.
 
     Attributes:
@@ -406,7 +406,7 @@ def _complete_names(numbers: Sequence[int], names: Mapping[int, str]) -> tuple[s
     return present if len(present) == len(numbers) else ()
 
 
-def published_tables(connection: psycopg.Connection, publication: str) -> dict[int, Published]:
+def published_tables(connection: psycopg.Connection, publication: str) -> dict[int, PublishedTable]:
     """Return the contents of a publication by table oid; partitioned tables as a whole.
 
     Raises:
@@ -425,7 +425,7 @@ def published_tables(connection: psycopg.Connection, publication: str) -> dict[i
     with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(query.encode(), (publication.encode(),)).fetchall()
     return {
-        oid: Published(since, version, frozenset(names), is_filtered)
+        oid: PublishedTable(since, version, frozenset(names), is_filtered)
         for oid, since, version, names, is_filtered in rows
     }
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.source.postgres.value_forms import type_of, values_of
-from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
+from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,11 +89,6 @@ class SourceColumn:
             return _decimal(self.type_modifier)
         return ColumnType(_KINDS.get(self.type_oid, Kind.STRING))
 
-    def has_same_type(self, other: SourceColumn) -> bool:
-        """Return whether another column has the same type."""
-        this = self.type_oid, self.type_modifier
-        return this == (other.type_oid, other.type_modifier)
-
     def has_same_texts(self, other: SourceColumn) -> bool:
         """Return whether values keep their texts if the column gets another column's type.
 
@@ -154,8 +149,8 @@ class TypeConversion:
     @property
     def schema(self) -> str:
         """Return the output's Spark schema."""
-        columns = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
-        texts = [f"{quoted(name)} string" for name in self.out_of_range.values()]
+        columns = [f"{quote(column.name)} {column.type.sql}" for column in self.wanted]
+        texts = [f"{quote(name)} string" for name in self.out_of_range.values()]
         return ", ".join(filter(None, [*columns, *texts, self.others]))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -227,7 +222,7 @@ def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
 
 
 def assign_numbers(
-    described: Sequence[SourceColumn],
+    described_columns: Sequence[SourceColumn],
     before: Sequence[SourceColumn],
     now: Sequence[SourceColumn],
     *,
@@ -239,7 +234,7 @@ def assign_numbers(
     an unknown name at the position of a known column is that column, renamed.
 
     Args:
-        described: columns without numbers, as they were at some time.
+        described_columns: columns without numbers, as they were at some time.
         before: the columns when the log was last read.
         now: the columns in the catalog, at that time or after further changes.
         greatest: the greatest column number known when the log was last read.
@@ -247,12 +242,12 @@ def assign_numbers(
     Returns:
         The same columns with numbers; without a number where the column cannot be identified.
     """
-    names = [column.name for column in described]
+    names = [column.name for column in described_columns]
     for known in (before, now):
         if names == [column.name for column in known]:
             return tuple(
                 replace(column, number=other.number)
-                for column, other in zip(described, known, strict=True)
+                for column, other in zip(described_columns, known, strict=True)
             )
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
@@ -263,7 +258,8 @@ def assign_numbers(
         # Names were swapped: the columns cannot be identified.
         assigned = [None] * len(assigned)
     return tuple(
-        replace(column, number=number) for column, number in zip(described, assigned, strict=True)
+        replace(column, number=number)
+        for column, number in zip(described_columns, assigned, strict=True)
     )
 
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import Project
     from chronolake.lake import Lake
-    from chronolake.source.postgres.catalog import IdentityProblem, Published, SourceTable
+    from chronolake.source.postgres.catalog import IdentityProblem, PublishedTable, SourceTable
     from chronolake.source.postgres.snapshot import DatabaseSnapshot, SnapshotRequest
     from chronolake.source.postgres.table_replication import Invalid
     from chronolake.source.protocol import DescribedStream, Offset, ReadProgress, TokenStore
@@ -685,7 +685,7 @@ class _State:
     upto: int
     server: int
     domains: Mapping[int, tuple[int, int]]
-    published: Mapping[int, Published]
+    published: Mapping[int, PublishedTable]
     problems: Mapping[int, IdentityProblem]
     can_write_evidence: bool = True
 

@@ -90,7 +90,7 @@ class TextCodec:
             return Undecodable(stored.decode("ascii", "backslashreplace"))
         return b"".join(piece for piece in decoded if piece is not None).decode()
 
-    def replaced(self, stored: bytes) -> str:
+    def decode_with_replacement(self, stored: bytes) -> str:
         """Decode text; characters that are not valid are replaced."""
         if self.convert is None:
             return stored.decode(self.name, "replace")
@@ -258,7 +258,7 @@ def name_cursor(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
         cursor.adapters.register_loader(name, _loader(codec.text))
     for name in _JSON:
         cursor.adapters.register_loader(
-            name, _loader(lambda stored: json.loads(codec.replaced(stored)))
+            name, _loader(lambda stored: json.loads(codec.decode_with_replacement(stored)))
         )
     # The driver does not know all of the encodings in `MULTI_BYTE`: then, nothing is converted.
     sent_as = "SQL_ASCII" if encoding in MULTI_BYTE else encoding

@@ -37,7 +37,7 @@ from chronolake.source.postgres.snapshot import (
     use_snapshot,
 )
 from chronolake.source.protocol import Snapshot, StreamFailure
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -193,7 +193,7 @@ def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowR
         snapshot: the snapshot, held until the rows have been read.
     """
     names = [column.name for column in snapshot.table.columns]
-    schema = ", ".join(f"{quoted(name)} string" for name in names)
+    schema = ", ".join(f"{quote(name)} string" for name in names)
     copy = partial(_copy_ranges, dsn=dsn, snapshot=snapshot.database, names=names)
     ranges = (
         [

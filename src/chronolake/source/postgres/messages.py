@@ -119,7 +119,7 @@ class Truncate:
 
 
 @dataclass(frozen=True)
-class Emitted:
+class LogicalMessage:
     """A message that Chronolake has written to the log (`pg_logical_emit_message`).
 
     Attributes:
@@ -282,7 +282,7 @@ def decode_truncate(message: bytes) -> tuple[int, ...]:
     return oids
 
 
-def decode_emitted(message: bytes) -> list[Emitted]:
+def decode_emitted(message: bytes) -> list[LogicalMessage]:
     """Decode a `MESSAGE`; return nothing if an application has emitted it."""
     if not message.startswith(_OURS, _PREFIX_PLACE):
         return []
@@ -290,6 +290,6 @@ def decode_emitted(message: bytes) -> list[Emitted]:
     reader.byte()
     lsn = reader.int64()
     reader.text()
-    emitted = Emitted(lsn, reader.counted_text())
+    emitted = LogicalMessage(lsn, reader.counted_text())
     reader.end()
     return [emitted]

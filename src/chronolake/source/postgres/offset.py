@@ -14,7 +14,7 @@ from chronolake.source.postgres.text_dependencies import KnownTypes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from chronolake.source.postgres.catalog import Published, SourceTable
+    from chronolake.source.postgres.catalog import PublishedTable, SourceTable
     from chronolake.source.postgres.messages import Transaction
     from chronolake.source.postgres.pgoutput import Flags, Places
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
@@ -32,9 +32,9 @@ class LogOffset:
         table: the table's oid: another table may get its name.
         key: the numbers of the columns that identified its rows then, in increasing order.
         storage: the storage of its rows then (`catalog.SourceTable.storage`).
-        published: since when it is published (`catalog.Published.since`).
-        publication: which part of it was published (`catalog.Published.version`); None: stored by a
-            version of Chronolake that did not record it.
+        published: since when it is published (`catalog.PublishedTable.since`).
+        publication: which part of it was published (`catalog.PublishedTable.version`); None: stored
+            by a version of Chronolake that did not record it.
         server: the database of this offset (`catalog.server_of`).
         is_numbered: whether the lake identifies columns by their numbers. Another table that got
             the name has other numbers; its columns are identified by name.
@@ -67,7 +67,12 @@ class LogOffset:
 
     @classmethod
     def initial(
-        cls, table: SourceTable, *, lsn: int = 0, published: Published | None = None, server: int
+        cls,
+        table: SourceTable,
+        *,
+        lsn: int = 0,
+        published: PublishedTable | None = None,
+        server: int,
     ) -> Self:
         """Return the offset of a stream of which nothing has landed.
 
@@ -87,7 +92,7 @@ class LogOffset:
             0 if published is None else published.since,
             server,
             greatest=table.greatest,
-            types=table.dependencies.known,
+            types=table.dependencies.known_types,
             publication=None if published is None else published.version,
         )
 
@@ -203,7 +208,7 @@ class LogOffset:
             has_unlogged=False,
             greatest=table.greatest,
             fingerprints=fingerprints,
-            types=table.dependencies.known,
+            types=table.dependencies.known_types,
             evidence=snapshot.evidence,
         )
 

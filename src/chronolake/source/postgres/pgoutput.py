@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable, find_invalid_utf8
 from chronolake.source.postgres.messages import (
-    Emitted,
     Kind,
+    LogicalMessage,
     Relation,
     Transaction,
     Truncate,
@@ -82,7 +82,7 @@ class Messages:
         """Return the first byte of each message; messages are not empty."""
         return self.buffer[self.offsets[:-1]]
 
-    def unsigned(self, places: Places, width: int) -> Places:
+    def read_unsigned(self, places: Places, width: int) -> Places:
         """Return the big-endian numbers at some positions, of up to seven bytes."""
         numbers = self.buffer[places].astype(np.int64)
         for byte in range(1, width):
@@ -141,7 +141,7 @@ def decode_rows(
         ReplicationProtocolError: a row has another number of columns, or exceeds its message.
     """
     places = _expect_within(places + 2, ends)
-    numbers = messages.unsigned(places - 2, 2)
+    numbers = messages.read_unsigned(places - 2, 2)
     if (numbers != columns).any():
         actual = int(numbers[numbers != columns][0])
         raise protocol_error(f"a row has {actual} columns, but its table has {columns}")
@@ -155,7 +155,7 @@ def decode_rows(
         starts = places + 1 + 4 * is_text
         _expect_within(starts, ends)
         # Only texts have a length; other bytes here have another meaning.
-        lengths = np.where(is_text, messages.unsigned(places + 1, 4), 0)
+        lengths = np.where(is_text, messages.read_unsigned(places + 1, 4), 0)
         places = _expect_within(starts + lengths, ends)
         texts, is_invalid = _decode_texts(messages, starts, lengths, is_text)
         rows.append(Cells(texts, kinds == _UNCHANGED, is_invalid))
@@ -246,7 +246,7 @@ class Changes:
         """Return the number of changes."""
         return len(self.kinds)
 
-    def first_invalid(self, wanted: Flags) -> tuple[int, str] | None:
+    def first_invalid(self, selected: Flags) -> tuple[int, str] | None:
         """Return the index of the first change with an invalid text, and the text's column.
 
         None means that the texts of all flagged changes are valid in the encoding in which they
@@ -257,20 +257,20 @@ class Changes:
         undecodable = next(
             (column_.name for column_ in columns if isinstance(column_.name, Undecodable)), None
         )
-        if undecodable is not None and wanted.any():
-            return int(np.argmax(wanted)), undecodable
+        if undecodable is not None and selected.any():
+            return int(np.argmax(selected)), undecodable
         for column, *cells in zip(columns, self.new, self.old, strict=True):
             for cell in cells:
                 if cell.is_invalid is None:
                     continue
-                places = np.flatnonzero(cell.is_invalid & wanted)
+                places = np.flatnonzero(cell.is_invalid & selected)
                 if len(places) and (first is None or places[0] < first[0]):
                     first = int(places[0]), column.name
         return first
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedTransaction:
     """A transaction that has ended, and the LSN after it."""
 
     transaction: Transaction
@@ -278,7 +278,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedBatch:
     """The decoded contents of a batch of messages.
 
     Attributes:
@@ -294,8 +294,8 @@ class Decoded:
     transactions: tuple[Transaction, ...]
     changes: tuple[Changes, ...]
     truncates: tuple[Truncate, ...]
-    ended: Ended | None
-    emitted: tuple[Emitted, ...] = ()
+    ended: EndedTransaction | None
+    emitted: tuple[LogicalMessage, ...] = ()
     described: tuple[Relation, ...] = ()
 
     @cached_property
@@ -324,7 +324,7 @@ class Decoder:
         """Return whether the last transaction has ended."""
         return self._open is None
 
-    def decode(self, batch: Sequence[bytes]) -> Decoded:
+    def decode(self, batch: Sequence[bytes]) -> DecodedBatch:
         """Decode the next messages.
 
         Raises:
@@ -339,7 +339,7 @@ class Decoder:
             _decode_changes(packed, numbers, relation, frame)
             for relation, numbers in frame.by_relation(packed, np.flatnonzero(is_row))
         ]
-        return Decoded(
+        return DecodedBatch(
             tuple(frame.transactions),
             tuple(changes),
             tuple(frame.truncates),
@@ -404,8 +404,8 @@ class _Frame:
     def __init__(self, messages: int, known: dict[int, Relation]) -> None:
         self.transactions: list[Transaction] = []
         self.truncates: list[Truncate] = []
-        self.ended: Ended | None = None
-        self.emitted: list[Emitted] = []
+        self.ended: EndedTransaction | None = None
+        self.emitted: list[LogicalMessage] = []
         self.described: list[Relation] = []
         #: For each message: the index of its transaction, or -1; its position in the transaction.
         self.transaction_of: Places = np.full(messages, -1, np.int64)
@@ -419,7 +419,7 @@ class _Frame:
         self.begun = number - ordinal
 
     def end(self, number: int, end_lsn: int, transaction: Transaction) -> None:
-        self.ended = Ended(transaction, end_lsn)
+        self.ended = EndedTransaction(transaction, end_lsn)
         self.assign(number)
 
     def assign(self, upto: int) -> None:
@@ -444,7 +444,7 @@ class _Frame:
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():
             raise protocol_error("a row does not contain the number of its relation")
-        oids = packed.unsigned(places, 4)
+        oids = packed.read_unsigned(places, 4)
         groups: list[tuple[Relation, Places]] = []
         for oid in np.unique(oids).tolist():
             descriptions = self._descriptions.get(oid, [])
@@ -500,13 +500,15 @@ def _decode_changes(
 
 
 def _decode_flagged(
-    packed: Messages, places: Places, ends: Places, columns: int, wanted: Flags
+    packed: Messages, places: Places, ends: Places, columns: int, selected: Flags
 ) -> tuple[tuple[Cells, ...], Places]:
     """Decode the row after its tag in the flagged messages; the others get nulls."""
-    if not wanted.any():
-        return (Cells.nulls(len(wanted)),) * columns, places
+    if not selected.any():
+        return (Cells.nulls(len(selected)),) * columns, places
     after = places.copy()
-    column_cells, after[wanted] = decode_rows(packed, places[wanted] + 1, ends[wanted], columns)
-    if wanted.all():
+    column_cells, after[selected] = decode_rows(
+        packed, places[selected] + 1, ends[selected], columns
+    )
+    if selected.all():
         return tuple(column_cells), after
-    return tuple(cells.scatter(wanted) for cells in column_cells), after
+    return tuple(cells.scatter(selected) for cells in column_cells), after

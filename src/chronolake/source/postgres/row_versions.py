@@ -41,7 +41,7 @@ from chronolake.change_set import (
 )
 from chronolake.source.postgres.columns import TypeConversion, can_hold
 from chronolake.source.postgres.messages import Kind
-from chronolake.types import ROW_ID, Column, ColumnType, literal, quoted
+from chronolake.types import ROW_ID, Column, ColumnType, literal, quote
 from chronolake.types import Kind as TypeKind
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _digits(numbers: Places, count: int) -> Bytes:
 
 
 def convert_changes(
-    changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], wanted: Flags
+    changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], selected: Flags
 ) -> tuple[pa.Table, bool]:
     """Return the record versions of changes.
 
@@ -102,7 +102,7 @@ def convert_changes(
         key: the names of the columns that identify a record.
         times: the commit time of each change's transaction, in microseconds since 1970.
         commits: the commit LSNs of the batch's transactions.
-        wanted: which changes to convert.
+        selected: which changes to convert.
 
     Returns:
         A table, unordered, with the relation's columns as texts and those of `SYSTEM`. It has a row
@@ -115,10 +115,10 @@ def convert_changes(
     is_delete = changes.kinds == Kind.DELETE
     new = _fill_unchanged(changes, is_key)
     has_new_key = changes.has_old & ~is_delete & _changes_key(changes, new, is_key)
-    is_version = wanted & ~is_delete
+    is_version = selected & ~is_delete
     # If a partition had another replica identity, the old row does not contain the key.
-    lacks_key = wanted & is_delete & _lacks_key(changes, is_key)
-    is_ended = wanted & (is_delete | has_new_key) & ~lacks_key
+    lacks_key = selected & is_delete & _lacks_key(changes, is_key)
+    is_ended = selected & (is_delete | has_new_key) & ~lacks_key
     lsns = np.array(commits, np.int64)[changes.transactions]
     # The record of the old key ends before that of the new key begins.
     ordinals = changes.ordinals * 2
@@ -156,7 +156,7 @@ def convert_changes(
             [*tombstones, *system(is_ended, is_tombstone=True)],
         )
     )
-    return rows, not (lacks_key | wanted & _may_hide_key(changes, is_key)).any()
+    return rows, not (lacks_key | selected & _may_hide_key(changes, is_key)).any()
 
 
 def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
@@ -281,7 +281,7 @@ class RowKey:
         self,
         rows: ArrowRows,
         columns: Sequence[SourceColumn],
-        wanted: Sequence[Column],
+        target_columns: Sequence[Column],
         *,
         others: str = "",
         out_of_range: Mapping[str, str] | None = None,
@@ -292,7 +292,7 @@ class RowKey:
             rows: rows whose columns are texts. If no columns identify them, these must be all rows
                 of the table, with only its columns.
             columns: the source's columns.
-            wanted: the same columns as returned by `declare`.
+            target_columns: the same columns as returned by `declare`.
             others: columns that stay unchanged, as a Spark schema.
             out_of_range: see `TypeConversion`.
 
@@ -301,11 +301,11 @@ class RowKey:
             values of its columns stay the same, even if columns are renamed, or added without
             values.
         """
-        data_columns = tuple(column for column in wanted if column is not ROW_KEY)
+        data_columns = tuple(column for column in target_columns if column is not ROW_KEY)
         if not self.is_hashed:
             typing = TypeConversion(tuple(columns), data_columns, others, out_of_range or {})
             return rows.then(typing, typing.schema)
-        row_id = f"{quoted(ROW_ID)} {ROW_KEY.type.sql}"
+        row_id = f"{quote(ROW_ID)} {ROW_KEY.type.sql}"
         kept_columns = ", ".join(filter(None, [row_id, others]))
         typing = TypeConversion(tuple(columns), data_columns, kept_columns, out_of_range or {})
         texts = to_spark(rows)
@@ -319,19 +319,19 @@ class RowKey:
 
 def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
     """Return rows keyed by the hash of all their values and a number among identical rows."""
-    names = [quoted(column.name) for column in columns]
+    names = [quote(column.name) for column in columns]
     counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
-    each = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
-    return each.selectExpr(_hash(columns, _SAME), *names)
+    exploded = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
+    return exploded.selectExpr(_hash(columns, _SAME), *names)
 
 
 def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:
     """Return a SQL expression for the `_fivetran_id` of columns and a number."""
     # Columns are identified by number and nulls are ignored, so that renamed or new columns do not
     # change the hash.
-    cells = (f"{literal(str(column.number))}, {quoted(column.name)}" for column in columns)
+    cells = (f"{literal(str(column.number))}, {quote(column.name)}" for column in columns)
     values = f"to_json(named_struct({', '.join(cells)}), map('ignoreNullFields', 'true'))"
-    return f"sha2(concat_ws(':', {number}, {values}), 256) AS {quoted(ROW_ID)}"
+    return f"sha2(concat_ws(':', {number}, {values}), 256) AS {quote(ROW_ID)}"
 
 
 _BUFFER_BYTES: Final = 16 * 2**20
@@ -401,7 +401,7 @@ class Spool:
             self._writer.close()
 
     @property
-    def declared(self) -> list[Column]:
+    def landed_columns(self) -> list[Column]:
         """Return the columns as they land, with types that hold all spooled values."""
         return self.key.declare(self.columns, out_of_range=self._out_of_range)
 
@@ -413,7 +413,7 @@ class Spool:
         """
         groups = pq.read_metadata(self.file).num_row_groups
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
-        texts = [f"{quoted(column.name)} string" for column in self.columns]
+        texts = [f"{quote(column.name)} string" for column in self.columns]
         rows = rows_at(
             places,
             _read_spool,
@@ -422,7 +422,7 @@ class Spool:
             is_local=lake.is_local,
             spark=lambda: lake.spark,
         )
-        return self.key.convert(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
+        return self.key.convert(rows, self.columns, self.landed_columns, others=_SYSTEM_COLUMNS)
 
 
 def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.config.pipelines import MoneyAs, PostgresMethod, ValuesAs
 from chronolake.errors import SourceError
-from chronolake.limits import StreamCapabilities
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import numbers_of
 from chronolake.source.postgres.connection import connect
@@ -24,6 +23,7 @@ from chronolake.source.protocol import (
     fingerprint_folder,
     raw_folder,
 )
+from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

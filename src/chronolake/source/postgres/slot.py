@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import PostgresSource
     from chronolake.source.postgres.messages import Transaction
-    from chronolake.source.postgres.pgoutput import Decoded
+    from chronolake.source.postgres.pgoutput import DecodedBatch
 
 
 #: Timeout in seconds for decoding the log during a check.
@@ -392,7 +392,7 @@ class Evidence:
                 return False
         return _mark_of_bytes(timeline, begin, data) == self.mark
 
-    def is_in(self, decoded: Decoded) -> bool:
+    def is_in(self, decoded: DecodedBatch) -> bool:
         """Return whether a batch of the log contains the evidence."""
         index = bisect_left(
             decoded.transactions, self.lsn, key=lambda transaction: transaction.commit_lsn
@@ -405,7 +405,7 @@ class Evidence:
             emitted.lsn == self.lsn and emitted.text == self.mark for emitted in decoded.emitted
         )
 
-    def should_be_before(self, decoded: Decoded) -> bool:
+    def should_be_before(self, decoded: DecodedBatch) -> bool:
         """Return whether a batch extends beyond the evidence, so that it cannot follow any more."""
         transactions = decoded.transactions
         return bool(transactions) and transactions[-1].commit_lsn >= self.until

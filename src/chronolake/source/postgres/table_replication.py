@@ -17,7 +17,7 @@ from chronolake.source.postgres.offset import Clock, LogOffset
 from chronolake.source.postgres.row_versions import RowKey, Spool, convert_changes, sequence_of
 from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
 from chronolake.source.protocol import ChangeBatch, Snapshot
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.messages import Relation, Transaction
-    from chronolake.source.postgres.pgoutput import Changes, Decoded, Flags, Places
+    from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Flags, Places
     from chronolake.source.postgres.slot import ReadEnd
     from chronolake.source.protocol import Offset
 
@@ -112,7 +112,7 @@ class TableReplication:
         waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
         return self.is_recognized and waiting >= PIECE_BYTES
 
-    def add(self, decoded: Decoded) -> None:
+    def add(self, decoded: DecodedBatch) -> None:
         """Add the table's changes in the next batch of the log, unless it is another log."""
         self._recognize(decoded)
         self._note_partitions(decoded)
@@ -120,11 +120,13 @@ class TableReplication:
         if is_read and self.table.oid in decoded.changed_oids:
             self._add(decoded)
 
-    def _note_partitions(self, decoded: Decoded) -> None:
+    def _note_partitions(self, decoded: DecodedBatch) -> None:
         """Note the descriptions of the table's partitions that apply to changes in a batch."""
-        described = [one for one in decoded.described if one.oid in self.table.partitions]
+        described = [
+            relation for relation in decoded.described if relation.oid in self.table.partitions
+        ]
         self._described = (*self._partitions.values(), *described)
-        self._partitions.update((one.oid, one) for one in described)
+        self._partitions.update((relation.oid, relation) for relation in described)
 
     def _hides_keys(self, key: RowKey) -> bool:
         """Return whether a partition may have got rows with another key without their old rows.
@@ -132,18 +134,18 @@ class TableReplication:
         The rows themselves are described by the published table's replica identity.
         """
         return any(
-            not {*key.names} <= {column.name for column in one.columns if column.is_identity}
-            for one in self._described
+            not {*key.names} <= {column.name for column in relation.columns if column.is_identity}
+            for relation in self._described
         )
 
-    def _recognize(self, decoded: Decoded) -> None:
+    def _recognize(self, decoded: DecodedBatch) -> None:
         evidence = self.position.evidence
         if self.is_recognized or self.is_lost or evidence is None:
             return
         self.is_recognized = evidence.is_in(decoded)
         self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
 
-    def _add(self, decoded: Decoded) -> None:
+    def _add(self, decoded: DecodedBatch) -> None:
         changes = [change for change in decoded.changes if change.relation.oid == self.table.oid]
         truncates = [
             truncate for truncate in decoded.truncates if self.table.oid in truncate.relations
@@ -201,7 +203,7 @@ class TableReplication:
             spool = self._spool_for(change.relation)
             at = times[change.transactions]
             versions, is_complete = convert_changes(
-                change, spool.key.names, times=at, commits=commits, wanted=wanted
+                change, spool.key.names, times=at, commits=commits, selected=wanted
             )
             self._has_unlogged = (
                 self._has_unlogged
@@ -310,7 +312,7 @@ class TableReplication:
             yield ChangeBatch(
                 self.table.stream,
                 step.versions(lake),
-                tuple(step.declared),
+                tuple(step.landed_columns),
                 position,
                 self.position.numbers(step.columns),
                 has_followers=step.has_followers,
@@ -345,7 +347,7 @@ class TableReplication:
         if self.table_before is None or not is_catalog_current:
             return position_after
         # Later alterations are found in the next run.
-        position_after = replace(position_after, types=self.table_before.dependencies.known)
+        position_after = replace(position_after, types=self.table_before.dependencies.known_types)
         if self.table_before.columns != self.table.columns:
             return position_after
         return replace(position_after, columns=self.table.columns, greatest=self.table.greatest)
@@ -362,7 +364,7 @@ class TableReplication:
 
     def _empty_snapshot(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
         columns = self._row_key(step.columns).declare(step.columns, out_of_range=set())
-        schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
+        schema = ", ".join(f"{quote(column.name)} {column.type.sql}" for column in columns)
         return Snapshot(
             self.table.stream,
             spark.createDataFrame([], schema),

@@ -138,7 +138,7 @@ class Dependencies:
     columns: tuple[tuple[int, frozenset[int]], ...] = ()
 
     @property
-    def known(self) -> KnownTypes:
+    def known_types(self) -> KnownTypes:
         """Return the state that is stored with an offset."""
         return KnownTypes(
             {

@@ -218,10 +218,10 @@ def _to_json(form: JsonForm, text: str) -> str:
     try:
         return _json(form, text)
     except (ValueError, IndexError):
-        return _quoted(text)
+        return _quote(text)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -239,7 +239,7 @@ def _json(form: JsonForm, text: str) -> str:
         if len(cells) != len(form.attributes):
             raise ValueError(text)
         pairs = (
-            f"{_quoted(name)}:{'null' if cell is None else _json(of_cell, cell)}"
+            f"{_quote(name)}:{'null' if cell is None else _json(of_cell, cell)}"
             for (name, of_cell), cell in zip(form.attributes, cells, strict=True)
         )
         return f"{{{','.join(pairs)}}}"
@@ -251,7 +251,7 @@ def _json(form: JsonForm, text: str) -> str:
         case Scalar.JSON:
             return text
         case _:
-            return _quoted(text)
+            return _quote(text)
 
 
 def _array(form: ArrayForm, text: str) -> str:

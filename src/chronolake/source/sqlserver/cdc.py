@@ -27,7 +27,7 @@ from chronolake.source.jdbc import cell_expression, columns_of, latest_micros, s
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
 from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START, TableRead
-from chronolake.types import literal, quoted
+from chronolake.types import literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -234,7 +234,7 @@ class CapturedTable(TableRead):
         at = max(at_micros - _COPY_MARGIN_MICROS, latest + 1)
         return snapshot_of(
             self.name,
-            rows.select(*map(quoted, names)),
+            rows.select(*map(quote, names)),
             self.key,
             at_micros=at,
             # Of the same length as those of changes, and later than all of them up to the offset.

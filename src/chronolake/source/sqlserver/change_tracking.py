@@ -20,7 +20,7 @@ from chronolake.source.jdbc import latest_micros, snapshot_of
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
 from chronolake.source.sqlserver.statements import TableRead
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,8 +127,8 @@ class TrackedTable(TableRead):
         # The keys of deleted rows are in separate columns; their data columns are null.
         keys = {column: f"{statements.KEY}{number}" for number, column in enumerate(self.key)}
         names = [name for name in rows.columns if name not in keys.values()]
-        aliased = [f"{quoted(keys.get(name, name))} AS {quoted(name)}" for name in names]
-        exists = f"{quoted(self.key[0])} IS NOT NULL AS {_PRESENT}"
+        aliased = [f"{quote(keys.get(name, name))} AS {quote(name)}" for name in names]
+        exists = f"{quote(self.key[0])} IS NOT NULL AS {_PRESENT}"
         snapshot = snapshot_of(
             self.name,
             rows.selectExpr(*aliased, exists),

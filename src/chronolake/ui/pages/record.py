@@ -215,9 +215,9 @@ def suggest_keys(request: Request) -> Response:
     )
 
 
-def _form_columns(found: CatalogTable, key: dict[str, str | None]) -> list[dict[str, Any]]:
+def _form_columns(table: CatalogTable, key: dict[str, str | None]) -> list[dict[str, Any]]:
     """Return the inputs of the form: the key's columns."""
-    by_name = {column.name: column for column in found.columns}
+    by_name = {column.name: column for column in table.columns}
     return [
         {
             "column": by_name[name],
@@ -225,7 +225,7 @@ def _form_columns(found: CatalogTable, key: dict[str, str | None]) -> list[dict[
             "given": name in key,
             "original": _original_json(key.get(name)),
         }
-        for name in found.key
+        for name in table.key
     ]
 
 
@@ -234,20 +234,20 @@ def _original_json(text: str | None) -> str | None:
     return None if text is None or links.without_breaks(text) == text else json.dumps(text)
 
 
-def _timeline(site: Site, found: CatalogTable, key: dict[str, str | None]) -> Timeline:
-    if not found.key:
+def _timeline(site: Site, table: CatalogTable, key: dict[str, str | None]) -> Timeline:
+    if not table.key:
         raise UnknownColumnError(
             "The table has no key, so its records cannot be identified.",
             hint="Look at the table at a point in time, or use SQL with `chronolake query`.",
-            table=str(found.name),
+            table=str(table.name),
         )
-    return site.timeline(found.name, key)
+    return site.timeline(table.name, key)
 
 
 def _versions(
-    request: Request, site: Site, found: CatalogTable, key: dict[str, str | None]
+    request: Request, site: Site, table: CatalogTable, key: dict[str, str | None]
 ) -> dict[str, Any]:
-    timeline = _timeline(site, found, key)
+    timeline = _timeline(site, table, key)
     size = _page_size(timeline)
     newest_first = request.query_params.get("order") == "newest"
     number = links.number_of(request, "page", default=1)
@@ -256,7 +256,7 @@ def _versions(
         number = page_of(wanted, len(timeline.versions), size=size, newest_first=newest_first)
     return {
         "timeline": timeline,
-        "instants": instant_columns(found.columns),
+        "instants": instant_columns(table.columns),
         "is_history": timeline.mode is Mode.HISTORY,
         "listed": version_page(timeline, number, size=size, newest_first=newest_first),
         "given": dict(timeline.key),

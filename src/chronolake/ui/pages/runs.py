@@ -128,11 +128,11 @@ def _respond_missing(request: Request) -> Response:
     return render_error(request, error, status=404, title="Run not found")
 
 
-def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
+def _run_context(request: Request, observed: ObservedRun) -> dict[str, Any]:
     site: Site = request.app.state.site
     order = {status: place for place, status in enumerate(_SHOWN_FIRST)}
     streams = sorted(
-        found.streams,
+        observed.streams,
         key=lambda stream: (order.get(stream.record.status, len(order)), stream.record.stream),
     )
     first = links.number_of(request, "first", default=0, minimum=0)
@@ -140,15 +140,17 @@ def _run_context(request: Request, found: ObservedRun) -> dict[str, Any]:
     if first >= len(streams):
         first = 0
     return {
-        "seen": found,
-        "run": found.run,
+        "seen": observed,
+        "run": observed.run,
         "streams": streams[first : first + STREAMS_PER_PAGE],
         "first": first,
         "size": STREAMS_PER_PAGE,
         "tables": {str(name): name for name in metadata_locations(site.config)},
         "badges": BADGES,
-        "is_live": found.run.status is Status.RUNNING,
-        "is_pulled": any(stream.record.landed_files is not None for stream in found.streams),
+        "is_live": observed.run.status is Status.RUNNING,
+        "has_landed_files": any(
+            stream.record.landed_files is not None for stream in observed.streams
+        ),
     }
 
 

@@ -50,8 +50,8 @@ def show_table(request: Request) -> Response:
 
 def _largest_partitions(metadata: TableMetadata) -> dict[str, Any]:
     """Return the partitions with the most bytes, and their partition fields."""
-    every = range(len(metadata.partitions))
-    largest = sorted(every, key=lambda place: -metadata.partitions[place].bytes)[:MAX_ENTRIES]
+    numbers = range(len(metadata.partitions))
+    largest = sorted(numbers, key=lambda place: -metadata.partitions[place].bytes)[:MAX_ENTRIES]
     shown = [metadata.partitions[place] for place in sorted(largest)]
     # The partition spec may have changed, and old files keep their partitions.
     fields = dict.fromkeys(field for partition in shown for field in partition.values)

@@ -106,22 +106,22 @@ def _usage_in(seen: TableOverview, months: Sequence[str]) -> tuple[MonthlyUsage 
     return tuple(by_month.get(month) for month in months)
 
 
-def _total_of(found: Sequence[UsageRow], place: int, month: str) -> Total:
-    of_month = [usage for row in found if (usage := row.months[place]) is not None]
+def _total_of(rows: Sequence[UsageRow], place: int, month: str) -> Total:
+    of_month = [usage for row in rows if (usage := row.months[place]) is not None]
     is_exact = all(usage.is_exact for usage in of_month)
     return Total(month, sum(usage.rows for usage in of_month), is_exact)
 
 
-def _chart_series(found: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, Any]]:
+def _chart_series(rows: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, Any]]:
     """Return the chart's series: the tables with the most rows, and all others combined."""
 
     def sums(selected: Sequence[UsageRow]) -> list[int]:
         return [_total_of(selected, place, month).rows for place, month in enumerate(months)]
 
-    most = OWN_SERIES if len(found) > OWN_SERIES + 1 else OWN_SERIES + 1
-    series = [{"name": str(row.seen.name), "rows": sums([row])} for row in found[:most]]
-    if len(found) > most:
-        others = {"name": f"{len(found) - most:,} other tables", "rows": sums(found[most:])}
+    most = OWN_SERIES if len(rows) > OWN_SERIES + 1 else OWN_SERIES + 1
+    series = [{"name": str(row.seen.name), "rows": sums([row])} for row in rows[:most]]
+    if len(rows) > most:
+        others = {"name": f"{len(rows) - most:,} other tables", "rows": sums(rows[most:])}
         series.append(others)
     return series
 

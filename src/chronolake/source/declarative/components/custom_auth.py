@@ -58,9 +58,9 @@ class ComponentAuthentication(Authentication):
             ("get_request_body_json", "body_json"),
         ):
             if self.calls.has(method):
-                setattr(credentials, place, self.calls.mapping(method) or {})
+                setattr(credentials, place, self.calls.call_for_mapping(method) or {})
         if not self._signs and self.calls.has("get_auth_header"):
-            credentials.headers = self.calls.mapping("get_auth_header") or {}
+            credentials.headers = self.calls.call_for_mapping("get_auth_header") or {}
         return credentials
 
     def prepare(self, request: Request) -> tuple[EncodedRequest, Injection]:
@@ -70,9 +70,9 @@ class ComponentAuthentication(Authentication):
             SourceError: the class fails.
         """
         plain, credentials = super().prepare(request)
-        return self._signed(plain, credentials) if self._signs else (plain, credentials)
+        return self._sign(plain, credentials) if self._signs else (plain, credentials)
 
-    def _signed(
+    def _sign(
         self, request: EncodedRequest, credentials: Injection
     ) -> tuple[EncodedRequest, Injection]:
         prepared: Any = to_prepared_request(request)

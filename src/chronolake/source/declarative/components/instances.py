@@ -478,10 +478,10 @@ def instantiate(
                 hint="Write components inside a custom component as anywhere else in the manifest.",
             ) from failure
 
-    def of_requests(described: Mapping[str, Any]) -> Any:
-        if described["type"] not in RUNNABLE:
-            return replace_requesting(described, session, config, origin)
-        inner = CustomComponent.model_validate(dict(described), context=origin)
+    def of_requests(component: Mapping[str, Any]) -> Any:
+        if component["type"] not in RUNNABLE:
+            return replace_requesting(component, session, config, origin)
+        inner = CustomComponent.model_validate(dict(component), context=origin)
         return instantiate(inner, session, config).instance
 
     setting = Setting(

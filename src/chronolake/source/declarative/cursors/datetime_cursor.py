@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from isodate import Duration
 
-from chronolake.durations import iso_duration
+from chronolake.durations import is_negative, iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 from chronolake.source.declarative.templating.times import (
@@ -294,27 +294,33 @@ def _parse_duration(name: str, text: str | None) -> Gap | None:
     if not text:
         return None
     try:
-        return iso_duration(text)
+        duration = iso_duration(text)
     except ValueError as failure:
         raise ConfigurationError(
             f"The cursor's `{name}` is not a valid duration: {text!r}.",
             hint="Use an ISO 8601 duration, e.g. P1D, PT1H or P1M.",
         ) from failure
+    if is_negative(duration):
+        # Records would be skipped: a run would begin later than where the last one ended.
+        raise ConfigurationError(
+            f"The cursor's `{name}` is negative: {text!r}.", hint="Remove the sign."
+        )
+    return duration
 
 
 def _evaluate_time(
-    described: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
+    bound: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
 ) -> datetime:
     """Return a template's time, limited by its minimum and maximum; None: the present."""
-    if not described:
+    if not bound:
         return datetime.now(UTC)
-    if isinstance(described, str):
-        return _parse_time(_evaluate(model, config, described), model.datetime_format)
-    datetime_format = described.datetime_format or model.datetime_format
-    time = _parse_time(_evaluate(described, config, described.datetime), datetime_format)
-    if floor := _evaluate(described, config, described.min_datetime):
+    if isinstance(bound, str):
+        return _parse_time(_evaluate(model, config, bound), model.datetime_format)
+    datetime_format = bound.datetime_format or model.datetime_format
+    time = _parse_time(_evaluate(bound, config, bound.datetime), datetime_format)
+    if floor := _evaluate(bound, config, bound.min_datetime):
         time = max(time, _parse_time(floor, datetime_format))
-    if ceiling := _evaluate(described, config, described.max_datetime):
+    if ceiling := _evaluate(bound, config, bound.max_datetime):
         time = min(time, _parse_time(ceiling, datetime_format))
     return time
 

@@ -117,7 +117,7 @@ class Memory:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.taken = 0
+        self.used = 0
 
     def take(self, size: int) -> None:
         """Count additional bytes.
@@ -125,20 +125,20 @@ class Memory:
         Raises:
             SourceError: the limit is exceeded.
         """
-        self.taken += size
-        if self.taken > self.limit:
+        self.used += size
+        if self.used > self.limit:
             raise too_large_error(self.limit)
 
-    def parsed(self, text: bytes) -> Any:
+    def parse(self, text: bytes) -> Any:
         """Return the value of a JSON text; raise the same errors as `response.parse_json`."""
-        left = self.limit - self.taken
+        left = self.limit - self.used
         self.take(size_of(text, left))
         return parse_json(text)
 
 
 def _decode_by_class(decoder: CustomDecoder, answer: Response) -> Iterable[Any]:
     """Return the values that a custom decoder class returns."""
-    bodies: list[Any] = decoder.calls.listed("decode", to_requests_response(answer))
+    bodies: list[Any] = decoder.calls.call_for_list("decode", to_requests_response(answer))
     return bodies
 
 
@@ -149,12 +149,12 @@ class _Budget:
     Attributes:
         most: limit for the whole body.
         line: limit for one line, or None.
-        taken: bytes read so far.
+        used: bytes read so far.
     """
 
     most: int
     line: int | None = None
-    taken: int = 0
+    used: int = 0
 
 
 class _Bounded(io.RawIOBase):
@@ -174,10 +174,10 @@ class _Bounded(io.RawIOBase):
         data = self._source.read(len(view))
         view[: len(data)] = data
         budget = self._budget
-        budget.taken += len(data)
+        budget.used += len(data)
         ends = data.rfind(b"\n") + 1
         self._line = len(data) - ends if ends else self._line + len(data)
-        if budget.taken > budget.most:
+        if budget.used > budget.most:
             raise SourceError(
                 f"A response has more than {budget.most} bytes after decompression.",
                 hint="Change the manifest to request smaller parts.",
@@ -204,17 +204,17 @@ def _parse_document(body: bytes, memory: Memory) -> list[Any]:
     if not body.strip():
         return [{}]
     try:
-        document = memory.parsed(body)
+        document = memory.parse(body)
     except (ValueError, RecursionError) as error:
         raise _wrong_format_error("JSON", error) from error
     return [{}] if document is None else _items_of(document) or [{}]
 
 
-def _wrong_format_error(wanted: str, error: BaseException | None = None) -> SourceError:
+def _wrong_format_error(expected: str, error: BaseException | None = None) -> SourceError:
     """Return the error for a body in another format, such as a maintenance page."""
     why = "" if error is None else f": {type(error).__name__}"
     return SourceError(
-        f"A response is not valid {wanted}{why}.",
+        f"A response is not valid {expected}{why}.",
         hint="Read again later. If the error persists, choose the decoder that "
         "matches the API's response.",
     )
@@ -340,7 +340,7 @@ def _decode_content(
 ) -> Iterator[Any]:
     match decoder:
         case JsonDecoder():
-            document = memory.parsed(stream.read())
+            document = memory.parse(stream.read())
             if document is None:
                 raise ValueError("null is not a document")
             yield from _items_of(document)
@@ -377,7 +377,7 @@ def _budget_of(decoder: ContentDecoder, answer: Response) -> _Budget:
 
 
 def _find_nested_items(decoder: JsonItemsDecoder, body: bytes, memory: Memory) -> Iterator[Any]:
-    found = [memory.parsed(body.decode(_codec_name(decoder.encoding or "utf-8")).encode())]
+    found = [memory.parse(body.decode(_codec_name(decoder.encoding or "utf-8")).encode())]
     for name in decoder.items_path.split("."):
         inner: list[Any] = []
         for value in found:
@@ -406,7 +406,7 @@ def _parse_json_lines(stream: io.BufferedReader[Any], memory: Memory) -> Iterato
     for number, line in enumerate(stream, 1):
         if line.strip():
             try:
-                yield memory.parsed(line)
+                yield memory.parse(line)
             except (ValueError, RecursionError) as error:
                 # A truncated line is an error, because its record would be lost.
                 raise _wrong_format_error(f"JSON in line {number}", error) from error

@@ -454,8 +454,9 @@ def _is_query_properties(value: object) -> bool:
 
 
 def _with_params(url: str, params: Mapping[str, Any]) -> str:
-    parts = urlsplit(url)
-    existing = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    existing = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+    # An invalid `%` causes every `%` of a URL to be encoded, and must not reach the parameters.
+    parts = urlsplit(encode_url(url))
     pairs = [
         (name, item)
         for name, value in params.items()

@@ -21,7 +21,7 @@ from chronolake.arrow_tasks import rows_at, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.landing import as_type
-from chronolake.types import Column, ColumnType, Kind, now_micros, quoted
+from chronolake.types import Column, ColumnType, Kind, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -153,7 +153,7 @@ class PendingFiles:
     bytes: int = 0
 
     @classmethod
-    def left(cls, folder: Path) -> tuple[PendingFiles, dict[str, Any] | None]:
+    def recover(cls, folder: Path) -> tuple[PendingFiles, dict[str, Any] | None]:
         """Return the finished slices that a crashed run left, and the state that they lead to."""
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -206,7 +206,7 @@ def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
         lake: the lake whose Spark session reads them, unless they are few.
         parts: the files.
     """
-    names = [f"{quoted(column.name)} {column.type.sql}" for column in parts[0].columns]
+    names = [f"{quote(column.name)} {column.type.sql}" for column in parts[0].columns]
     names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
     listed = pa.table({"file": [str(part.file) for part in parts]})
     size = sum(part.bytes for part in parts)
@@ -243,14 +243,14 @@ def read_files(
     """
     known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
     if not parts:
-        every = [f"{quoted(column.name)} {column.type.sql}" for column in columns]
-        every += [f"{name} {kind}" for name, kind in known.items()]
-        return lake.spark.createDataFrame([], ", ".join(every))
+        fields = [f"{quote(column.name)} {column.type.sql}" for column in columns]
+        fields += [f"{name} {kind}" for name, kind in known.items()]
+        return lake.spark.createDataFrame([], ", ".join(fields))
     frames = []
     for given, group in group_by_columns(parts):
         types = {column.name: column for column in given}
         cells = (
-            f"{_cast_sql(types.get(column.name), column.type)} AS {quoted(column.name)}"
+            f"{_cast_sql(types.get(column.name), column.type)} AS {quote(column.name)}"
             for column in columns
         )
         frames.append(to_spark(read_equal_files(lake, group)).selectExpr(*cells, *known))

@@ -158,7 +158,7 @@ class Shape:
                 known = self.types.get(name)
                 self.types[name] = kind if known is None else wider(known, kind)
 
-    def known(self) -> dict[str, ColumnType]:
+    def current_types(self) -> dict[str, ColumnType]:
         """Return the columns' types so far."""
         with self._lock:
             return dict(self.types)
@@ -385,9 +385,9 @@ class Nesting:
         self._key = frozenset(key)
         self._paths: dict[str, _Path] = {name: (name,) for name in key}
         self._objects = {
-            name: one
-            for name, one in self._fields_of((), schema).items()
-            if isinstance(one, _Object)
+            name: field_object
+            for name, field_object in self._fields_of((), schema).items()
+            if isinstance(field_object, _Object)
         }
         self._inner = {name: path for name, path in self._paths.items() if len(path) > 1}
 
@@ -445,10 +445,10 @@ def _is_flattened(schema: Any) -> bool:
     return bool(schema["properties"]) and "object" in types <= {"object", "array", "null"}
 
 
-def _set_fields(found: dict[str, Any], flattened: _Object, value: Any) -> None:
+def _set_fields(cells: dict[str, Any], flattened: _Object, value: Any) -> None:
     """Store an object's fields in their columns."""
     if not isinstance(value, dict):
-        found[flattened.column] = value
+        cells[flattened.column] = value
         return
     rest = {}
     for name, inside in value.items():
@@ -456,10 +456,10 @@ def _set_fields(found: dict[str, Any], flattened: _Object, value: Any) -> None:
         if place is None:
             rest[name] = inside
         elif isinstance(place, _Object):
-            _set_fields(found, place, inside)
+            _set_fields(cells, place, inside)
         else:
-            found[place] = inside
-    found[flattened.column] = rest or None
+            cells[place] = inside
+    cells[flattened.column] = rest or None
 
 
 #: The key column of streams without a primary key, or with a key inside an object.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.limits import StreamCapabilities
 from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
     DeclarativeStream,
@@ -13,6 +12,7 @@ from chronolake.source.declarative.models.streams import (
 )
 from chronolake.source.declarative.templating.templates import as_text, evaluate
 from chronolake.source.protocol import CaptureMethod
+from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

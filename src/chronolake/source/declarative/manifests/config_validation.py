@@ -75,10 +75,10 @@ def _violations(value: Any, schema: Any, whole: Any) -> Iterator[Violation]:
         return
     if "$ref" in schema:
         yield from _violations(value, _resolve_reference(schema["$ref"], whole), whole)
-    for keyword, asked in schema.items():
+    for keyword, expected in schema.items():
         applies_to, check = _CHECKS.get(keyword, _NO_CHECK)
         if applies_to(value):
-            yield from check(value, asked, schema, whole)
+            yield from check(value, expected, schema, whole)
 
 
 def _fits(value: Any, schema: Any, whole: Any) -> bool:
@@ -114,17 +114,19 @@ def _is_any(_: Any) -> bool:
     return True
 
 
-def _equals(one: Any, other: Any) -> bool:
+def _equals(first: Any, other: Any) -> bool:
     """Compare two values as JSON does: `true` differs from 1, and 1.0 equals 1."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equals, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equals(one[key], other[key]) for key in one)
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    if isinstance(first, list) and isinstance(other, list):
+        return len(first) == len(other) and all(map(_equals, first, other))
+    if isinstance(first, dict) and isinstance(other, dict):
+        return first.keys() == other.keys() and all(
+            _equals(first[key], other[key]) for key in first
+        )
+    return isinstance(first, bool) == isinstance(other, bool) and bool(first == other)
 
 
-def _check_type(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
-    kinds = [asked] if isinstance(asked, str) else asked
+def _check_type(value: Any, expected: Any, _: Any, __: Any) -> Iterator[Violation]:
+    kinds = [expected] if isinstance(expected, str) else expected
     if not any(_TYPES[kind](value) for kind in kinds if kind in _TYPES):
         yield "", f"it must have the type {' or '.join(kinds)}"
 
@@ -132,19 +134,19 @@ def _check_type(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
 def _check_by(holds: Callable[[Any, Any], bool], words: str) -> _Check:
     """Return a check that compares the value with the keyword's argument only."""
 
-    def check(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
-        if not holds(value, asked):
-            yield "", words.format(asked)
+    def check(value: Any, expected: Any, _: Any, __: Any) -> Iterator[Violation]:
+        if not holds(value, expected):
+            yield "", words.format(expected)
 
     return check
 
 
-def _check_required(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Violation]:
-    yield from (("", f"it lacks {name}") for name in asked if name not in value)
+def _check_required(value: Any, expected: Any, _: Any, __: Any) -> Iterator[Violation]:
+    yield from (("", f"it lacks {name}") for name in expected if name not in value)
 
 
-def _check_dependent(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    for name, needs in asked.items():
+def _check_dependent(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    for name, needs in expected.items():
         if name not in value:
             continue
         if isinstance(needs, list):
@@ -153,87 +155,89 @@ def _check_dependent(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Vio
             yield from _violations(value, needs, whole)
 
 
-def _check_properties(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    for name, schema in asked.items():
+def _check_properties(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    for name, schema in expected.items():
         if name in value:
             yield from _violations_within(name, value[name], schema, whole)
 
 
-def _check_patterns(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    for pattern, schema in asked.items():
+def _check_patterns(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    for pattern, schema in expected.items():
         for name in value:
             if re.search(pattern, name):
                 yield from _violations_within(name, value[name], schema, whole)
 
 
 def _check_additional(
-    value: Any, asked: Any, schema: Mapping[str, Any], whole: Any
+    value: Any, expected: Any, schema: Mapping[str, Any], whole: Any
 ) -> Iterator[Violation]:
     patterns = schema.get("patternProperties", {})
     for name in value:
         if name in schema.get("properties", {}):
             continue
         if not any(re.search(pattern, name) for pattern in patterns):
-            yield from _violations_within(name, value[name], asked, whole)
+            yield from _violations_within(name, value[name], expected, whole)
 
 
-def _check_names(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
+def _check_names(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
     for name in value:
-        yield from _violations_within(name, name, asked, whole)
+        yield from _violations_within(name, name, expected, whole)
 
 
 def _check_items(
-    value: Any, asked: Any, schema: Mapping[str, Any], whole: Any
+    value: Any, expected: Any, schema: Mapping[str, Any], whole: Any
 ) -> Iterator[Violation]:
-    if isinstance(asked, list):
-        yield from _check_first_items(value, asked, schema, whole)
+    if isinstance(expected, list):
+        yield from _check_first_items(value, expected, schema, whole)
         return
     before = len(schema.get("prefixItems", ()))
     for number, item in enumerate(value[before:], before):
-        yield from _violations_within(number, item, asked, whole)
+        yield from _violations_within(number, item, expected, whole)
 
 
-def _check_first_items(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    for number, (item, schema) in enumerate(zip(value, asked, strict=False)):
+def _check_first_items(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    for number, (item, schema) in enumerate(zip(value, expected, strict=False)):
         yield from _violations_within(number, item, schema, whole)
 
 
 def _check_more_items(
-    value: Any, asked: Any, schema: Mapping[str, Any], whole: Any
+    value: Any, expected: Any, schema: Mapping[str, Any], whole: Any
 ) -> Iterator[Violation]:
     before = schema.get("items")
     if isinstance(before, list):
         for number, item in enumerate(value[len(before) :], len(before)):
-            yield from _violations_within(number, item, asked, whole)
+            yield from _violations_within(number, item, expected, whole)
 
 
-def _check_contains(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    if not any(_fits(item, asked, whole) for item in value):
+def _check_contains(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    if not any(_fits(item, expected, whole) for item in value):
         yield "", "it lacks a required item"
 
 
-def _check_all_of(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    for schema in asked:
+def _check_all_of(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    for schema in expected:
         yield from _violations(value, schema, whole)
 
 
-def _check_any_of(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    if not any(_fits(value, schema, whole) for schema in asked):
+def _check_any_of(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    if not any(_fits(value, schema, whole) for schema in expected):
         yield "", "it matches none of the alternatives"
 
 
-def _check_one_of(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    if sum(_fits(value, schema, whole) for schema in asked) != 1:
+def _check_one_of(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    if sum(_fits(value, schema, whole) for schema in expected) != 1:
         yield "", "it does not match exactly one of the alternatives"
 
 
-def _check_not(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Violation]:
-    if _fits(value, asked, whole):
+def _check_not(value: Any, expected: Any, _: Any, whole: Any) -> Iterator[Violation]:
+    if _fits(value, expected, whole):
         yield "", "it matches what is not allowed"
 
 
-def _check_if(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Violation]:
-    way = "then" if _fits(value, asked, whole) else "else"
+def _check_if(
+    value: Any, expected: Any, schema: Mapping[str, Any], whole: Any
+) -> Iterator[Violation]:
+    way = "then" if _fits(value, expected, whole) else "else"
     yield from _violations(value, schema.get(way, True), whole)
 
 
@@ -250,7 +254,8 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], _Check]]] = {
     "enum": (
         _is_any,
         _check_by(
-            lambda value, asked: any(_equals(value, one) for one in asked), "it is not one of {}"
+            lambda value, expected: any(_equals(value, allowed) for allowed in expected),
+            "it is not one of {}",
         ),
     ),
     "const": (_is_any, _check_by(_equals, "it is not {}")),
@@ -295,7 +300,7 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], _Check]]] = {
     ),
     "pattern": (
         _text,
-        _check_by(lambda value, one: bool(re.search(one, value)), "it does not match {}"),
+        _check_by(lambda value, pattern: bool(re.search(pattern, value)), "it does not match {}"),
     ),
     "minimum": (_is_number, _check_by(lambda value, n: value >= n, "it is less than {}")),
     "maximum": (_is_number, _check_by(lambda value, n: value <= n, "it is greater than {}")),
@@ -348,8 +353,8 @@ def prepare_config(config: Mapping[str, Any], manifest: Manifest) -> dict[str, A
         # Custom transformations are not run. They only migrate configurations of older manifests.
         if not isinstance(step, CustomConfigTransformation):
             _transform(ready, step)
-    for asked in rules.validations:
-        _validate(ready, asked)
+    for expected in rules.validations:
+        _validate(ready, expected)
     return ready
 
 
@@ -403,19 +408,19 @@ def _add_field(config: dict[str, Any], path: list[str], value: Any) -> None:
         ) from failure
 
 
-def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator) -> None:
-    if isinstance(asked, PredicateValidator):
+def _validate(config: dict[str, Any], expected: DpathValidator | PredicateValidator) -> None:
+    if isinstance(expected, PredicateValidator):
         what = "The value that the manifest computes from the configuration"
-        reported = asked.value
+        reported = expected.value
         if is_template(reported):
             reported = evaluate(reported, {"config": config, "parameters": {}})
         values = [reported]
     else:
-        path = evaluate_path(asked.field_path, {}, {})
+        path = evaluate_path(expected.field_path, {}, {})
         what = f"The configuration's {'.'.join(map(str, path))}"
         values = [place.value for place in find_places(config, path)]
     for value in values:
-        if misfit := _find_violation_in(value, asked.validation_strategy.base_schema):
+        if misfit := _find_violation_in(value, expected.validation_strategy.base_schema):
             place, words = misfit
             where = f" at {place}" if place else ""
             raise ConfigurationError(

@@ -23,14 +23,15 @@ from chronolake.source.declarative.manifests.problems import (
     problems_of_code,
 )
 from chronolake.source.declarative.manifests.reference_validation import (
+    Names,
     known_settings,
     problems_of_lookups,
 )
 from chronolake.source.declarative.manifests.text_validation import problems_of_texts
 from chronolake.source.declarative.manifests.yaml_source import (
-    Listed,
-    Mapped,
-    Unresolved,
+    UnresolvedReference,
+    YamlList,
+    YamlMapping,
     apply_inheritance,
     find_unresolved,
     is_unresolved,
@@ -70,14 +71,14 @@ class StreamCollector:
     """
 
     def __init__(
-        self, file: Path, *, allow_components: bool, settings: frozenset[str] | None = None
+        self, file: Path, *, allow_components: bool, settings: Names | None = None
     ) -> None:
         self.file = file
         self.settings = settings
         self.allow_components = allow_components
         self.streams: dict[str, AnyStream] = {}
         self.problems: list[Problem] = []
-        self.unread: dict[Unresolved, list[str]] = {}
+        self.unread: dict[UnresolvedReference, list[str]] = {}
 
     def new_empty(self) -> StreamCollector:
         """Return an empty collector for the same manifest."""
@@ -85,14 +86,14 @@ class StreamCollector:
             self.file, allow_components=self.allow_components, settings=self.settings
         )
 
-    def note_unresolved_references(self, described: Any, name: str) -> bool:
+    def note_unresolved_references(self, component: Any, name: str) -> bool:
         """Return whether all references in a stream are resolved; if not, record it in `unread`."""
-        unknown = set(find_unresolved(described))
+        unknown = set(find_unresolved(component))
         for reference in unknown:
             self.unread.setdefault(reference, []).append(name)
         return not unknown
 
-    def reference_problems(self, unknown: list[Unresolved]) -> list[Problem]:
+    def reference_problems(self, unknown: list[UnresolvedReference]) -> list[Problem]:
         """Return a problem for each unresolved reference, with the streams that cannot be read."""
         problems = []
         for reference in unknown:
@@ -113,28 +114,28 @@ class StreamCollector:
             )
         return problems
 
-    def may_run(self, described: Any, spot: Spot, name: str) -> bool:
+    def may_run(self, component: Any, spot: Spot, name: str) -> bool:
         """Return whether a stream's Python code may run; if not, record a problem."""
-        refused = [] if self.allow_components else problems_of_code(described, spot, name)
+        refused = [] if self.allow_components else problems_of_code(component, spot, name)
         self.problems += refused
         return not refused
 
-    def add(self, described: Any, spot: Spot) -> None:
+    def add(self, component: Any, spot: Spot) -> None:
         """Add a stream, which has its inherited values filled in, or its problems."""
-        if not isinstance(described, Mapped):
-            if not is_unresolved(described):
+        if not isinstance(component, YamlMapping):
+            if not is_unresolved(component):
                 self.problems.append(spot.problem("a stream must be a mapping"))
             return
-        name = name_of(described, spot)
-        is_known = self.note_unresolved_references(described, name)
-        self.problems += problems_of_texts(described, spot, name)
+        name = name_of(component, spot)
+        is_known = self.note_unresolved_references(component, name)
+        self.problems += problems_of_texts(component, spot, name)
         if is_known:
-            self.problems += problems_of_lookups(described, spot, name, self.settings)
-        may_run = self.may_run(described, spot, name)
+            self.problems += problems_of_lookups(component, spot, name, self.settings)
+        may_run = self.may_run(component, spot, name)
         try:
-            stream = STREAM.validate_python(described, context=Origin(self.file, name))
+            stream = STREAM.validate_python(component, context=Origin(self.file, name))
         except ValidationError as failure:
-            self.problems += convert_errors(failure, described, spot, name)
+            self.problems += convert_errors(failure, component, spot, name)
             return
         if not (may_run and is_known):
             return
@@ -147,9 +148,9 @@ class StreamCollector:
             self.streams[stream.name] = stream
 
 
-def name_of(described: Mapped, spot: Spot) -> str:
+def name_of(component: YamlMapping, spot: Spot) -> str:
     """Return a stream's name, or its path if it has no name, for use in problems."""
-    name = described.get("name")
+    name = component.get("name")
     return spot.path if not name or is_unresolved(name) else str(name)
 
 
@@ -159,7 +160,7 @@ _CHECK: Final[TypeAdapter[CheckStream | CheckDynamicStream]] = TypeAdapter(Check
 
 
 def parse_check(
-    content: Mapped, templates: Collection[str]
+    content: YamlMapping, templates: Collection[str]
 ) -> tuple[CheckStream | CheckDynamicStream | None, list[Problem]]:
     """Return the manifest's connection check, or None, and its problems.
 
@@ -188,20 +189,20 @@ def parse_check(
     ]
 
 
-def checked_streams(manifest: Manifest, wanted: Collection[str] | None) -> tuple[str, ...]:
+def checked_streams(manifest: Manifest, stream_names: Collection[str] | None) -> tuple[str, ...]:
     """Return the names of the streams that are read to test a connection.
 
     Args:
         manifest: the manifest, including generated and conditional streams.
-        wanted: the streams of the pipeline, or None for all. Of generated streams, only these are
-            checked.
+        stream_names: the streams of the pipeline, or None for all. Of generated streams, only these
+            are checked.
 
     Returns:
         Distinct names. Names that the manifest does not define are included; streams with problems
         are not, because the manifest's problems are reported separately. The first stream, if the
         list would be empty.
     """
-    names = tuple(name for name in manifest.streams if wanted is None or name in wanted)
+    names = tuple(name for name in manifest.streams if stream_names is None or name in stream_names)
     check = manifest.check
     if isinstance(check, CheckDynamicStream):
         return names[: max(check.stream_count, 0)] if check.use_check_availability else ()
@@ -236,7 +237,7 @@ class Conditional:
     """Streams, with their locations, that exist only if a condition on the configuration holds."""
 
     condition: str | bool
-    streams: tuple[tuple[Mapped, Spot], ...]
+    streams: tuple[tuple[YamlMapping, Spot], ...]
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ class Dynamic:
 
     name: str
     definition: DynamicDeclarativeStream
-    template: Mapped
+    template: YamlMapping
     spot: Spot
 
 
@@ -275,7 +276,7 @@ class Manifest:
     file: Path
     streams: Mapping[str, AnyStream]
     problems: tuple[Problem, ...]
-    content: Mapped = field(repr=False)
+    content: YamlMapping = field(repr=False)
     conditional: tuple[Conditional, ...] = ()
     dynamic: tuple[Dynamic, ...] = ()
     allow_components: bool = False
@@ -287,9 +288,11 @@ class Manifest:
         """Return whether the manifest alone determines its streams (see `create_api`)."""
         return not (self.conditional or self.dynamic)
 
-    def lists(self, wanted: Collection[str] | None) -> bool:
+    def lists(self, stream_names: Collection[str] | None) -> bool:
         """Return whether the manifest lists all wanted streams; None means all streams."""
-        return self.is_whole or (wanted is not None and self.streams.keys() >= set(wanted))
+        return self.is_whole or (
+            stream_names is not None and self.streams.keys() >= set(stream_names)
+        )
 
     @property
     def specification(self) -> Mapping[str, Any]:
@@ -391,7 +394,7 @@ def load(file: Path, *, allow_components: bool = False) -> Manifest:
     return parse(read(file), file, allow_components=allow_components)
 
 
-def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Manifest:
+def parse(content: YamlMapping, file: Path, *, allow_components: bool = False) -> Manifest:
     """Return a manifest from the content of its file; see `load` for the arguments.
 
     Raises:
@@ -408,7 +411,7 @@ def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Man
         )
     conditional: list[Conditional] = []
     for described, spot in _get_list(whole, "streams"):
-        if isinstance(described, Mapped) and described.get("type") == "ConditionalStreams":
+        if isinstance(described, YamlMapping) and described.get("type") == "ConditionalStreams":
             conditional += _parse_conditional(described, spot, found)
         else:
             found.add(described, spot)
@@ -430,7 +433,7 @@ def parse(content: Mapped, file: Path, *, allow_components: bool = False) -> Man
     )
 
 
-def _api_problems(whole: Mapped) -> list[Problem]:
+def _api_problems(whole: YamlMapping) -> list[Problem]:
     """Return the problems of the API budget, the concurrency level and the configuration rules."""
     found: list[Problem] = []
     if described := whole.get(_BUDGET):
@@ -462,7 +465,7 @@ def parse_rules(
         return None, convert_errors(failure, described, Spot.of(content, ("spec", _RULES)))
 
 
-def _get_list(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
+def _get_list(whole: YamlMapping, key: str) -> list[tuple[Any, Spot]]:
     listed = whole.get(key)
     return [
         (described, Spot.of(whole, (key, number)))
@@ -470,67 +473,69 @@ def _get_list(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
     ]
 
 
-def _parse_conditional(described: Mapped, spot: Spot, found: StreamCollector) -> list[Conditional]:
+def _parse_conditional(
+    component: YamlMapping, spot: Spot, collector: StreamCollector
+) -> list[Conditional]:
     """Return conditional streams; their problems are reported even if the condition is false."""
-    alone = Mapped(
-        ((key, described[key]) for key in ("type", "condition") if key in described),
-        described.lines,
+    alone = YamlMapping(
+        ((key, component[key]) for key in ("type", "condition") if key in component),
+        component.lines,
     )
-    found.problems += problems_of_texts(alone, spot)
+    collector.problems += problems_of_texts(alone, spot)
     try:
-        condition = ConditionalStreams.model_validate(described).condition
+        condition = ConditionalStreams.model_validate(component).condition
     except ValidationError as failure:
-        found.problems += convert_errors(failure, described, spot, spot.path)
+        collector.problems += convert_errors(failure, component, spot, spot.path)
         return []
-    tried = found.new_empty()
+    tried = collector.new_empty()
     streams = [
-        (stream, spot.within(described, ("streams", number)))
-        for number, stream in enumerate(described["streams"])
+        (stream, spot.within(component, ("streams", number)))
+        for number, stream in enumerate(component["streams"])
     ]
     for stream, place in streams:
         tried.add(stream, place)
-    found.problems += tried.problems
+    collector.problems += tried.problems
     for unknown, names in tried.unread.items():
-        found.unread.setdefault(unknown, []).extend(names)
+        collector.unread.setdefault(unknown, []).extend(names)
     return [Conditional(condition, tuple(streams))]
 
 
-def _group_name(described: Any, number: int) -> str:
+def _group_name(component: Any, number: int) -> str:
     """Return the name of the group of streams of a template."""
-    name = described.get("name") if isinstance(described, Mapped) else None
+    name = component.get("name") if isinstance(component, YamlMapping) else None
     return f"dynamic_stream_{number}" if name is None or is_unresolved(name) else str(name)
 
 
 def _parse_dynamic(
-    described: Any, spot: Spot, found: StreamCollector, called: str
+    component: Any, spot: Spot, collector: StreamCollector, called: str
 ) -> list[Dynamic]:
     """Return a dynamic stream unless problems are found before streams are generated from it."""
-    if not isinstance(described, Mapped):
-        if not is_unresolved(described):
-            found.problems.append(spot.problem("a dynamic stream must be a mapping", spot.path))
+    if not isinstance(component, YamlMapping):
+        if not is_unresolved(component):
+            collector.problems.append(spot.problem("a dynamic stream must be a mapping", spot.path))
         return []
-    name = name_of(described, spot)
-    is_known = found.note_unresolved_references(described, name)
-    if not found.may_run(described, spot, name):
+    name = name_of(component, spot)
+    is_known = collector.note_unresolved_references(component, name)
+    if not collector.may_run(component, spot, name):
         return []
-    origin = Origin(found.file, name)
-    resolver = spot.within(described, ("components_resolver",))
-    found.problems += problems_of_texts(described.get("components_resolver"), resolver, name)
+    origin = Origin(collector.file, name)
+    resolver = spot.within(component, ("components_resolver",))
+    collector.problems += problems_of_texts(component.get("components_resolver"), resolver, name)
     try:
-        definition = DynamicDeclarativeStream.model_validate(described, context=origin)
+        definition = DynamicDeclarativeStream.model_validate(component, context=origin)
     except ValidationError as failure:
-        found.problems += convert_errors(failure, described, spot, name)
+        collector.problems += convert_errors(failure, component, spot, name)
         return []
-    template: Mapped = described["stream_template"]
-    place = spot.within(described, ("stream_template",))
+    template: YamlMapping = component["stream_template"]
+    place = spot.within(component, ("stream_template",))
     paths = [mapping.field_path for mapping in definition.components_resolver.components_mapping]
-    found.problems += problems_of_texts(template, place, name, open_to=paths)
+    collector.problems += problems_of_texts(template, place, name, open_to=paths)
     try:
         STREAM.validate_python(template, context=origin)
     except ValidationError as failure:
         wrong = convert_errors(failure, template, place, name, open_to=paths)
         if wrong:
-            found.problems += wrong
+            collector.problems += wrong
             return []
     if not is_known:
         return []
@@ -540,7 +545,7 @@ def _parse_dynamic(
 def to_mapped(value: Any) -> Any:
     """Convert plain dictionaries and lists to the types of values that are read from a file."""
     if isinstance(value, dict):
-        return Mapped(((str(key), to_mapped(item)) for key, item in value.items()))
+        return YamlMapping(((str(key), to_mapped(item)) for key, item in value.items()))
     if isinstance(value, list):
-        return Listed((to_mapped(item) for item in value), [1] * len(value))
+        return YamlList((to_mapped(item) for item in value), [1] * len(value))
     return value

@@ -76,9 +76,9 @@ class Spot:
         """Return the location of a value in a manifest, given its keys and indexes."""
         return cls(*line_of(whole, keys))
 
-    def within(self, described: Any, keys: Iterable[str | int]) -> Spot:
+    def within(self, component: Any, keys: Iterable[str | int]) -> Spot:
         """Return the location of a value inside the value at this location."""
-        line, path = line_of(described, keys)
+        line, path = line_of(component, keys)
         return Spot(line or self.line, f"{self.path}.{path}" if path else self.path)
 
     def problem(
@@ -95,7 +95,7 @@ class Spot:
 
 def convert_errors(
     failure: ValidationError,
-    described: Any,
+    component: Any,
     spot: Spot,
     stream: str | None = None,
     *,
@@ -107,7 +107,7 @@ def convert_errors(
 
     Args:
         failure: the validation error.
-        described: the validated value.
+        component: the validated value.
         spot: the location of the value.
         stream: the stream that cannot be read because of the errors, or None.
         open_to: paths whose values will be replaced; their parts may be patterns and templates.
@@ -117,26 +117,26 @@ def convert_errors(
     errors = [
         error
         for error in failure.errors(include_url=False)
-        if not _follows_from_unknown(error, described)
+        if not _follows_from_unknown(error, component)
         and not is_open(_keys_of(error["loc"]), paths)
     ]
     return [
-        spot.within(described, _error_location(error)).problem(
-            _message(error, described), stream, _hint(error)
+        spot.within(component, _error_location(error)).problem(
+            _message(error, component), stream, _hint(error)
         )
         for error in _root_errors(errors)
     ]
 
 
-def problems_of_code(described: Any, spot: Spot, stream: str) -> list[Problem]:
+def problems_of_code(component: Any, spot: Spot, stream: str) -> list[Problem]:
     """Return a problem for each Python component of a stream; used if custom code is forbidden."""
     return [
-        spot.within(described, (*keys, "class_name")).problem(
+        spot.within(component, (*keys, "class_name")).problem(
             f"a {kind} is Python code, which only runs with `allow_components: true`",
             stream,
             "Set it below `source` if you trust the connector's code.",
         )
-        for keys, kind in _code_in(described, ())
+        for keys, kind in _code_in(component, ())
     ]
 
 
@@ -155,9 +155,9 @@ def _code_in(
             yield from _code_in(inner, (*keys, number))
 
 
-def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
+def _follows_from_unknown(error: ErrorDetails, component: Any) -> bool:
     """Return whether an error is only a consequence of an unresolved reference."""
-    if is_unresolved(error["input"]) or is_unresolved(value_of(described, error["loc"])):
+    if is_unresolved(error["input"]) or is_unresolved(value_of(component, error["loc"])):
         return True
     reported = error["input"]
     return (
@@ -239,14 +239,14 @@ def _error_location(error: ErrorDetails) -> tuple[int | str, ...]:
     return place[:-1] if place and place[-1] in _PLAIN else place
 
 
-def _message(error: ErrorDetails, described: Any) -> str:
+def _message(error: ErrorDetails, component: Any) -> str:
     """Return the message of an error in the terms of manifests."""
     if error["type"] == "missing":
         return "it is missing"
     if error["type"] == "union_tag_invalid":
         return _unknown_kind(error["ctx"]["tag"])
     if error["type"] == "literal_error" and error["loc"][-1] == "type":
-        return _unknown_kind(str(value_of(described, error["loc"])))
+        return _unknown_kind(str(value_of(component, error["loc"])))
     if error["type"] == "union_tag_not_found":
         return "it has no `type`"
     if error["type"] == "value_error":

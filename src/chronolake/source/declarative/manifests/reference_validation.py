@@ -1,4 +1,4 @@
-"""Validation of names that templates look up: settings, names of slices, fields of records.
+"""Validation of names that templates look up: settings, parameters and names of slices.
 
 Templates that read a missing value render an empty string. The stream would then request something
 else, without an error. Names that only a custom class of the connector knows are not checked.
@@ -10,16 +10,25 @@ variables are those of the reference (`interpolation_context` in its schema).
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import nodes
 
+from chronolake.source.declarative.manifests.stream_validation import (
+    CURSORS,
+    NEAR,
+    REQUESTER,
+    check_stream,
+)
 from chronolake.source.declarative.templating.templates import is_lookup, is_template, parse_syntax
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from chronolake.source.declarative.manifests.problems import Problem, Spot
+    from chronolake.source.declarative.manifests.stream_validation import Found, Keys
 
 
 _CONFIG: Final = frozenset({"config", "parameters"})
@@ -38,9 +47,6 @@ _PAGE: Final = (
 _JWT: Final = _CONFIG | {"json_loads"}
 _CHANGE: Final = _CONFIG | {"path", "value", "property"}
 _MADE: Final = _CONFIG | {"components_values", "stream_slice", "stream_template_config"}
-
-#: Templates of requests can also use the extra fields of partitions.
-REQUESTER: Final = "HttpRequester"
 
 #: The variables of templates, by component type and field.
 VARIABLES: Final = {
@@ -189,6 +195,31 @@ WHOLE: Final = frozenset(
         ("Rate", "limit"),
     }
 )
+#: Fields with numbers, optionally as templates.
+NUMBERS: Final = frozenset(
+    {
+        ("ConstantBackoffStrategy", "backoff_time_in_seconds"),
+        ("ExponentialBackoffStrategy", "factor"),
+        ("WaitTimeFromHeader", "max_waiting_time_in_seconds"),
+        ("WaitTimeFromResponse", "max_waiting_time_in_seconds"),
+        ("WaitUntilTimeFromHeader", "max_waiting_time_in_seconds"),
+        ("WaitUntilTimeFromHeader", "min_wait"),
+    }
+)
+#: Fields with a condition, which is the same for all responses and records without a template.
+CONDITIONS: Final = frozenset(
+    {
+        ("AddFields", "condition"),
+        ("ComponentMappingDefinition", "condition"),
+        ("ConditionalStreams", "condition"),
+        ("ConfigAddFields", "condition"),
+        ("ConfigRemoveFields", "condition"),
+        ("CursorPagination", "stop_condition"),
+        ("HttpResponseFilter", "predicate"),
+        ("RecordFilter", "condition"),
+        ("RemoveFields", "condition"),
+    }
+)
 #: Fields with regular expressions, optionally as templates.
 PATTERNS: Final = frozenset(
     {
@@ -254,31 +285,29 @@ OPAQUE: Final = frozenset(
 )
 
 
-_Keys = tuple[str | int, ...]
 _SLICES: Final = frozenset({"stream_slice", "stream_interval", "stream_partition"})
 #: Attributes of a slice in addition to its names, and the methods of dictionaries.
 _OF_SLICES: Final = frozenset({"parent_slice", "extra_fields", "partition", "cursor_slice"})
 _METHODS: Final = frozenset(dir(dict))
+#: Keys of the longest lookup that is checked: a name, and a name in its value.
+_DEEPEST: Final = 2
 #: Keys of a stream whose retrievers have other slices.
 _OTHER_SLICES: Final = frozenset(
     {"schema_loader", "truncated_list_retriever", "property_list", "components_resolver"}
 )
-_CURSORS: Final = ("DatetimeBasedCursor", "IncrementingCountCursor")
-#: Transformations after which the names of a record's fields are unknown.
-_RENAMING: Final = frozenset(
-    {
-        *("KeysToLower", "KeysToSnakeCase", "KeysReplace", "FlattenFields", "DpathFlattenFields"),
-        "CustomTransformation",
-    }
-)
-_NEAR: Final = 0.8
+#: The name of the token in the variable `next_page_token`.
+_NEXT: Final = "next_page_token"
 #: Components where a missing value leaves a field of a record empty, and records are still read.
 _OF_RECORDS: Final = frozenset({"AddedFieldDefinition", "AddFields", "RemoveFields", "KeysReplace"})
 #: Parts of a request that are omitted if a setting is missing.
 _OPTIONAL: Final = frozenset({"request_headers", "request_parameters", "request_body_json"})
 
 
-def known_settings(content: Mapping[str, Any]) -> frozenset[str] | None:
+#: The names in a variable, each with the names in its value; None where they are unknown.
+Names = Mapping[str, "frozenset[str] | None"]
+
+
+def known_settings(content: Mapping[str, Any]) -> Names | None:
     """Return the names that a configuration can have, or None if they are unknown.
 
     They are the names in the manifest's `spec`, names that its rules add, and the paths where
@@ -288,7 +317,12 @@ def known_settings(content: Mapping[str, Any]) -> frozenset[str] | None:
     asked = spec.get("connection_specification") if isinstance(spec, dict) else None
     if not isinstance(asked, dict) or not isinstance(asked.get("properties"), dict):
         return None
-    found = set(_property_names(asked))
+    found: dict[str, frozenset[str] | None] = {}
+    for name, schema in _properties(asked):
+        nested = frozenset(key for key, _ in _properties(schema))
+        # A name of several alternatives has the names of all of them.
+        known = found.get(name, frozenset())
+        found[name] = nested | known if nested and known is not None else None
     left: list[Any] = [content]
     while left:
         node = left.pop()
@@ -296,15 +330,18 @@ def known_settings(content: Mapping[str, Any]) -> frozenset[str] | None:
             kind = node.get("type")
             if kind == "CustomConfigTransformation":
                 return None
-            found.update(_created_settings(node))
+            for name, *inner in _created_settings(node):
+                names = found.get(name)
+                is_known = names is not None and inner and not is_template(inner[0])
+                found[name] = names | {inner[0]} if names is not None and is_known else None
             left += [child for name, child in node.items() if name != "connection_specification"]
         elif isinstance(node, list):
             left += node
-    return frozenset(found)
+    return found
 
 
-def _created_settings(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings that a component of a manifest creates itself."""
+def _created_settings(node: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the paths of the settings that a component of a manifest creates itself."""
     for component in (
         [node, *(node.get("fields") or [])] if _creates_settings(node.get("type")) else ()
     ):
@@ -313,129 +350,137 @@ def _created_settings(node: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(component, dict)
             else None
         )
-        yield from map(str, path[:1] if isinstance(path, list) else ())
+        if isinstance(path, list) and path:
+            yield list(map(str, path))
     for name, value in node.items():
-        if name.endswith("_config_path") and isinstance(value, list):
-            yield from map(str, value[:1])
+        if name.endswith("_config_path") and isinstance(value, list) and value:
+            yield list(map(str, value))
 
 
 def _creates_settings(kind: object) -> bool:
     return isinstance(kind, str) and kind in {"ConfigAddFields", "ConfigRemapField"}
 
 
-def _property_names(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of an object's properties, including all alternatives."""
+def _properties(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an object's properties with their schemas, including all alternatives."""
+    if not isinstance(schema, dict):
+        return
     properties = schema.get("properties")
-    yield from properties if isinstance(properties, dict) else ()
+    yield from properties.items() if isinstance(properties, dict) else ()
     for several in ("oneOf", "anyOf", "allOf"):
         forms = schema.get(several)
         for form in forms if isinstance(forms, list) else ():
-            if isinstance(form, dict):
-                yield from _property_names(form)
+            yield from _properties(form)
+
+
+class _Scope(NamedTuple):
+    """The names that templates of a component can look up; None where they are unknown."""
+
+    settings: Names | None
+    slices: Names | None = None
+    parameters: Names = MappingProxyType({})
+
+    def names_in(self, variable: str) -> tuple[Names | None, str]:
+        """Return the names in a variable, and where they are defined."""
+        if variable == "config":
+            return self.settings, "the `spec` has no such setting"
+        if variable == "parameters":
+            return self.parameters, "the component has no such `$parameters`"
+        if variable == _NEXT:
+            return {_NEXT: None}, f"it contains only `{_NEXT}`"
+        slices = self.slices or {}
+        return self.slices, f"the stream's slices contain {_join_names(slices.keys() - _OF_SLICES)}"
 
 
 def problems_of_lookups(
-    described: Any, spot: Spot, stream: str, settings: Collection[str] | None
+    component: Any, spot: Spot, stream: str, settings: Names | None
 ) -> Iterator[Problem]:
     """Yield a problem for each name that a stream looks up and that the manifest does not define.
 
-    `described` is the stream with inherited values filled in. `settings` are the names that a
+    `component` is the stream with inherited values filled in. `settings` are the names that a
     configuration can have, or None if they are unknown.
     """
-    for keys, message, hint, is_warning in _check_node(described, (), None, None, settings):
-        yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
+    for keys, message, hint, is_warning in _check_node(component, (), None, _Scope(settings)):
+        yield spot.within(component, keys).problem(message, stream, hint, is_warning=is_warning)
 
 
-_Found = tuple[_Keys, str, str, bool]
-
-
-def _check_node(
-    node: Any, keys: _Keys, kind: str | None, slices: frozenset[str] | None, settings: Any
-) -> Iterator[_Found]:
+def _check_node(node: Any, keys: Keys, kind: str | None, scope: _Scope) -> Iterator[Found]:
     if isinstance(node, list):
         for number, item in enumerate(node):
-            yield from _check_node(item, (*keys, number), kind, slices, settings)
+            yield from _check_node(item, (*keys, number), kind, scope)
         return
     if not isinstance(node, dict):
         return
     reported = node.get("type")
-    kind = reported if isinstance(reported, str) else kind
+    if isinstance(reported, str):
+        kind = reported
+        own = node.get("$parameters")
+        scope = scope._replace(parameters=dict.fromkeys(own) if isinstance(own, dict) else {})
     if kind is not None and kind.startswith("Custom"):
         return
     if "retriever" in node:
-        slices = _slice_names(node)
-        yield from _check_stream(node, keys)
+        scope = scope._replace(slices=_slice_names(node))
+        yield from check_stream(node, keys)
     for name, value in node.items():
         here = (*keys, name)
         if kind is not None and (kind, name) in VARIABLES:
-            yield from _check_field(value, here, (kind, name), slices, settings)
+            yield from _check_field(value, here, (kind, name), scope)
         if name == "$parameters":
             continue
-        inner = None if name in _OTHER_SLICES else slices
-        yield from _check_node(value, here, None, inner, settings)
+        inner = scope._replace(slices=None) if name in _OTHER_SLICES else scope
+        yield from _check_node(value, here, None, inner)
 
 
-def _check_field(
-    value: Any,
-    keys: _Keys,
-    field: tuple[str, str],
-    slices: frozenset[str] | None,
-    settings: Collection[str] | None,
-) -> Iterator[_Found]:
+def _check_field(value: Any, keys: Keys, field: tuple[str, str], scope: _Scope) -> Iterator[Found]:
     kind, name = field
     for text, within in _templates_in(value, ()):
         for found in _find_lookups(text):
-            may_lack = found.variable == "config" and name in _OPTIONAL and is_lookup(text)
+            is_setting = found.variable in {"config", "parameters"}
+            may_lack = is_setting and name in _OPTIONAL and is_lookup(text)
             is_warning = kind in _OF_RECORDS or may_lack
-            yield from _unknown_names(
-                (*keys, *within), found, slices, settings, is_warning=is_warning
-            )
+            yield from _unknown_names((*keys, *within), found, scope, is_warning=is_warning)
 
 
 class _Lookup(NamedTuple):
     """A name that a template looks up.
 
     Attributes:
-        variable: `config`, or one of the names of a slice.
-        key: the name in it.
+        variable: `config`, `parameters`, `next_page_token`, or one of the names of a slice.
+        path: the name in it, or the name and a name in its value.
         is_needed: whether the template requires the value.
     """
 
     variable: str
-    key: str
+    path: tuple[str, ...]
     is_needed: bool
 
 
 def _unknown_names(
-    keys: _Keys,
-    found: _Lookup,
-    slices: frozenset[str] | None,
-    settings: Collection[str] | None,
-    *,
-    is_warning: bool,
-) -> Iterator[_Found]:
-    variable, key, is_needed = found
-    if variable == "config":
-        known: Collection[str] | None = settings
-        there = "the `spec` has no such setting"
-    else:
-        known = None if slices is None else slices | _OF_SLICES
-        there = f"the stream's slices contain {_join_names(slices or ())}"
+    keys: Keys, lookup: _Lookup, scope: _Scope, *, is_warning: bool
+) -> Iterator[Found]:
+    names, there = scope.names_in(lookup.variable)
+    *outer, key = lookup.path
+    known: Collection[str] | None = names
+    if outer and names is not None:
+        # An unknown outer name is reported as such.
+        known = names.get(outer[0])
+        there = f"`{outer[0]}` contains {_join_names(known or ())}"
     if known is None or key in known or key in _METHODS:
         return
-    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=NEAR)
     # A setting with a fallback in the template may be undocumented.
-    if variable == "config" and not is_needed and not near:
+    if lookup.variable in {"config", "parameters"} and not lookup.is_needed and not near:
         return
     hint = f"Did you mean {near[0]!r}?" if near else "Use a name that exists."
-    yield keys, f"`{variable}['{key}']` does not exist: {there}", hint, is_warning
+    shown = "".join(f"[{name!r}]" for name in lookup.path)
+    yield keys, f"`{lookup.variable}{shown}` does not exist: {there}", hint, is_warning
 
 
 def _join_names(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "no names"
 
 
-def _templates_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
+def _templates_in(value: Any, keys: Keys) -> Iterator[tuple[str, Keys]]:
     """Yield the templates of a field; components in it report their own."""
     if isinstance(value, str):
         if is_template(value):
@@ -449,39 +494,44 @@ def _templates_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
 
 
 def _find_lookups(text: str) -> Iterator[_Lookup]:
-    """Yield the names that a template looks up in the configuration and in slices."""
+    """Yield the names that a template looks up in its variables."""
     tree = parse_syntax(text)
     if tree is None:
         return
     own = {child.name for child in tree.find_all(nodes.Name) if child.ctx != "load"}
-    variables = (_SLICES | {"config"}) - own
+    variables = (_SLICES | {"config", "parameters", _NEXT}) - own
     tolerant = {
         id(inner)
         for child in tree.find_all((nodes.Test, nodes.Filter, nodes.Or, nodes.CondExpr, nodes.If))
         for inner in child.find_all((nodes.Getattr, nodes.Getitem))
     }
-    for child in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        name, key = _lookup_parts(child)
-        if name in variables and key is not None:
-            yield _Lookup(name, key, id(child) not in tolerant)
-    for call in tree.find_all(nodes.Call):
-        name, method = _lookup_parts(call.node)
-        first = call.args[0] if call.args else None
-        if name in variables and method == "get" and isinstance(first, nodes.Const):
-            yield _Lookup(name, str(first.value), is_needed=False)
+    for child in tree.find_all((nodes.Getattr, nodes.Getitem, nodes.Call)):
+        name, *path = _lookup_path(child)
+        if name in variables and 1 <= len(path) <= _DEEPEST:
+            is_needed = not isinstance(child, nodes.Call) and id(child) not in tolerant
+            yield _Lookup(name, tuple(path), is_needed)
 
 
-def _lookup_parts(node: nodes.Node) -> tuple[str, str | None]:
-    """Return the variable and the key of a lookup; the key is None unless constant."""
-    if isinstance(node, nodes.Getattr | nodes.Getitem) and isinstance(node.node, nodes.Name):
-        if isinstance(node, nodes.Getattr):
-            return node.node.name, node.attr
-        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-            return node.node.name, node.arg.value
-    return "", None
+def _lookup_path(node: nodes.Node) -> tuple[str, ...]:
+    """Return the variable and the keys of a lookup; ("",) unless all of them are constant."""
+    match node:
+        case nodes.Name(name=str(name)):
+            return (name,)
+        case nodes.Getattr(node=inner, attr=key):
+            pass
+        case nodes.Getitem(node=inner, arg=nodes.Const(value=str(key))):
+            pass
+        case nodes.Call(
+            node=nodes.Getattr(node=inner, attr="get"), args=[nodes.Const(value=key), *_]
+        ):
+            key = str(key)
+        case _:
+            return ("",)
+    path = _lookup_path(inner)
+    return (*path, key) if path[0] else ("",)
 
 
-def _slice_names(stream: Mapping[str, Any]) -> frozenset[str] | None:
+def _slice_names(stream: Mapping[str, Any]) -> Names | None:
     """Return the names in a stream's slices, or None if a class or a template determines them."""
     retriever = stream.get("retriever")
     if not isinstance(retriever, dict):
@@ -489,7 +539,7 @@ def _slice_names(stream: Mapping[str, Any]) -> frozenset[str] | None:
     cursor = stream.get("incremental_sync")
     found: set[str] = set()
     if isinstance(cursor, dict):
-        if cursor.get("type") not in _CURSORS:
+        if cursor.get("type") not in CURSORS:
             return None
         for key, default in (
             ("partition_field_start", "start_time"),
@@ -499,12 +549,23 @@ def _slice_names(stream: Mapping[str, Any]) -> frozenset[str] | None:
         # The slices of a counting cursor have `start` and no end.
         found.add("start")
     routers = retriever.get("partition_router") or []
+    partition: set[str] = set()
+    extra: set[str] | None = {"query_properties"}
     for router in routers if isinstance(routers, list) else [routers]:
         names = _router_names(router)
         if names is None:
             return None
-        found |= names
-    return None if any(map(is_template, found)) else frozenset(found)
+        partition |= names
+        more = _extra_fields(router)
+        extra = None if extra is None or more is None else extra | more
+    if any(map(is_template, found | partition)):
+        return None
+    return {
+        **dict.fromkeys(_OF_SLICES),
+        "partition": frozenset(partition | {"parent_slice"}),
+        "extra_fields": None if extra is None else frozenset(extra),
+        **dict.fromkeys(found | partition),
+    }
 
 
 def _router_names(router: Any) -> set[str] | None:
@@ -523,84 +584,19 @@ def _router_names(router: Any) -> set[str] | None:
     return None
 
 
-# ------------------------------------------------------------------ fields of records
-
-
-def _check_stream(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
-    """Yield the problems that concern several parts of a stream."""
-    cursor = stream.get("incremental_sync")
-    fields = _schema_fields(stream)
-    if isinstance(cursor, dict) and cursor.get("type") in _CURSORS:
-        name = cursor.get("cursor_field")
-        place = (*keys, "incremental_sync", "cursor_field")
-        if isinstance(name, str) and not is_template(name):
-            yield from _check_cursor_field(name, place, fields)
-    yield from _check_dependencies(stream, keys)
-
-
-def _check_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterator[_Found]:
-    if fields is not None and name in fields:
-        return
-    if "." in name or "/" in name:
-        yield (
-            place,
-            f"the cursor_field {name!r} is read as a single key, not as a path into an object",
-            "Add the value to the records with an AddFields transformation, and use that field.",
-            False,
-        )
-        return
-    near = difflib.get_close_matches(name, fields or (), n=1, cutoff=_NEAR)
-    if near:
-        yield (
-            place,
-            f"the cursor_field {name!r} is not a field of the stream's schema",
-            f"Did you mean {near[0]!r}?",
-            True,
-        )
-
-
-def _schema_fields(stream: Mapping[str, Any]) -> set[str] | None:
-    """Return the fields of a stream's records according to its schema; None if they are unknown."""
-    loader = stream.get("schema_loader")
-    schema = loader.get("schema") if isinstance(loader, dict) else None
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or not properties:
-        return None
-    found = set(map(str, properties))
-    transformations = stream.get("transformations")
-    for transformation in transformations if isinstance(transformations, list) else ():
-        if not isinstance(transformation, dict):
-            continue
-        if transformation.get("type") in _RENAMING:
-            return None
-        for field in transformation.get("fields") or ():
-            path = field.get("path") if isinstance(field, dict) else None
-            found.update(map(str, path[:1] if isinstance(path, list) else ()))
-    return found
-
-
-def _check_dependencies(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
-    """Yield incremental dependencies on parents that cannot be read incrementally."""
-    retriever = stream.get("retriever")
-    routers = retriever.get("partition_router") if isinstance(retriever, dict) else None
-    for number, router in enumerate(routers if isinstance(routers, list) else [routers]):
-        parents = router.get("parent_stream_configs") if isinstance(router, dict) else None
-        within: _Keys = (*keys, "retriever", "partition_router")
-        if isinstance(routers, list):
-            within = (*within, number)
-        for at, parent in enumerate(parents if isinstance(parents, list) else ()):
-            if not isinstance(parent, dict) or not parent.get("incremental_dependency"):
-                continue
-            other = parent.get("stream")
-            reason = None
-            if not stream.get("incremental_sync"):
-                reason = "the stream has no cursor"
-            elif isinstance(other, dict) and "retriever" in other:
-                reason = None if other.get("incremental_sync") else "the parent has no cursor"
-            if reason is not None:
-                yield (
-                    (*within, "parent_stream_configs", at, "incremental_dependency"),
-                    f"incremental_dependency has no effect: {reason}",
-                    "Add an incremental_sync, or remove incremental_dependency.",
-                    True,
-                )
+def _extra_fields(router: Any) -> set[str] | None:
+    """Return the extra fields of a router's partitions, or None if they are unknown."""
+    match router:
+        case {"type": "ListPartitionRouter"}:
+            return set()
+        case {"type": "SubstreamPartitionRouter", "parent_stream_configs": list(parents)}:
+            fields = [
+                ".".join(map(str, path)) if isinstance(path, list) else str(path)
+                for parent in parents
+                if isinstance(parent, dict)
+                for path in parent.get("extra_fields") or ()
+            ]
+            return None if any(map(is_template, fields)) else set(fields)
+        case {"type": "GroupingPartitionRouter", "underlying_partition_router": inner}:
+            return _extra_fields(inner)
+    return None

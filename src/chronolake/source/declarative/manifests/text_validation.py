@@ -8,39 +8,47 @@ None of these problems keeps a stream from being read: a text that is never eval
 
 from __future__ import annotations
 
+import ast
 import codecs
 import difflib
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from chronolake.durations import is_longer, length_of
 from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.manifests.problems import is_open
 from chronolake.source.declarative.manifests.reference_validation import (
+    CONDITIONS,
     DURATIONS,
     ENCODINGS,
     FORMATS,
     METHODS,
+    NUMBERS,
     OPAQUE,
     PATHS,
     PATTERNS,
-    REQUESTER,
     STATUSES,
     UNTYPED,
     URLS,
     VARIABLES,
     WHOLE,
 )
-from chronolake.source.declarative.models import requests, spec, streams
+from chronolake.source.declarative.manifests.stream_validation import REQUESTER
+from chronolake.source.declarative.models import (  # noqa: F401 - they define all components
+    requests,
+    spec,
+    streams,
+)
 from chronolake.source.declarative.models.base import Component
 from chronolake.source.declarative.templating.template_checks import (
     Fault,
-    find_duration_faults,
     find_faults,
     find_format_faults,
+    find_negative_faults,
     find_pattern_faults,
 )
-from chronolake.source.declarative.templating.templates import is_template
+from chronolake.source.declarative.templating.templates import is_template, quote_text
 from chronolake.source.declarative.templating.times import parse_time
 
 if TYPE_CHECKING:
@@ -49,8 +57,9 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.manifests.problems import Problem, Spot
 
 
-#: The modules that import all components.
-_MODULES: Final = (requests, spec, spec, streams, streams)
+_TOKENS: Final = frozenset({("CursorPagination", "cursor_value")})
+#: The texts that conditions may consist of.
+_CONSTANTS: Final = frozenset({"true", "false", "1", "0"})
 #: The minimum similarity (0 to 1) at which a key is taken for a misspelled field.
 _CLOSE: Final = 0.8
 
@@ -104,7 +113,7 @@ _PERIODS: Final = ("DAY", "MONTH", "WEEK")
 
 
 def problems_of_texts(
-    described: Any,
+    component: Any,
     spot: Spot,
     stream: str | None = None,
     *,
@@ -114,25 +123,25 @@ def problems_of_texts(
     """Return the problems of the texts in a component and in its subcomponents.
 
     Args:
-        described: the component, with inherited values filled in.
+        component: the component, with inherited values filled in.
         spot: the location of the component.
         stream: the stream that the component belongs to, or None.
         kind: the component's type, if it has no `type` key.
         open_to: paths whose values will be replaced, optionally patterns or templates. Problems at
             these paths are ignored.
     """
-    carried = _extra_fields_in(described)
+    carried = _extra_fields_in(component)
     return [
-        spot.within(described, keys).problem(fault.message, stream, fault.hint)
-        for keys, fault in _check_component(described, (), kind, carried)
+        spot.within(component, keys).problem(fault.message, stream, fault.hint)
+        for keys, fault in _check_component(component, (), kind, carried)
         if not is_open(keys, open_to)
     ]
 
 
-def _extra_fields_in(described: Any) -> frozenset[str] | None:
+def _extra_fields_in(component: Any) -> frozenset[str] | None:
     """Return the extra fields of partitions, or None if a custom class determines them."""
     found: set[str] = set()
-    left = [described]
+    left = [component]
     while left:
         node = left.pop()
         if isinstance(node, dict):
@@ -164,6 +173,8 @@ def _check_component(
         yield (*keys, key), Fault(f"a {kind} has no `{key}`", f"Did you mean {near!r}?")
     if kind == "DatetimeBasedCursor":
         yield from _check_cursor(node, keys)
+    elif kind == "ListPartitionRouter":
+        yield from _check_list(node.get("values"), (*keys, "values"))
     for name, value in node.items():
         for within, fault in _check_field(kind, name, value, carried):
             yield (*keys, name, *within), fault
@@ -240,6 +251,15 @@ def _check_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fa
                 "of the API's times.",
             ),
         )
+    elif _is_longer(granularity, step):
+        yield (
+            (*keys, "cursor_granularity"),
+            Fault(
+                f"the granularity {granularity!r} is longer than the step {step!r}, so that slices "
+                "would end before they begin",
+                "`cursor_granularity` is the resolution of the API's times, for example PT1S.",
+            ),
+        )
     text = node.get("datetime_format")
     if isinstance(text, str):
         # A format that is not used for parsing may have more directives.
@@ -253,6 +273,14 @@ def _check_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fa
         yield (*keys, "clamping", "target"), Fault(f"the target {target} does not exist", hint)
 
 
+def _is_longer(duration: Any, other: Any) -> bool:
+    """Return whether a duration is longer than another one; False unless both are positive."""
+    try:
+        return is_longer(length_of(duration), length_of(other))
+    except (OverflowError, TypeError, ValueError):
+        return False
+
+
 def _check_whole_number(text: str) -> Iterator[Fault]:
     try:
         int(text)
@@ -260,6 +288,41 @@ def _check_whole_number(text: str) -> Iterator[Fault]:
         yield Fault(
             f"{text!r} is not an integer", "Write an integer, or a template that returns one."
         )
+
+
+def _check_number(text: str) -> Iterator[Fault]:
+    try:
+        float(text)
+    except ValueError:
+        yield Fault(f"{text!r} is not a number", "Write a number, or a template that returns one.")
+
+
+def _check_condition(text: str) -> Iterator[Fault]:
+    if text.strip().lower() not in _CONSTANTS:
+        yield Fault(
+            f"the condition {quote_text(text)} contains no template, and is always true",
+            "Write it between {{ and }}.",
+        )
+
+
+def _check_token(text: str) -> Iterator[Fault]:
+    yield Fault(
+        f"{quote_text(text)} contains no template, and is the token of every page",
+        "Write it between {{ and }}.",
+    )
+
+
+def _check_list(value: Any, keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
+    """Yield a problem if a text is neither a list nor a template."""
+    if not isinstance(value, str) or is_template(value):
+        return
+    try:
+        is_list = isinstance(ast.literal_eval(value), list | tuple)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        is_list = False
+    if not is_list:
+        message = f"{quote_text(value)} is not a list"
+        yield keys, Fault(message, "Write a list, or a template that returns one.")
 
 
 def _check_times(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
@@ -328,10 +391,13 @@ def _check_path_segment(text: str) -> Iterator[Fault]:
 
 _TextCheck = tuple["Collection[tuple[str, str]]", "Callable[[Any], Iterator[Fault]]"]
 _TEXT_CHECKS: Final[tuple[_TextCheck, ...]] = (
-    (DURATIONS, _only_text(find_duration_faults)),
+    (DURATIONS, _only_text(find_negative_faults)),
     (FORMATS, _only_text(find_format_faults)),
     (PATTERNS, _only_text(find_pattern_faults)),
     (WHOLE, _only_text(_check_whole_number)),
+    (NUMBERS, _only_text(_check_number)),
+    (CONDITIONS, _only_text(_check_condition)),
+    (_TOKENS, _only_text(_check_token)),
     (PATHS, _only_text(_check_path_segment)),
     (STATUSES, _check_status),
     (ENCODINGS, _only_text(_check_encoding)),

@@ -31,7 +31,7 @@ _LITERAL: Final = ("config_overrides",)
 
 
 @dataclass(frozen=True)
-class Unresolved:
+class UnresolvedReference:
     """A reference that cannot be resolved; it takes the place of the value.
 
     Attributes:
@@ -47,7 +47,7 @@ class Unresolved:
     hint: str
 
 
-class Mapped(dict[str, Any]):
+class YamlMapping(dict[str, Any]):
     """A mapping with the line numbers of its keys, starting at 1.
 
     A mapping whose `$ref` cannot be resolved is incomplete: its other keys are unknown.
@@ -57,14 +57,14 @@ class Mapped(dict[str, Any]):
         self,
         entries: Iterable[tuple[str, Any]] = (),
         lines: dict[str, int] | None = None,
-        incomplete: Unresolved | None = None,
+        incomplete: UnresolvedReference | None = None,
     ) -> None:
         super().__init__(entries)
         self.lines: dict[str, int] = lines if lines is not None else {}
         self.incomplete = incomplete
 
 
-class Listed(list[Any]):
+class YamlList(list[Any]):
     """A list with the line numbers of its items."""
 
     def __init__(self, items: Iterable[Any] = (), lines: list[int] | None = None) -> None:
@@ -72,7 +72,7 @@ class Listed(list[Any]):
         self.lines: list[int] = lines if lines is not None else []
 
 
-def read(path: Path) -> Mapped:
+def read(path: Path) -> YamlMapping:
     """Read a YAML or JSON file that contains a mapping.
 
     Raises:
@@ -98,7 +98,7 @@ def read(path: Path) -> Mapped:
         raise ConfigurationError(f"{path}{line} is not valid YAML: {failure.problem}.") from failure
     except yaml.YAMLError as failure:
         raise ConfigurationError(f"{path} is not valid YAML.") from failure
-    if not isinstance(found, Mapped):
+    if not isinstance(found, YamlMapping):
         raise ConfigurationError(f"{path} must contain a mapping.")
     return found
 
@@ -124,13 +124,13 @@ def _with_lines(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int)
     found: Any
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)
-        found = Mapped()
+        found = YamlMapping()
         for key_node, value_node in node.value:
             key = str(loader.construct_object(key_node, deep=True))
             found[key] = _with_lines(loader, value_node, known, depth + 1)
             found.lines[key] = key_node.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
-        found = Listed(
+        found = YamlList(
             (_with_lines(loader, item, known, depth + 1) for item in node.value),
             [item.start_mark.line + 1 for item in node.value],
         )
@@ -140,7 +140,7 @@ def _with_lines(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int)
     return found
 
 
-def resolve(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unresolved]]:
+def resolve(whole: YamlMapping, *, file: str) -> tuple[YamlMapping, list[UnresolvedReference]]:
     """Return a copy with all references resolved, and the references that cannot be resolved.
 
     `#/a/b` is the value of `b` in `a`. Keys may contain slashes; the longest existing key is used.
@@ -150,7 +150,7 @@ def resolve(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unresolved]]:
         ConfigurationError: the result has too many nodes.
     """
     resolution = _Resolution(whole, file)
-    found: Mapped = resolution.of(whole, ())
+    found: YamlMapping = resolution.of(whole, ())
     return found, sorted(resolution.unknown.values(), key=lambda unresolved: unresolved.line or 0)
 
 
@@ -166,12 +166,12 @@ class _Resolution:
             each cycle.
     """
 
-    def __init__(self, whole: Mapped, file: str) -> None:
+    def __init__(self, whole: YamlMapping, file: str) -> None:
         self.whole = whole
         self.file = file
         self.nodes = 0
         self.open: list[str] = []
-        self.unknown: dict[object, Unresolved] = {}
+        self.unknown: dict[object, UnresolvedReference] = {}
 
     def of(self, node: Any, keys: _Keys, line: int | None = None) -> Any:
         self.nodes += 1
@@ -180,18 +180,18 @@ class _Resolution:
                 f"{self.file} is too large with its references resolved.",
                 hint="Refer to smaller parts: each reference copies everything that it refers to.",
             )
-        if isinstance(node, Mapped):
+        if isinstance(node, YamlMapping):
             return self._resolve_mapping(node, keys)
-        if isinstance(node, Listed):
+        if isinstance(node, YamlList):
             lines = enumerate(zip(node, node.lines, strict=True))
             items = (self.of(item, (*keys, number), at) for number, (item, at) in lines)
-            return Listed(items, list(node.lines))
+            return YamlList(items, list(node.lines))
         if isinstance(node, str) and node.startswith("#/"):
             return self._resolve_reference(node, keys, line)
         return node
 
-    def _resolve_mapping(self, node: Mapped, keys: _Keys) -> Any:
-        own = Mapped(
+    def _resolve_mapping(self, node: YamlMapping, keys: _Keys) -> Any:
+        own = YamlMapping(
             (
                 (
                     key,
@@ -205,12 +205,12 @@ class _Resolution:
         if _REFERENCE not in node:
             return own
         base = self.of(node[_REFERENCE], (*keys, _REFERENCE), node.lines.get(_REFERENCE))
-        if isinstance(base, Unresolved):
+        if isinstance(base, UnresolvedReference):
             own.incomplete = base
             return own
-        if not isinstance(base, Mapped):
+        if not isinstance(base, YamlMapping):
             return base
-        return Mapped({**base, **own}.items(), {**base.lines, **own.lines}, base.incomplete)
+        return YamlMapping({**base, **own}.items(), {**base.lines, **own.lines}, base.incomplete)
 
     def _resolve_reference(self, reference: str, keys: _Keys, line: int | None) -> Any:
         if reference in self.open:
@@ -230,27 +230,31 @@ class _Resolution:
         self.open.pop()
         return found
 
-    def _note_unresolved(self, what: object, keys: _Keys, message: str, hint: str) -> Unresolved:
-        return self.unknown.setdefault(what, Unresolved(*line_of(self.whole, keys), message, hint))
+    def _note_unresolved(
+        self, what: object, keys: _Keys, message: str, hint: str
+    ) -> UnresolvedReference:
+        return self.unknown.setdefault(
+            what, UnresolvedReference(*line_of(self.whole, keys), message, hint)
+        )
 
 
 def _find(node: Any, path: str) -> tuple[Any, _Keys]:
     keys: _Keys = ()
     while path:
-        if isinstance(node, Mapped) and path in node:
+        if isinstance(node, YamlMapping) and path in node:
             return node[path], (*keys, path)
         head, _, path = path.partition("/")
-        key = int(head) if isinstance(node, Listed) else head
+        key = int(head) if isinstance(node, YamlList) else head
         keys, node = (*keys, key), node[key]
     return node, keys
 
 
-def find_unresolved(node: Any) -> Iterator[Unresolved]:
+def find_unresolved(node: Any) -> Iterator[UnresolvedReference]:
     """Yield the unresolved references in a value."""
-    if isinstance(node, Unresolved):
+    if isinstance(node, UnresolvedReference):
         yield node
     elif isinstance(node, dict):
-        if isinstance(node, Mapped) and node.incomplete is not None:
+        if isinstance(node, YamlMapping) and node.incomplete is not None:
             yield node.incomplete
         for value in node.values():
             yield from find_unresolved(value)
@@ -261,8 +265,8 @@ def find_unresolved(node: Any) -> Iterator[Unresolved]:
 
 def is_unresolved(node: Any) -> bool:
     """Return whether a value, or a part that it may need, is an unresolved reference."""
-    return isinstance(node, Unresolved) or (
-        isinstance(node, Mapped) and node.incomplete is not None
+    return isinstance(node, UnresolvedReference) or (
+        isinstance(node, YamlMapping) and node.incomplete is not None
     )
 
 
@@ -275,11 +279,11 @@ def line_of(node: Any, path: Iterable[str | int]) -> tuple[int | None, str]:
     spelled = ""
     for part in path:
         if isinstance(part, int) and isinstance(node, list) and part < len(node):
-            line = node.lines[part] if isinstance(node, Listed) else line
+            line = node.lines[part] if isinstance(node, YamlList) else line
             spelled += f"[{part}]"
             node = node[part]
         elif isinstance(node, dict) and part in node:
-            line = node.lines.get(str(part), line) if isinstance(node, Mapped) else line
+            line = node.lines.get(str(part), line) if isinstance(node, YamlMapping) else line
             spelled += f".{part}"
             node = node[part]
         elif re.fullmatch(r"[a-z_$]+", str(part)):
@@ -353,12 +357,12 @@ _CUSTOM_KINDS: Final = {
 
 
 def apply_inheritance(
-    component: Mapped,
+    component: YamlMapping,
     place: str = "",
     given: dict[str, Any] | None = None,
     *,
     is_outer_first: bool = False,
-) -> Mapped:
+) -> YamlMapping:
     """Return a copy of a component with default types and parameters, at every level.
 
     Args:
@@ -367,7 +371,7 @@ def apply_inheritance(
         given: the parameters of all outer components.
         is_outer_first: whether parameters of outer components override the component's own.
     """
-    found = Mapped(component.items(), dict(component.lines), component.incomplete)
+    found = YamlMapping(component.items(), dict(component.lines), component.incomplete)
     if "type" not in found:
         kinds = _CUSTOM_KINDS if "class_name" in found else KINDS
         if place in kinds:
@@ -380,7 +384,7 @@ def apply_inheritance(
         return found
     if kind is None:
         for name, value in found.items():
-            if isinstance(value, Mapped) and value.get("type"):
+            if isinstance(value, YamlMapping) and value.get("type"):
                 found[name] = apply_inheritance(
                     value, place, parameters, is_outer_first=is_outer_first
                 )
@@ -396,7 +400,7 @@ def apply_inheritance(
     return found
 
 
-def _pop_parameters(component: Mapped) -> dict[str, Any]:
+def _pop_parameters(component: YamlMapping) -> dict[str, Any]:
     """Remove and return a component's parameters; invalid ones remain in place to be reported."""
     reported = component.get(PARAMETERS) or {}
     if not isinstance(reported, dict):
@@ -407,14 +411,14 @@ def _pop_parameters(component: Mapped) -> dict[str, Any]:
 
 def _apply_within(value: Any, place: str, given: dict[str, Any], *, is_outer_first: bool) -> Any:
     """Apply inheritance to the value of a key: a component, a list of them, or a plain value."""
-    if isinstance(value, Mapped):
+    if isinstance(value, YamlMapping):
         return apply_inheritance(value, place, given, is_outer_first=is_outer_first)
-    if not isinstance(value, Listed):
+    if not isinstance(value, YamlList):
         return value
     items = (
         apply_inheritance(item, place, given, is_outer_first=is_outer_first)
-        if isinstance(item, Mapped)
+        if isinstance(item, YamlMapping)
         else item
         for item in value
     )
-    return Listed(items, value.lines)
+    return YamlList(items, value.lines)

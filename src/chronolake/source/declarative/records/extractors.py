@@ -196,7 +196,7 @@ _MISSING: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Extracted:
+class ExtractedRecords:
     """The records that an extractor finds in a response.
 
     Attributes:
@@ -211,11 +211,11 @@ class Extracted:
     missing: str | None = None
 
 
-def raise_if_missing(found: Extracted) -> None:
+def raise_if_missing(extracted: ExtractedRecords) -> None:
     """Raise SourceError if a response has nothing where its records should be."""
-    if found.missing is not None:
+    if extracted.missing is not None:
         raise SourceError(
-            f"A response has no {found.missing}, where its records should be.",
+            f"A response has no {extracted.missing}, where its records should be.",
             hint="Read again later. If the API omits it when there are no records, list "
             "the stream in the source's `may_lack_records`. If the response is an "
             "error, add an error handler with the action RETRY or IGNORE to the "
@@ -225,9 +225,9 @@ def raise_if_missing(found: Extracted) -> None:
 
 #: Finds the records of a response. It raises the same errors as `decode`, and SourceError for a
 #: path whose pattern matches several values.
-Extraction = Callable[[Response], Extracted]
+Extraction = Callable[[Response], ExtractedRecords]
 #: Finds records in decoded values.
-Find = Callable[[Iterable[Any]], Extracted]
+Find = Callable[[Iterable[Any]], ExtractedRecords]
 
 
 def create_extraction(
@@ -257,7 +257,7 @@ def create_extraction(
 
 def create_batch_extraction(
     component: DownloadExtractor, decoder: Decoder, config: Mapping[str, Any]
-) -> Callable[[Response], Iterator[Extracted]]:
+) -> Callable[[Response], Iterator[ExtractedRecords]]:
     """Return a function that finds records with an extractor in batches, as they are decoded.
 
     The batches raise the same errors as an `Extraction`.
@@ -274,15 +274,15 @@ def create_batch_extraction(
     return _batches(decoder, find)
 
 
-def _batches(decoder: Decoder, find: Find) -> Callable[[Response], Iterator[Extracted]]:
-    def batches(answer: Response) -> Iterator[Extracted]:
+def _batches(decoder: Decoder, find: Find) -> Callable[[Response], Iterator[ExtractedRecords]]:
+    def batches(answer: Response) -> Iterator[ExtractedRecords]:
         memory = Memory(answer.memory_limit)
         iterator = iter(decode(decoder, answer, memory))
-        known = memory.taken
+        known = memory.used
         while batch := list(_take_batch(iterator, memory, known)):
             yield find(batch)
             # Values of earlier batches are no longer in memory.
-            memory.taken = known
+            memory.used = known
 
     return batches
 
@@ -291,11 +291,11 @@ def _take_batch(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator
     """Yield values until their number or size is enough for a batch."""
     for body in itertools.islice(iterator, _BATCH):
         yield body
-        if memory.taken - known > memory.limit // _BATCHES:
+        if memory.used - known > memory.limit // _BATCHES:
             return
 
 
-def _extract_rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
+def _extract_rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> ExtractedRecords:
     missing = {"", None} if component.preserve_na_values else _MISSING
     found = []
     for row in rows:
@@ -322,14 +322,14 @@ def _create_finder(
         return find
     expansion = Expansion(component.record_expander, config, fetch_of)
 
-    def expand(bodies: Iterable[Any]) -> Extracted:
+    def expand(bodies: Iterable[Any]) -> ExtractedRecords:
         found = find(bodies)
         records = [expanded for record in found.records for expanded in expansion.of(record)]
         missing = found.missing
         if not path and not records:
             # The body is the record, so the path to its list is the path of the records.
             missing = next(filter(None, map(expansion.find_missing_part, found.records)), None)
-        return Extracted(records, len(records), missing)
+        return ExtractedRecords(records, len(records), missing)
 
     return expand
 
@@ -340,7 +340,7 @@ def _create_finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT
     # XML has no empty list: without items, the element is missing.
     needed = path[:-1] if is_xml and len(path) > 1 else path
 
-    def found_in(body: Any) -> list[Any]:
+    def find_in(body: Any) -> list[Any]:
         # A pattern returns all of its values; a plain path returns one value: a list of records, or
         # a record.
         if "*" in path:
@@ -348,15 +348,15 @@ def _create_finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT
         found = lookup(body, path)
         return _records_of(None if found is MISSING else found)
 
-    def find(bodies: Iterable[Any]) -> Extracted:
+    def find(bodies: Iterable[Any]) -> ExtractedRecords:
         if isinstance(bodies, list) and len(bodies) == 1:
-            records = found_in(bodies[0])
-            return Extracted(
+            records = find_in(bodies[0])
+            return ExtractedRecords(
                 records, len(records), None if records else find_missing_part(bodies[0], needed)
             )
         records, missing, is_there = [], None, False
         for body in bodies:
-            found = found_in(body)
+            found = find_in(body)
             lacks = (
                 None if found or (missing and not has_pattern) else find_missing_part(body, needed)
             )
@@ -365,16 +365,18 @@ def _create_finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT
             records.extend(found)
         # For a pattern, one body that contains the path is enough, as with the values that it
         # matches.
-        return Extracted(records, len(records), None if has_pattern and is_there else missing)
+        return ExtractedRecords(
+            records, len(records), None if has_pattern and is_there else missing
+        )
 
     return find
 
 
-def _extract_all(records: list[Any]) -> Extracted:
-    return Extracted(records, len(records))
+def _extract_all(records: list[Any]) -> ExtractedRecords:
+    return ExtractedRecords(records, len(records))
 
 
-def _extract_bodies(bodies: Iterable[Any]) -> Extracted:
+def _extract_bodies(bodies: Iterable[Any]) -> ExtractedRecords:
     if isinstance(bodies, list) and set(map(type, bodies)) == {dict} and all(bodies):
         return _extract_all(bodies)
     return _extract_all([record for body in bodies for record in _records_of(body)])
@@ -390,10 +392,10 @@ def _create_custom_extraction(component: CustomRecordExtractor) -> Extraction:
     """Return a function that finds records with a custom extractor class."""
     calls = component.calls
 
-    def extract(answer: Response) -> Extracted:
-        found = calls.listed("extract_records", to_requests_response(answer))
+    def extract(answer: Response) -> ExtractedRecords:
+        found = calls.call_for_list("extract_records", to_requests_response(answer))
         records = [dict(record) if isinstance(record, Mapping) else record for record in found]
-        return Extracted(records, len(records))
+        return ExtractedRecords(records, len(records))
 
     return extract
 
@@ -409,32 +411,32 @@ def _create_combined_extraction(
         for extractor in component.extractors
     ]
 
-    def extract(extraction: Extraction, answer: Response) -> Extracted:
+    def extract(extraction: Extraction, answer: Response) -> ExtractedRecords:
         found = extraction(answer)
         if not component.skip_empty_records:
             return found
         kept = [record for record in found.records if record]
         if len(kept) < len(found.records):
             _log.warning("empty records were left out", records=len(found.records) - len(kept))
-        return Extracted(kept, found.count, found.missing)
+        return ExtractedRecords(kept, found.count, found.missing)
 
-    def missing_of(parts: Sequence[Extracted]) -> str | None:
+    def missing_of(parts: Sequence[ExtractedRecords]) -> str | None:
         # One path that exists is enough: an error response has none of them.
         missing = [part.missing for part in parts if part.missing is not None]
         return " and no ".join(missing) if missing and len(missing) == len(parts) else None
 
     # The response is decoded again for each extractor, because records are changed in place later.
-    def union(answer: Response) -> Extracted:
+    def union(answer: Response) -> ExtractedRecords:
         parts = [extract(extraction, answer) for extraction in extractions]
         records = [record for part in parts for record in part.records]
-        return Extracted(records, sum(part.count for part in parts), missing_of(parts))
+        return ExtractedRecords(records, sum(part.count for part in parts), missing_of(parts))
 
-    def first_match(answer: Response) -> Extracted:
-        parts: list[Extracted] = []
+    def first_match(answer: Response) -> ExtractedRecords:
+        parts: list[ExtractedRecords] = []
         for extraction in extractions:
             parts.append(part := extract(extraction, answer))
             if part.records:
                 return part
-        return Extracted([], 0, missing_of(parts))
+        return ExtractedRecords([], 0, missing_of(parts))
 
     return union if component.mode == "union" else first_match

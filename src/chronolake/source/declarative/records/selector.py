@@ -18,7 +18,7 @@ from chronolake.source.declarative.models.base import (
 )
 from chronolake.source.declarative.models.records import RecordFilter
 from chronolake.source.declarative.records.extractors import (
-    Extracted,
+    ExtractedRecords,
     create_extraction,
     raise_if_missing,
 )
@@ -276,7 +276,7 @@ class Selection:
 
     def select(
         self,
-        found: Extracted,
+        extracted: ExtractedRecords,
         stream_slice: StreamSlice,
         next_page_token: Mapping[str, Any] | None = None,
         *,
@@ -285,7 +285,7 @@ class Selection:
         """Return the selected records of an extraction.
 
         Args:
-            found: the extracted records.
+            extracted: the extracted records.
             stream_slice: for templates.
             next_page_token: the token that was sent.
             keep: the cursor's filter, which is applied before the record filter.
@@ -296,18 +296,18 @@ class Selection:
             ConfigurationError: a template cannot be evaluated.
         """
         if not self._may_lack_records:
-            raise_if_missing(found)
+            raise_if_missing(extracted)
         context = {"config": self._config, "stream_slice": stream_slice}
         # Computed first, because transformations change records in place.
-        digest = _hash_records(found.records) if self._is_paged else None
+        digest = _hash_records(extracted.records) if self._is_paged else None
         if self._is_transformed_first:
-            records = self._transform(found.records, context)
+            records = self._transform(extracted.records, context)
             records = self._filter_records(
                 records, keep, {**context, "next_page_token": next_page_token}
             )
         else:
             kept = self._filter_records(
-                found.records, keep, {**context, "next_page_token": next_page_token}
+                extracted.records, keep, {**context, "next_page_token": next_page_token}
             )
             records = self._transform(kept, context)
         if self._convert is not None:
@@ -315,7 +315,7 @@ class Selection:
                 self._convert(record)
         if self._is_own:
             records = _to_json_records(records)
-        return Page(records, found.count, digest)
+        return Page(records, extracted.count, digest)
 
     def _filter_records(
         self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]
@@ -323,7 +323,7 @@ class Selection:
         if keep is not None:
             records = [record for record in _expect_objects(records) if keep(record)]
         if self._own_filter is not None:
-            kept: list[Any] = self._own_filter.listed(
+            kept: list[Any] = self._own_filter.call_for_list(
                 "filter_records",
                 records,
                 stream_state={},

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.models.requests import HttpRequester
     from chronolake.source.declarative.models.streams import AsyncJobStatusMap, AsyncRetriever
-    from chronolake.source.declarative.records.extractors import Extracted
+    from chronolake.source.declarative.records.extractors import ExtractedRecords
 
 log = structlog.get_logger(__name__)
 
@@ -183,7 +183,7 @@ class AsyncJobs:
 
     # ------------------------------------------------------------------ a job's records
 
-    def batches(self, stream_slice: StreamSlice) -> Iterator[Extracted]:
+    def batches(self, stream_slice: StreamSlice) -> Iterator[ExtractedRecords]:
         """Yield the records of a slice's job in batches; create the job when they are first needed.
 
         Raises:
@@ -213,7 +213,7 @@ class AsyncJobs:
             raise_if_missing(targets)
         return targets.records
 
-    def _read_result(self, stream_slice: StreamSlice) -> Iterator[Extracted]:
+    def _read_result(self, stream_slice: StreamSlice) -> Iterator[ExtractedRecords]:
         token = self._pages.initial_token()
         repetition = Repetition(
             self._name, self._network.mask, may_repeat=self._pages.stores_position

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.http.response import Response
     from chronolake.source.declarative.models.records import Transformation
     from chronolake.source.declarative.models.streams import PropertyChunking, QueryProperties
-    from chronolake.source.declarative.records.extractors import Extracted, Fetch
+    from chronolake.source.declarative.records.extractors import ExtractedRecords, Fetch
     from chronolake.source.declarative.records.selector import Keep
     from chronolake.source.declarative.records.transformations import Record
     from chronolake.source.declarative.retrieval.paginator import Token
@@ -268,18 +268,18 @@ class Retrieval:
         for page in self.pages(stream_slice, _keep_every_record):
             yield from page.records
 
-    def select(self, found: Extracted, stream_slice: StreamSlice, keep: Keep) -> Page:
+    def select(self, extracted: ExtractedRecords, stream_slice: StreamSlice, keep: Keep) -> Page:
         """Return the selected records of a slice that was not read page by page.
 
         Args:
-            found: the extracted records.
+            extracted: the extracted records.
             keep: whether a record is within the wanted range.
 
         Raises:
             SourceError: there are records that are not objects.
             ConfigurationError: a template cannot be evaluated.
         """
-        return self._selection.select(found, stream_slice, keep=self._filter(keep))
+        return self._selection.select(extracted, stream_slice, keep=self._filter(keep))
 
     def pages(self, stream_slice: StreamSlice, keep: Keep, depth: int = 0) -> Iterator[Page]:
         """Yield the pages of a slice; each is requested when it is needed.
@@ -446,10 +446,10 @@ class Retrieval:
         retrieval = Retrieval(retriever, self._api, "properties")
         return lambda: retrieval.records(StreamSlice())
 
-    def _fetch_of(self, described: Mapping[str, Any]) -> Fetch:
+    def _fetch_of(self, component: Mapping[str, Any]) -> Fetch:
         """Return a function that reads the complete list of a record whose list is truncated."""
         try:
-            retriever = SimpleRetriever.model_validate(described)
+            retriever = SimpleRetriever.model_validate(component)
         except ValidationError as failure:
             (problem, *_) = failure.errors(include_url=False, include_input=False)
             where = ".".join(["truncated_list_retriever", *map(str, problem["loc"])])

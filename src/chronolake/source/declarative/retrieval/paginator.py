@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN: Final = 200
 _SECOND: Final = 2
+#: Repetitions of a page that is shorter than a full one. Two such pages may be equal by chance, but
+#: an API may also ignore the tokens and have a smaller page size than the manifest requests.
+_SHORT_REPETITIONS: Final = 10
 #: APIs whose tokens have this word in their name store the position: the same token returns the
 #: next page.
 _STORED_POSITION: Final = "scroll"
@@ -70,13 +73,14 @@ class Repetition:
     may_begin_twice: bool = False
     page: int = field(default=0, init=False)
     _digest: bytes | None = field(default=None, init=False)
+    _repetitions: int = field(default=0, init=False)
     _saved: Any = field(default=None, init=False)
     _since: int = field(default=0, init=False)
     _power: int = field(default=1, init=False)
 
     def restart(self) -> None:
         """Reset the detection, because pagination restarts from the first page."""
-        self.page, self._digest = 0, None
+        self.page, self._digest, self._repetitions = 0, None, 0
         self._saved, self._since, self._power = None, 0, 1
 
     def raise_if_repeated(
@@ -96,9 +100,10 @@ class Repetition:
         self.page += 1
         is_same = page.digest is not None and page.digest == self._digest
         self._digest = page.digest
+        self._repetitions = self._repetitions + 1 if is_same and page.extracted else 0
         if next_token is None:
             return
-        is_full = page.extracted >= (size or 1)
+        is_full = page.extracted >= (size or 1) or self._repetitions == _SHORT_REPETITIONS
         if self.may_begin_twice and self.page == _SECOND:
             is_same = False
         if is_same and (is_full or next_token == token):

@@ -177,7 +177,7 @@ def _filter_fields(
         return properties
     if isinstance(loader.schema_filter, CustomRecordFilter):
         fields = [{name: property_} for name, property_ in properties.items()]
-        kept = loader.schema_filter.calls.listed(
+        kept = loader.schema_filter.calls.call_for_list(
             "filter_records",
             fields,
             stream_state={},
@@ -243,7 +243,7 @@ def _load(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[str
     if isinstance(loader, DynamicSchemaLoader):
         return build_schema(next(_read_records(loader.retriever, api), None), loader, api.config)
     if isinstance(loader, CustomSchemaLoader):
-        schema: dict[str, Any] = loader.calls.mapping("get_json_schema") or {}
+        schema: dict[str, Any] = loader.calls.call_for_mapping("get_json_schema") or {}
         return schema
     if not loader.file_path:
         return _read_file(file.parent / "schemas" / f"{stream.name}.json")

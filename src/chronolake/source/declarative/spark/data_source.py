@@ -171,7 +171,7 @@ class Assignment:
                 except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
                     driver.report_result(number, unexpected_error(failure, self.mask), {})
                     continue
-                if driver.report_result(number, result, shape.known()):
+                if driver.report_result(number, result, shape.current_types()):
                     yield _batch_of_files(number, result)
                 else:
                     for part in result.parts:

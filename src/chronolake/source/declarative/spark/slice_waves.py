@@ -140,7 +140,9 @@ class Cluster:
             host, self.session, wave, callers=callers, bind_address=bind_address
         ) as coordinator:
             requests_per_task = max(1, self.requests // tasks)
-            settings = JobSettings(self.shape.known(), coordinator.address, requests_per_task)
+            settings = JobSettings(
+                self.shape.current_types(), coordinator.address, requests_per_task
+            )
             numbered = list(enumerate(works))
             groups = [numbered[number::tasks] for number in range(tasks)]
             rows = self._register(settings, groups)

@@ -82,7 +82,9 @@ _STRUCTURAL = frozenset(
     | {"list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select"}
     | {"selectattr", "sort", "sum", "unique"}
 )
-# Names of the filters that `_Measuring` inserts. No template can call them by these names.
+#: Values that are constant, or counted already.
+_COUNTED = (nodes.Const, nodes.Filter)
+# Names of the filters that `_CounterInserter` inserts. No template can call them by these names.
 _ROUNDS, _MADE, _JOINED = "a round", "a made value", "joined values"
 _SLICED = "a sliced value"
 #: Filters that split strings into pieces, each of which is a string object.
@@ -189,7 +191,7 @@ _allowance: ContextVar[_Allowance] = ContextVar("allowance")
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledTemplate:
     """A compiled template.
 
     Attributes:
@@ -210,7 +212,7 @@ class Compiled:
         return self.template.render(context), allowance.shown
 
 
-def compile_template(text: str) -> Compiled:
+def compile_template(text: str) -> CompiledTemplate:
     """Compile a template.
 
     Raises:
@@ -218,13 +220,13 @@ def compile_template(text: str) -> Compiled:
     """
     # Jinja evaluates constant expressions during compilation.
     _allowance.set(_Allowance())
-    tree = _Measuring().visit(parse_template(ENVIRONMENT, text))
+    tree = _CounterInserter().visit(parse_template(ENVIRONMENT, text))
     variables = frozenset(meta.find_undeclared_variables(tree))
-    return Compiled(ENVIRONMENT.from_string(tree), variables)
+    return CompiledTemplate(ENVIRONMENT.from_string(tree), variables)
 
 
-class _Measuring(NodeTransformer):
-    """A transformer that inserts counters into loops, literals, slices and `~`.
+class _CounterInserter(NodeTransformer):
+    """A transformer that inserts counters into loops, literals, slices, `in` and `~`.
 
     Jinja has no hooks for them.
     """
@@ -235,11 +237,19 @@ class _Measuring(NodeTransformer):
             node.node = _pipe(node.node, _SLICED)
         return node
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        for operand in node.ops:
+            # The whole value is searched. Literals are counted when they are made.
+            if operand.op in {"in", "notin"} and not isinstance(operand.expr, _COUNTED):
+                operand.expr = _pipe(operand.expr, _SLICED)
+        return node
+
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
         if node.recursive:
             raise TemplateSyntaxError("recursive loops are not supported", node.lineno)
-        texts = [each.data for each in node.find_all(nodes.TemplateData)]
-        texts += [str(each.value) for each in node.find_all(nodes.Const)]
+        texts = [part.data for part in node.find_all(nodes.TemplateData)]
+        texts += [str(constant.value) for constant in node.find_all(nodes.Const)]
         self.generic_visit(node)
         node.iter = _pipe(cast("nodes.Expr", node.iter), _ROUNDS, nodes.Const(sum(map(len, texts))))
         return node
@@ -357,9 +367,9 @@ def _raise_if_changing(method: Any, args: tuple[Any, ...]) -> None:
     """Raise SecurityError if a method would change the template's variables."""
     if getattr(method, "__name__", "") not in _CHANGING:
         return
-    owner = getattr(method, "__self__", None)
     # `dict.clear(config)` has its object as an argument.
-    if _allowance.get().is_given(owner) or any(map(_allowance.get().is_given, args[:1])):
+    changed = [method.__self__] if hasattr(method, "__self__") else args[:1]
+    if any(map(_allowance.get().is_given, changed)):
         raise SecurityError("A template must not change its variables.")
 
 
@@ -380,7 +390,7 @@ def _is_of_times(owner: object) -> bool:
 
 
 def _measure_slice(value: Any) -> Any:
-    """Return the value after counting the copy of a slice, without the contents of its elements."""
+    """Return the value after counting what a slice copies, or `in` searches: its own bytes."""
     _allowance.get().step(_shallow_size(value))
     return value
 
@@ -471,7 +481,7 @@ def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that counts its arguments and its result."""
 
     @wraps(run)  # also marks, for Jinja, which internal arguments the filter needs
-    def counting(*args: Any, **options: Any) -> Any:
+    def measure_and_run(*args: Any, **options: Any) -> Any:
         allowance = _allowance.get()
         for value in (*args, *options.values()):
             if isinstance(value, str | bytes | int) or (
@@ -491,7 +501,7 @@ def _measure_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         allowance.step(_shallow_size(made))
         return made
 
-    return counting
+    return measure_and_run
 
 
 def _format(value: Any, *args: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from jinja2 import meta, nodes
 from jinja2.exceptions import TemplateSyntaxError
 
-from chronolake.durations import iso_duration
+from chronolake.durations import is_negative, iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.formatting import did_you_mean
 from chronolake.source.declarative.templating.macros import MACROS
@@ -133,6 +133,14 @@ def find_duration_faults(text: str) -> Iterator[Fault]:
             f"{quote_text(text)} is not a valid duration",
             "Write an ISO 8601 duration, for example P1D, PT1H or P1M.",
         )
+
+
+def find_negative_faults(text: str) -> Iterator[Fault]:
+    """Yield the problems of a duration that must not be negative."""
+    faults = tuple(find_duration_faults(text))
+    yield from faults
+    if not faults and is_negative(iso_duration(text)):
+        yield Fault(f"the duration {quote_text(text)} is negative", "Remove its sign.")
 
 
 def find_format_faults(text: str, *, is_read: bool = True) -> Iterator[Fault]:

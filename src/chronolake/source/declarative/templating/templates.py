@@ -26,7 +26,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.sandbox import (
     ENVIRONMENT,
-    Compiled,
+    CompiledTemplate,
     compile_template,
     parse_template,
 )
@@ -49,8 +49,6 @@ _EMPTY: Final = frozenset({"''", '""'})
 _LINE_ENDS: Final = frozenset("\r\n")
 _BITS: Final = 65_536
 
-_SPACE: Final = re.compile(r"[ \t\f\r\n]*+")
-_WITHIN_LINE: Final = re.compile(r"[ \t\f]*+")
 _BLANK_LINES: Final = re.compile(r"(?:[ \t\f]*+[\r\n])*+")
 _STRING: Final = (
     r"(?:[rR]?[bB]?|[bB][rR]|[uU])"
@@ -447,7 +445,7 @@ def _render(text: str, context: Context) -> _Rendered:
 
 
 @lru_cache(maxsize=8192)
-def compile_cached(text: str) -> Compiled:
+def compile_cached(text: str) -> CompiledTemplate:
     """Return the compiled template.
 
     Raises:

@@ -39,6 +39,9 @@ _MILLISECONDS = re.compile("%(%|_ms)")
 _DIRECTIVE = re.compile(r"%[-_0^#EO]?(.?)", re.DOTALL)
 #: The directives that contain the year; a format needs one of them.
 _YEARS = frozenset("cCDFgGsxyY+")
+#: The directives that contain the hour, and those that distinguish a.m. from p.m.
+_HOURS = frozenset("HIklTRXcrs+")
+_HALVES = frozenset("pPcrX")
 _WRITTEN = frozenset("aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%")
 _LAYOUT = re.compile(r"%Y-%m-%d(?:([T ])%H:%M:%S(\.(?:%f|%_ms))?(Z|%z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
@@ -101,12 +104,12 @@ def raise_if_invalid_format(format: str, *, is_read: bool) -> None:  # noqa: A00
     `is_read` means that times are parsed with the format. More directives are allowed for printing.
 
     Raises:
-        ValueError: the format has no year, an unknown directive, or one directive twice.
+        ValueError: the format has no year, minutes without hours, hours of half a day, an unknown
+            directive, or one directive twice.
     """
     if format in _UNITS or format == "%s_as_float":
         return
-    if not {found[1] for found in _DIRECTIVE.finditer(format)} & _YEARS:
-        raise ValueError("it does not contain the year, as %Y does")
+    _raise_if_incomplete({found[1] for found in _DIRECTIVE.finditer(format)})
     plain = _MILLISECONDS.sub(_any_fraction, format)
     raise_if_too_long(plain)
     if not is_read:
@@ -126,6 +129,16 @@ def raise_if_invalid_format(format: str, *, is_read: bool) -> None:  # noqa: A00
             ) from failure
         if "stray %" in reported:
             raise ValueError("it ends with a single %") from failure
+
+
+def _raise_if_incomplete(letters: set[str]) -> None:
+    """Raise ValueError if the directives with these letters need others to denote a time."""
+    if not letters & _YEARS:
+        raise ValueError("it does not contain the year, as %Y does")
+    if "M" in letters and not letters & _HOURS:
+        raise ValueError("it contains the minute (%M) and no hour; the month is %m")
+    if "I" in letters and not letters & _HALVES:
+        raise ValueError("it contains hours up to 12 (%I) without %p; hours up to 23 are %H")
 
 
 def parse_time_by(value: Value, formats: Sequence[str]) -> datetime:
@@ -232,8 +245,8 @@ class Reader:
         return None
 
 
-def _any_fraction(found: re.Match[str]) -> str:
-    return "%f" if found[1] == "_ms" else found[0]
+def _any_fraction(match: re.Match[str]) -> str:
+    return "%f" if match[1] == "_ms" else match[0]
 
 
 def _micros(since: timedelta) -> int:

@@ -33,7 +33,7 @@ from chronolake.source.postgres.snapshot_diff.fingerprints import (
     key_name,
     schema_of,
 )
-from chronolake.types import quoted
+from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -274,9 +274,7 @@ class KeyComparison:
     @property
     def schema(self) -> str:
         """Return the output's Spark schema: texts, and whether the row exists."""
-        return ", ".join(
-            [*(f"{quoted(name)} string" for name in self.columns), f"{EXISTS} boolean"]
-        )
+        return ", ".join([*(f"{quote(name)} string" for name in self.columns), f"{EXISTS} boolean"])
 
     @property
     def _arrow_schema(self) -> pa.Schema:

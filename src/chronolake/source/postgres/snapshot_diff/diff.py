@@ -32,7 +32,7 @@ from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
 )
 from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintQuery
 from chronolake.source.protocol import ChangeBatch, ReadProgress, Snapshot, StreamFailure
-from chronolake.types import Kind, quoted
+from chronolake.types import Kind, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -283,7 +283,7 @@ def _measure(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Differences:
         for column in columns
         if column.out_of_range_pattern
     ]
-    flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in checked]
+    flags = [F.bool_or(F.col(quote(name)).rlike(pattern)) for name, pattern in checked]
     unknown = F.count_if(F.col(EXISTS).isNull())
     (row,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
     count, duplicates, *is_out_of_range = row

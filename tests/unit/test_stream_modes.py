@@ -1,0 +1,50 @@
+"""The modes that each kind of stream supports."""
+
+from __future__ import annotations
+
+import pytest
+
+from chronolake.errors import ConfigurationError
+from chronolake.stream_modes import StreamCapabilities, allowed_modes, check_mode
+from chronolake.types import Mode
+
+
+@pytest.mark.parametrize(
+    ("name", "is_history_only", "reason"),
+    [
+        ("account_history", False, "its name ends in _history"),
+        ("account", True, "its source does not support other modes"),
+    ],
+)
+def test_a_stream_that_is_history_is_nothing_else(
+    name: str, *, is_history_only: bool, reason: str
+) -> None:
+    stream = StreamCapabilities(
+        name, reports_changes=True, is_reimported=False, is_history_only=is_history_only
+    )
+    check_mode(stream, Mode.HISTORY)
+    assert allowed_modes(stream) == [Mode.HISTORY]
+    for mode in (Mode.LIVE, Mode.SOFT_DELETE):
+        with pytest.raises(ConfigurationError, match=f"only be in history mode: {reason}"):
+            check_mode(stream, mode)
+
+
+@pytest.mark.parametrize(
+    ("reports_changes", "is_reimported", "reason"),
+    [
+        (False, False, "no timestamp"),
+        (True, True, "reads the whole stream"),
+        (False, True, "reads the whole stream"),
+    ],
+)
+def test_a_stream_that_does_not_report_changes_has_no_history(
+    *, reports_changes: bool, is_reimported: bool, reason: str
+) -> None:
+    stream = StreamCapabilities("account", reports_changes, is_reimported)
+    with pytest.raises(ConfigurationError, match=reason):
+        check_mode(stream, Mode.HISTORY)
+    check_mode(stream, Mode.LIVE)
+    check_mode(stream, Mode.SOFT_DELETE)
+    assert allowed_modes(stream) == [Mode.LIVE, Mode.SOFT_DELETE]
+    either = StreamCapabilities("account", reports_changes=True, is_reimported=False)
+    assert allowed_modes(either) == list(Mode)
