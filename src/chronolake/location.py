@@ -1,4 +1,4 @@
-"""Locations of files in Iceberg metadata: local paths, `file:` URLs, bucket URLs."""
+"""Locations: of files in Iceberg metadata (paths and URLs), and of Spark's tasks."""
 
 from __future__ import annotations
 
@@ -79,3 +79,8 @@ def _is_same(path: Path, other: Path) -> bool:
         return path.samefile(other)
     except OSError:
         return False
+
+
+def is_local(master: str) -> bool:
+    """Return whether Spark's tasks run in the driver's own JVM, by a master URL."""
+    return master.partition("[")[0] == "local"

@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 
 from chronolake import class_archive, jars, sketches
 from chronolake.errors import LakeError, MissingRequirementError
+from chronolake.location import is_local
 from chronolake.masking import holds_secret, is_secret
 from chronolake.py4j_nodelay import acknowledge_at_once
 from chronolake.types import RELIED_ON
@@ -558,11 +559,6 @@ def runs_locally(master: str) -> bool:
     """
     running = SparkContext._active_spark_context  # noqa: SLF001 - PySpark has no public API for it
     return is_local(master if running is None else running.master)
-
-
-def is_local(master: str) -> bool:
-    """Return whether Spark's tasks run in the driver's own JVM, by a master URL."""
-    return master.partition("[")[0] == "local"
 
 
 def _join(java: SharedJava, builder: SparkSession.Builder) -> SparkSession:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from chronolake.errors import LakeError
-from chronolake.location import local_path
-from chronolake.session import is_local
+from chronolake.location import is_local, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

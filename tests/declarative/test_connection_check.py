@@ -397,7 +397,7 @@ def test_settings_of_streams_that_are_not_tried_are_checked_with_the_configurati
     with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
         wrong = failed(api, start="01.02.2024", size="ten")
         right = failed(api, start="2024-02-01", size=10)
-        assert len(api.asked) == 2, "only the first stream is requested"
+        assert len(api.requests) == 2, "only the first stream is requested"
 
     assert wrong == {
         "streams dated, children": "The time '01.02.2024' does not have the format %Y-%m-%d.",

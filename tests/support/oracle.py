@@ -159,23 +159,25 @@ class HistoryTable:
         return removed[min(after)] if after else None
 
     def _delete(self, key: Key, times: Sequence[int], was_active: Sequence[int]) -> None:
-        """Apply step 5: the version that was current at the delete's time ends then.
+        """Apply step 5: every version that is valid at the delete's time ends then.
 
-        If there was no such version, the delete applies to the version that was active before the
+        If there is no such version, the delete applies to the version that was active before the
         request and starts later: it ends at its start. Of several deletes without a version between
         them, only the first one counts.
         """
         versions = self.versions.get(key, {})
         unmatched, closed, seen = [], set(), set()
-        ends = {start: row[END] for start, row in versions.items()}
         for at in times:
-            current = max((start for start in versions if start <= at), default=None)
-            if current is not None and versions[current][END] > at:
-                versions[current].update({END: at, ACTIVE: False})
-                closed.add(current)
-            if current not in seen and (current is None or ends[current] + MILLISECOND <= at):
+            for start, row in versions.items():
+                if start <= at < row[END]:
+                    row.update({END: at, ACTIVE: False})
+                    closed.add(start)
+        for at in times:
+            begun = [start for start in versions if start <= at]
+            is_valid = any(at < versions[start][END] + MILLISECOND for start in begun)
+            if not is_valid and max(begun, default=None) not in seen:
                 unmatched.append(at)
-            seen.add(current)
+            seen.add(max(begun, default=None))
         for start in was_active:
             if start not in closed and any(at < start for at in unmatched):
                 version = versions[start]

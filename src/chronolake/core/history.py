@@ -13,8 +13,9 @@ require (`docs/architecture.md`, "History batches"). In one staged write:
    this batch. If no such version exists: from the stored version with its own start, else from the
    earliest later version that the batch removes and does not replace. If that does not exist
    either, the row is ignored.
-5. A delete row ends the version that was current at its time. If no version was current, it ends
-   the version that was active before the batch and starts later, at that version's start.
+5. A delete row ends the version that was valid at its time; if versions overlap, all of them. If
+   no version was valid, it ends the version that was active before the batch and starts later, at
+   that version's start.
 
 `chronolake.core.scd2_fold` decides what happens to a key. It is a pure function that Spark's
 executors run over the key's events; this module gathers the events and stages the result.

@@ -84,6 +84,18 @@ class Runs:
         per_run = np.minimum.reduceat(values, self.starts)
         return np.repeat(per_run, np.diff(np.append(self.starts, len(values))))
 
+    def greatest_so_far(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for every row the greatest value of its run, up to the row itself."""
+        greatest, step = values.copy(), 1
+        longest = int((self.last - self.first).max(initial=0))
+        # Each round doubles the number of rows that are considered.
+        while step <= longest:
+            is_within = np.arange(step, len(values)) - step >= self.first[step:]
+            earlier = np.where(is_within, greatest[:-step], greatest[step:])
+            greatest[step:] = np.maximum(greatest[step:], earlier)
+            step *= 2
+        return greatest
+
     def count_so_far(self, which: Flags) -> NDArray[np.int64]:
         """Return for every row the number of rows of `which` in its run, up to the row itself."""
         total = np.cumsum(which)

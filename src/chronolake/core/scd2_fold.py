@@ -206,12 +206,12 @@ def _ends(
     old_end = np.minimum(old_end, TMAX_MICROS)
     trimmed = kept & (before != _NEVER) & (old_active | (old_end > before))
     end = np.where(trimmed, before, old_end)
-    unmatched = _unmatched_deletes(runs, kind, time, versions, end + epsilon)
-
-    deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)
-    is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))
-    closed = versions & is_current & (time[deleted] < end)
+    # Every version that is valid at the time of a delete ends then. There is one at most, unless
+    # the sender wrote versions that overlap.
+    deleted = runs.first_after(kind == DELETE)
+    closed = versions & (deleted != NONE) & (time[deleted] < end)
     end = np.where(closed, time[deleted], end)
+    unmatched = _unmatched_deletes(runs, kind, time, versions, end + epsilon)
     # Only versions that were active before the batch: a version of the batch itself is a later
     # insert.
     at_start = kept & old_active & ~closed & (runs.last_before(unmatched) != NONE)
@@ -227,7 +227,7 @@ def _unmatched_deletes(
     versions: Flags,
     ended: NDArray[np.int64],
 ) -> Flags:
-    """Return the deletes at whose time no version was valid.
+    """Return the deletes at whose time no version was valid, and which therefore ended none.
 
     Only the first of several deletes between two versions counts; the others repeat it. The version
     before them may end at the first one, and a batch that is sent again must give the same result.
@@ -242,7 +242,7 @@ def _unmatched_deletes(
     deletes = kind == DELETE
     version, delete = runs.last_before(versions), runs.last_before(deletes)
     is_first = deletes & ((delete == NONE) | (delete < version))
-    unmatched: Flags = is_first & ((version == NONE) | (ended[version] <= time))
+    unmatched: Flags = is_first & (runs.greatest_so_far(np.where(versions, ended, -1)) <= time)
     return unmatched
 
 
