@@ -262,7 +262,7 @@ def test_renamed_columns_keep_their_values(tmp_path: Path) -> None:
         now = dict(zip([column.name for column in columns], there.names(), strict=True))
         fields = {now[name]: value for name, value in row.fields.items()}
         omitted = frozenset(now[name] for name in row.omitted)
-        rows.append(LandedRow(**{**vars(row), "fields": fields, "untold": omitted}))
+        rows.append(LandedRow(**{**vars(row), "fields": fields, "omitted": omitted}))
     assert there.versions() == _model(rows, there.names())
     assert there.present() == there.expected()
     assert there.agrees()
