@@ -1125,10 +1125,10 @@ def test_forms_of_fields_are_found_in_footers_and_columns(pipeline: Pipeline, se
 
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 
-    def told(types: set[str]) -> set[str]:
+    def widest(types: set[str]) -> set[str]:
         # Of the integers, only the greatest type counts, whether there are others or not.
         return types - {"int"} if "long" in types else types
 
     assert {
-        name: told({kind.value for kind in types}) for name, types in found.items() if types
-    } == {name: told({words[form] for form in types}) for name, types in forms.items()}
+        name: widest({kind.value for kind in types}) for name, types in found.items() if types
+    } == {name: widest({words[form] for form in types}) for name, types in forms.items()}

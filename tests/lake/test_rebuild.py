@@ -164,7 +164,7 @@ def test_a_full_refresh_lands_what_differs(tmp_path: Path) -> None:
     rows = [row for row, *_ in register.log]
     rows += [
         LandedRow(("a", 1), at, "f", (2, 0), fields={"title": "changed", "pages": None}),
-        LandedRow(("a", 2), at, "f", (2, 1), deleted=at, tells=False),
+        LandedRow(("a", 2), at, "f", (2, 1), deleted=at, provides_data=False),
         LandedRow(("b", 7), at, "f", (2, 2), fields={"title": "new", "pages": 2**40}),
     ]
     assert there.versions() == _model(rows, there.names())
