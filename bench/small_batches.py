@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from chronolake.core.sql import temp_view
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from harness import batches, customers, lakes, statements
@@ -144,17 +145,17 @@ def _decoded(lake: Lake, made: Made, batch: Batch, *, history: bool) -> DataFram
 
 
 def merge_upserts(lake: Lake, made: Made, batch: Batch) -> None:
-    with statements.view(_decoded(lake, made, batch, history=False)) as view:
+    with temp_view(_decoded(lake, made, batch, history=False)) as view:
         lake.spark.sql(statements.upsert(made.sql, view))
 
 
 def merge_updates(lake: Lake, made: Made, batch: Batch) -> None:
-    with statements.view(_decoded(lake, made, batch, history=False)) as view:
+    with temp_view(_decoded(lake, made, batch, history=False)) as view:
         lake.spark.sql(statements.update(made.sql, view))
 
 
 def merge_history(lake: Lake, made: Made, batch: Batch) -> None:
-    with statements.view(_decoded(lake, made, batch, history=True)) as view:
+    with temp_view(_decoded(lake, made, batch, history=True)) as view:
         lake.spark.sql(statements.merged(made.sql, view, batch.since))
 
 

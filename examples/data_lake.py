@@ -77,18 +77,18 @@ def _lives() -> Iterator[tuple[int, Row]]:
     def at(day: int) -> datetime:
         return _BEGIN + timedelta(days=day, hours=9)
 
-    def told(record: str, day: int, sequence: str, city: str, **more: Any) -> Row:
+    def version(record: str, day: int, sequence: str, city: str, **more: Any) -> Row:
         name = {"Id": record, "Name": "A life", "City": city}
         return {**name, "source__modified": at(day), "grax__idseq": sequence, **more}
 
-    yield 2, told("acc9001", 2, "1", "Oslo")
-    yield 9, told("acc9001", 9, "3", "Lima")
+    yield 2, version("acc9001", 2, "1", "Oslo")
+    yield 9, version("acc9001", 9, "3", "Lima")
     # Written late: the change was made between the two.
-    yield 12, told("acc9001", 5, "2", "Kyoto")
-    yield 16, told("acc9001", 9, "4", "Lima", grax__deleted=at(15), grax__deletesource="source")
-    yield 25, told("acc9001", 24, "5", "Accra")
-    yield 22, told("acc9003", 21, "1", "Lima", grax__restoredfrom="acc9001")
-    yield 3, told("acc9002", 3, "1", "Oslo")
+    yield 12, version("acc9001", 5, "2", "Kyoto")
+    yield 16, version("acc9001", 9, "4", "Lima", grax__deleted=at(15), grax__deletesource="source")
+    yield 25, version("acc9001", 24, "5", "Accra")
+    yield 22, version("acc9003", 21, "1", "Lima", grax__restoredfrom="acc9001")
+    yield 3, version("acc9002", 3, "1", "Oslo")
     purge = {"Id": "acc9002", "source__modified": at(3), "grax__idseq": "2"}
     yield 26, {**purge, "grax__purged": at(26)}
 

@@ -106,9 +106,9 @@ class Shop(BaseHTTPRequestHandler):
         more = begin + PAGE < len(found)
         self.answer({"data": found[begin : begin + PAGE], "next": begin + PAGE if more else None})
 
-    def answer(self, told: dict[str, Any], status: int = 200) -> None:
+    def answer(self, content: dict[str, Any], status: int = 200) -> None:
         """Send JSON."""
-        body = json.dumps(told).encode()
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

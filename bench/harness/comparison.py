@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from chronolake.core.sql import temp_view
 from chronolake.lake import Lake
-from harness import duckdb_baseline, lakes, statements
+from harness import duckdb_baseline, lakes
 from harness.batches import Batch
 from harness.clock import Times, interleaved, show
 from harness.customers import Made
@@ -103,7 +104,7 @@ class Contest:
             with (
                 self._times.of(rival.name + _FILES),
                 lakes.kept(changes) as decoded,
-                statements.view(decoded) as view,
+                temp_view(decoded) as view,
                 self._times.of(rival.name + _DECODED),
             ):
                 rival.run(view, batch)

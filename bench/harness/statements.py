@@ -7,29 +7,15 @@ pruned by their files' statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
-from uuid import uuid4
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from chronolake.change_set import OP, UNMODIFIED, Op
 from harness.customers import HISTORY, HISTORY_NAMES, LIVE_NAMES
 
 _TYPES: Final = {column.name: column.type.sql for column in HISTORY}
 _SYSTEM: Final = ("_fivetran_synced", "_fivetran_start", "_fivetran_end", "_fivetran_active")
-
-
-@contextmanager
-def view(changes: DataFrame) -> Iterator[str]:
-    """Name a change set, for as long as the block runs."""
-    name = f"changes_{uuid4().hex}"
-    changes.createOrReplaceTempView(name)
-    try:
-        yield name
-    finally:
-        changes.sparkSession.catalog.dropTempView(name)
 
 
 def upsert(target: str, changes: str) -> str:

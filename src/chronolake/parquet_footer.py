@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -55,7 +54,7 @@ class StoredColumn:
     definitions: int = 0
 
 
-def flaw_in(file: BinaryIO | pa.NativeFile, footer: pq.FileMetaData) -> str | None:
+def flaw_in(file: pa.NativeFile, footer: pq.FileMetaData) -> str | None:
     """Return the reason why the metadata of a file's columns must not be read, or None.
 
     Args:
@@ -90,7 +89,7 @@ def _fits(stored: StoredColumn | None, declared: pq.ColumnSchema | None) -> bool
     )
 
 
-def stored_columns(file: BinaryIO | pa.NativeFile) -> list[StoredColumn]:
+def stored_columns(file: pa.NativeFile) -> list[StoredColumn]:
     """Return the columns of each row group of a file.
 
     Raises:

@@ -36,17 +36,17 @@ def _without_parents(outcome: Outcome) -> Outcome:
     return replace(outcome, state=state)
 
 
-def _up_to(told: Any, world: World) -> Any:
+def _up_to(state_part: Any, world: World) -> Any:
     """Return a state without times beyond the requested end, which records may have reached."""
-    if isinstance(told, list):
-        return [_up_to(inner, world) for inner in told]
-    if not isinstance(told, dict):
-        return told
+    if isinstance(state_part, list):
+        return [_up_to(inner, world) for inner in state_part]
+    if not isinstance(state_part, dict):
+        return state_part
     return {
         name: world.up_to_end(inner)
         if name == "updated" and isinstance(inner, str)
         else _up_to(inner, world)
-        for name, inner in told.items()
+        for name, inner in state_part.items()
     }
 
 

@@ -189,7 +189,7 @@ def _killed(server: Served, name: str, operation: Operation, point: str) -> Any:
     with pytest.raises((grpc.RpcError, AssertionError), match=r"UNAVAILABLE|Socket closed"):
         operation.send(sent, request)
     assert server.killed(), point
-    now, must = sent.rows(), _model(sent, operation, told=point in _DONE)
+    now, must = sent.rows(), _model(sent, operation, is_applied=point in _DONE)
     wrong = differences(now, must, sent.key)
     assert not wrong, f"killed at {point}: {wrong}"
     assert (now == before) == (point not in _DONE)
@@ -201,16 +201,16 @@ def _sent_again(
 ) -> None:
     sent = SentTable(server.caller, name, operation.columns)
     operation.send(sent, request)
-    assert not differences(sent.rows(), _model(sent, operation, told=True), sent.key)
+    assert not differences(sent.rows(), _model(sent, operation, is_applied=True), sent.key)
     assert _branches(sent) == {"main"}
     if wrote:
         assert not _scratch_tables(server.caller)
 
 
-def _model(sent: SentTable, operation: Operation, *, told: bool) -> list[Row]:
+def _model(sent: SentTable, operation: Operation, *, is_applied: bool) -> list[Row]:
     model = sent.oracle()
     model.write(**operation.first.rows)
-    if not told:
+    if not is_applied:
         return model.rows()
     operation.tell(model)
     return [operation.after(row) for row in model.rows()]

@@ -56,7 +56,7 @@ class Synced:
         self.source.write("Account", [file_row(row, **row.fields, **more) for row in rows])
 
     def run(self, *words: str, failpoint: str = "") -> int:
-        code, self.told = run_program(
+        code, self.output = run_program(
             COMMAND, *words, "--project", str(self.folder), failpoint=failpoint
         )
         return code
@@ -83,7 +83,7 @@ def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
 
 def _killed(synced: Synced, point: str, *words: str) -> None:
     code = synced.run(*words, failpoint=f"{point}=kill")
-    assert code == -signal.SIGKILL, f"{point}: {synced.told}"
+    assert code == -signal.SIGKILL, f"{point}: {synced.output}"
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def _killed(synced: Synced, point: str, *words: str) -> None:
 def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
     synced = Synced(tmp_path)
     synced.write(_FIRST)
-    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.run("sync", "crm") == 0, synced.output
     synced.write(_SECOND_FILE)
 
     _killed(synced, point, "sync", "crm")
@@ -99,7 +99,7 @@ def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
     done = point == "publish.after-commit"
     old, new = _model(_FIRST), _model(_FIRST, _SECOND_FILE)
     assert synced.versions() == (new if done else old)
-    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.run("sync", "crm") == 0, synced.output
     assert synced.versions() == new
     table = iceberg(synced.project, "crm", "Account")
     assert set(table.metadata.refs) == {"main", "chronolake-hidden"}
@@ -121,7 +121,7 @@ def test_the_first_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) 
 
     must = {"publish.after-commit": [_model(_FIRST)]}.get(point, [None, []])
     assert synced.versions() in must
-    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.run("sync", "crm") == 0, synced.output
     assert synced.versions() == _model(_FIRST)
 
 
@@ -131,7 +131,7 @@ def test_a_rebuild_may_be_killed_at_every_step(tmp_path: Path, point: str) -> No
     synced = Synced(tmp_path)
     synced.write(_FIRST)
     synced.write(_SECOND_FILE)
-    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.run("sync", "crm") == 0, synced.output
     whole = _model(_FIRST, _SECOND_FILE)
     before = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
 
@@ -140,12 +140,12 @@ def test_a_rebuild_may_be_killed_at_every_step(tmp_path: Path, point: str) -> No
     assert synced.versions() == whole
     now = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
     assert (now != before) == (point == "rewrite.after-commit")
-    assert synced.run("rebuild", "crm.Account") == 0, synced.told
+    assert synced.run("rebuild", "crm.Account") == 0, synced.output
     assert synced.versions() == whole
     assert iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id != before
     late = [LandedRow("a", _T + 3 * _SECOND, "9", (3, 0), fields={"Name": "after"})]
     synced.write(late)
-    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.run("sync", "crm") == 0, synced.output
     assert synced.versions() == _model(_FIRST, _SECOND_FILE, late)
 
 
@@ -154,7 +154,7 @@ def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
     """A paused process whose lease has passed to another one cannot publish its staged write."""
     synced = Synced(tmp_path)
     synced.write(_FIRST)
-    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.run("sync", "crm") == 0, synced.output
     synced.write(_SECOND_FILE)
     paused = tmp_path / "paused"
     paused.touch()
@@ -175,7 +175,7 @@ def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
         # A process that is stopped completely does not renew its lease.
         os.kill(sleeper.pid, signal.SIGSTOP)
         while synced.run("sync", "crm") != 0:
-            assert "is run by" in synced.told
+            assert "is run by" in synced.output
         assert synced.versions() == _model(_FIRST, _SECOND_FILE)
         before = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
         paused.unlink()

@@ -145,7 +145,7 @@ def test_a_configuration_without_rules_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "asked", "told"),
+    ("config", "required", "message"),
     [
         ({"n": 1}, _asks({"type": "integer"}, field_path=["n"]), None),
         ({"n": 1}, _asks({"type": "string"}, field_path=["m"]), None),
@@ -165,19 +165,19 @@ def test_a_configuration_without_rules_stays_as_it_is() -> None:
     ],
 )
 def test_violations_of_the_spec_are_reported_without_values(
-    config: dict[str, Any], asked: dict[str, Any], told: str | None
+    config: dict[str, Any], required: dict[str, Any], message: str | None
 ) -> None:
-    if told is None:
-        assert _ready(config, validations=[asked]) == config
+    if message is None:
+        assert _ready(config, validations=[required]) == config
         return
-    with pytest.raises(ConfigurationError, match=told):
-        _ready(config, validations=[asked])
+    with pytest.raises(ConfigurationError, match=message):
+        _ready(config, validations=[required])
 
 
 def test_secrets_are_in_no_message() -> None:
-    asked = _asks({"enum": ["a"]}, field_path=["token"])
+    required = _asks({"enum": ["a"]}, field_path=["token"])
     with pytest.raises(ConfigurationError) as refused:
-        _ready({"token": {"inner": _SECRET}}, validations=[asked])
+        _ready({"token": {"inner": _SECRET}}, validations=[required])
     assert _SECRET not in f"{refused.value} {refused.value.hint}"
 
 

@@ -38,7 +38,7 @@ def extracting(component: dict[str, Any], name: str = "items", **more: Any) -> d
     return stream(name, retriever=retriever(record_selector={"extractor": component}, **more))
 
 
-def told(found: Connector, *, allowed: bool) -> dict[str, tuple[Level, str]]:
+def check_results(found: Connector, *, allowed: bool) -> dict[str, tuple[Level, str]]:
     manifest = load(found.file, allow_components=allowed)
     with Api({"/items": Reply(ITEMS)}) as api:
         source = DeclarativeSource(
@@ -73,7 +73,7 @@ def test_a_stream_that_needs_code_is_reported_and_its_code_does_not_run(tmp_path
     assert "class_name:" in found.file.read_text().splitlines()[line - 1]
     with pytest.raises(ConfigurationError, match=r"line \d+.*allow_components: true"):
         manifest.stream("with")
-    level, words = told(found, allowed=False)["manifest"]
+    level, words = check_results(found, allowed=False)["manifest"]
     assert level is Level.WARNING
     assert "the stream child: retriever.partition_router" in words.replace("streams[2].", "")
     assert not (tmp_path / "ran").exists()
@@ -110,7 +110,7 @@ def test_check_reports_for_each_stream_whether_its_classes_exist(tmp_path: Path)
         extracting(own("RecordExtractor", "Plain"), "good"),
         extracting(own("RecordExtractor", "Gone"), "bad"),
     )
-    findings = told(found, allowed=True)
+    findings = check_results(found, allowed=True)
     assert findings["stream good"][0] is Level.OK
     level, words = findings["stream bad"]
     assert level is Level.FAILED

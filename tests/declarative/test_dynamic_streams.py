@@ -225,9 +225,9 @@ def test_two_that_take_turns_may_be_the_template() -> None:
 # ------------------------------------------------------------------ what is put into a template
 
 
-def _put(*mappings: dict[str, Any], template: dict[str, Any] | None = None, **told: Any) -> Any:
+def _put(*mappings: dict[str, Any], template: dict[str, Any] | None = None, **more: Any) -> Any:
     """Return the stream that mappings make, as its requests show its parameters and path."""
-    values = {"name": "one", **told}
+    values = {"name": "one", **more}
     return _plain(_made(_dynamic(_listed([values], _NAMED, *mappings), template)), "one")
 
 
@@ -338,7 +338,7 @@ def test_what_mappings_put_in_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resolver", "told"),
+    ("resolver", "message"),
     [
         ({"type": "CustomComponentsResolver"}, "which is not run"),
         (_listed([], _sets(["name"], "x", condition="{{ 1 }}")), "have a condition"),
@@ -347,10 +347,10 @@ def test_what_mappings_put_in_may_be_missing() -> None:
         (_configured(_NAMED) | {"stream_config": []}, "at least 1"),
     ],
 )
-def test_problems_of_a_resolver_are_reported(resolver: dict[str, Any], told: str) -> None:
+def test_problems_of_a_resolver_are_reported(resolver: dict[str, Any], message: str) -> None:
     manifest = _manifest(_dynamic(resolver, name="tables"))
     assert [problem.stream for problem in manifest.problems] == ["tables"]
-    assert told in manifest.problems[0].message
+    assert message in manifest.problems[0].message
 
 
 def test_one_stream_that_is_wrong_stops_no_other() -> None:

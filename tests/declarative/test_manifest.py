@@ -103,7 +103,7 @@ def test_every_problem_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "size", "told"),
+    ("token", "size", "target"),
     [
         ("request_parameter: offset", "request_parameter: offset", "request_parameter offset"),
         ("body_json: page", "body_json: [page, size]", "body_json page"),
@@ -113,7 +113,7 @@ def test_every_problem_is_reported_with_its_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_page_token_with_the_target_of_the_page_size_is_reported(
-    tmp_path: Path, token: str, size: str, told: str | None
+    tmp_path: Path, token: str, size: str, target: str | None
 ) -> None:
     def option(text: str) -> str:
         place, name = text.split(": ")
@@ -138,8 +138,8 @@ def test_a_page_token_with_the_target_of_the_page_size_is_reported(
         """,
     )
     problems = [(problem.line, problem.path, problem.message) for problem in found.problems]
-    message = f"the page token and the page size have the same target ({told})"
-    expected = [] if told is None else [(8, "streams[0].retriever.paginator", message)]
+    message = f"the page token and the page size have the same target ({target})"
+    expected = [] if target is None else [(8, "streams[0].retriever.paginator", message)]
     assert problems == expected
 
 

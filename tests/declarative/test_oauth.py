@@ -131,10 +131,10 @@ def test_rotating_refresh_tokens_are_stored(api: Api, client: httpx.Client) -> N
     assert refreshed == ["first", "r1"]
 
     # After a new sign-in, the stored tokens belong to the old refresh token.
-    config["credentials"]["refresh_token"] = "anew"
+    config["credentials"]["refresh_token"] = "another"
     visit.session = visit.again()
     visit.asks(wanted)
-    assert api.requests[-2].form["next"] == "anew"
+    assert api.requests[-2].form["next"] == "another"
 
 
 def test_access_token_of_the_config_is_used_until_it_expires(

@@ -158,7 +158,7 @@ def test_responses_have_the_format_that_the_decoder_reads(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"path": "others"}, "is nothing that the manifest describes"),
         ({"parameters": {}}, "parameter sort: 'at' is wanted, None was sent"),
@@ -173,10 +173,10 @@ def test_responses_have_the_format_that_the_decoder_reads(
     ],
 )
 def test_a_reader_that_takes_a_manifest_for_another_one_is_found(
-    changes: dict[str, Any], told: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     found = _became(_described(), _described(**changes), tmp_path)
-    assert told in "; ".join(found.faults)
+    assert message in "; ".join(found.faults)
 
 
 def test_the_shares_are_counted_by_what_became_of_streams() -> None:

@@ -35,7 +35,7 @@ def shape(**kinds: Kind) -> Shape:
     return Shape({name: ColumnType(kind) for name, kind in kinds.items()}, frozenset(kinds))
 
 
-def told(of: Shape, records: list[dict[str, Any]]) -> dict[str, tuple[Kind, list[Any]]]:
+def columns_of(of: Shape, records: list[dict[str, Any]]) -> dict[str, tuple[Kind, list[Any]]]:
     columns, arrays = of.cells(records, ())
     return {
         column.name: (column.type.kind, array.to_pylist())
@@ -74,7 +74,7 @@ def test_values_that_fit_have_the_declared_types() -> None:
     declared = shape(
         n=Kind.LONG, d=Kind.DOUBLE, at=Kind.UTC_DATETIME, on=Kind.NAIVE_DATE, o=Kind.JSON
     )
-    found = told(
+    found = columns_of(
         declared,
         [
             {
@@ -101,14 +101,14 @@ def test_values_that_fit_have_the_declared_types() -> None:
 
 def test_values_that_do_not_fit_make_a_column_wider_for_good() -> None:
     declared = shape(n=Kind.LONG, at=Kind.UTC_DATETIME, flag=Kind.BOOLEAN)
-    told(declared, [{"n": 1, "at": "2024-01-01T00:00:00Z", "flag": True}])
-    found = told(declared, [{"n": 0.5, "at": "yesterday", "flag": 1}])
+    columns_of(declared, [{"n": 1, "at": "2024-01-01T00:00:00Z", "flag": True}])
+    found = columns_of(declared, [{"n": 0.5, "at": "yesterday", "flag": 1}])
     assert found == {
         "n": (Kind.STRING, ["0.5"]),
         "at": (Kind.STRING, ["yesterday"]),
         "flag": (Kind.STRING, ["1"]),
     }
-    assert told(declared, [{"n": 2, "at": None, "flag": False}]) == {
+    assert columns_of(declared, [{"n": 2, "at": None, "flag": False}]) == {
         "n": (Kind.STRING, ["2"]),
         "at": (Kind.STRING, [None]),
         "flag": (Kind.STRING, ["false"]),
@@ -117,13 +117,13 @@ def test_values_that_do_not_fit_make_a_column_wider_for_good() -> None:
 
 def test_undeclared_fields_become_columns_with_their_first_value() -> None:
     free = shape()
-    assert told(free, [{"a": None}]) == {}
-    assert told(free, [{"a": 1, "b": [1]}, {"c": True}]) == {
+    assert columns_of(free, [{"a": None}]) == {}
+    assert columns_of(free, [{"a": 1, "b": [1]}, {"c": True}]) == {
         "a": (Kind.LONG, [1, None]),
         "b": (Kind.JSON, ["[1]", None]),
         "c": (Kind.BOOLEAN, [None, True]),
     }
-    assert told(free, [{"d": 10**30}])["d"] == (Kind.STRING, [str(10**30)])
+    assert columns_of(free, [{"d": 10**30}])["d"] == (Kind.STRING, [str(10**30)])
 
 
 def test_numbers_with_more_digits_than_a_type_holds_become_texts() -> None:
@@ -131,14 +131,14 @@ def test_numbers_with_more_digits_than_a_type_holds_become_texts() -> None:
       {"i": 1, "big": 18446744073709551616, "d": 0.5, "n": {"a": [12345678901234567.89, 1e400]}},
       {"i": 2, "big": -9223372036854775809, "d": 12345678901234567.89, "n": 7}
     ]"""
-    found = told(shape(big=Kind.LONG, d=Kind.DOUBLE, n=Kind.JSON), exact_json.loads(text))
+    found = columns_of(shape(big=Kind.LONG, d=Kind.DOUBLE, n=Kind.JSON), exact_json.loads(text))
     assert found == {
         "big": (Kind.STRING, ["18446744073709551616", "-9223372036854775809"]),
         "d": (Kind.STRING, ["0.5", "12345678901234567.89"]),
         "n": (Kind.JSON, ['{"a":[12345678901234567.89,1e400]}', "7"]),
         "i": (Kind.LONG, [1, 2]),
     }
-    free = told(shape(), exact_json.loads(b'[{"a": 0.1234567890123456789}, {"a": null}]'))
+    free = columns_of(shape(), exact_json.loads(b'[{"a": 0.1234567890123456789}, {"a": null}]'))
     assert free == {"a": (Kind.STRING, ["0.1234567890123456789", None])}
 
 
@@ -190,7 +190,7 @@ def test_pages_in_any_order_make_the_same_column(
     for order in (pages, shuffled):
         column = shape()
         for values in order:
-            told(column, [{"a": value} for value in values])
+            columns_of(column, [{"a": value} for value in values])
         found.append(column.types.get("a"))
     assert found[0] == found[1]
 
@@ -212,7 +212,7 @@ def test_threads_make_one_shape() -> None:
 def test_types_only_get_wider() -> None:
     """The order of `wider` is the order of types in a shape."""
     column = shape(a=Kind.DOUBLE)
-    told(column, [{"a": 2**60}])
+    columns_of(column, [{"a": 2**60}])
     assert column.types["a"] == wider(ColumnType(Kind.DOUBLE), ColumnType(Kind.LONG))
 
 
@@ -281,7 +281,7 @@ def test_a_key_that_is_declared_as_any_number_has_the_type_of_its_values() -> No
     declared = {"id": ColumnType(Kind.DOUBLE), "total": ColumnType(Kind.DOUBLE)}
     assert identity.add_key_column(declared) == {"total": ColumnType(Kind.DOUBLE)}
     of = Shape(identity.add_key_column(declared), frozenset({"total"}))
-    assert told(of, [{"id": 5, "total": 5}]) == {
+    assert columns_of(of, [{"id": 5, "total": 5}]) == {
         "total": (Kind.DOUBLE, [5.0]),
         "id": (Kind.LONG, [5]),
     }
@@ -309,7 +309,7 @@ def test_texts_of_a_csv_body_are_values_of_the_declared_type(
 ) -> None:
     declared = shape(a=kind)
     declared.texts_only = True
-    assert told(declared, [{"a": text} for text in texts]) == {"a": (kind, expected)}
+    assert columns_of(declared, [{"a": text} for text in texts]) == {"a": (kind, expected)}
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_a_text_that_would_lose_something_widens_the_column_and_is_logged(
     declared.texts_only = True
     declared.stream = "rates"
     with capture_logs() as logs:
-        found = told(declared, [{"a": text}, {"a": "1"}])
-        told(declared, [{"a": text}])
+        found = columns_of(declared, [{"a": text}, {"a": "1"}])
+        columns_of(declared, [{"a": text}])
     assert found == {"a": (Kind.STRING, [text, "1"])}
     assert [(log["event"], log["stream"], log["column"], log["now"]) for log in logs] == [
         ("column_wider_than_its_schema", "rates", "a", "STRING")
@@ -347,11 +347,11 @@ def test_every_number_survives_a_csv_body(numbers: list[float | None]) -> None:
     declared = shape(a=Kind.DOUBLE)
     declared.texts_only = True
     texts = ["" if number is None else repr(number) for number in numbers]
-    assert told(declared, [{"a": text} for text in texts])["a"] == (Kind.DOUBLE, numbers)
+    assert columns_of(declared, [{"a": text} for text in texts])["a"] == (Kind.DOUBLE, numbers)
 
 
 def test_texts_of_a_json_body_stay_texts() -> None:
-    assert told(shape(a=Kind.DOUBLE), [{"a": "1.10"}]) == {"a": (Kind.STRING, ["1.10"])}
+    assert columns_of(shape(a=Kind.DOUBLE), [{"a": "1.10"}]) == {"a": (Kind.STRING, ["1.10"])}
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_several_loaders_make_one_schema(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         ({}, "no list of fields"),
         ({"fields": [{"kind": "string"}]}, "without a name"),
@@ -189,9 +189,9 @@ def test_several_loaders_make_one_schema(server: Server) -> None:
         ({"fields": [{"name": "x", "kind": None}]}, "type for the field x"),
     ],
 )
-def test_an_invalid_schema_fails_the_stream(server: Server, answer: Any, told: str) -> None:
+def test_an_invalid_schema_fails_the_stream(server: Server, answer: Any, message: str) -> None:
     server.on("/schema", Reply([answer, {"fields": []}] if answer else [{"other": 1}]))
-    with pytest.raises(SourceError, match=told):
+    with pytest.raises(SourceError, match=message):
         _schema(server, _loader())
 
 

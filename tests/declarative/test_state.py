@@ -280,11 +280,11 @@ _KINDS: dict[str, Callable[..., StreamState]] = {
 
 def _reached(state: StreamState) -> list[datetime]:
     """Return all times in the exported state."""
-    told = state.export()
+    exported = state.export()
     values = [
-        told,
-        told.get("state", {}),
-        *(partition_state["cursor"] for partition_state in told.get("states", [])),
+        exported,
+        exported.get("state", {}),
+        *(partition_state["cursor"] for partition_state in exported.get("states", [])),
     ]
     return [state.cursor.parse(cursor["updated"]) for cursor in values if "updated" in cursor]
 
@@ -345,7 +345,7 @@ def test_state_never_exceeds_the_requested_range(
     """That is true for all times of records and all failed slices, also in the stored form."""
     is_precise = "T" in described.get("datetime_format", "")
     zero = "T00:00:00" if is_precise else ""
-    end, told = 5, None
+    end, exported = 5, None
     greatest = _START
     for more, answers in runs:
         end += more
@@ -356,7 +356,7 @@ def test_state_never_exceeds_the_requested_range(
                 "end_datetime": day(end).strftime("%Y-%m-%d") + zero,
             }
         )
-        state = _KINDS[kind](told, cursor=made)
+        state = _KINDS[kind](exported, cursor=made)
         partitions = [StreamSlice()] if kind == "one" else [team("a"), team("b")]
         slices = [slice_ for partition in partitions for slice_ in list(state.slices(partition))]
         failed = False
@@ -369,8 +369,8 @@ def test_state_never_exceeds_the_requested_range(
         if not failed:
             state.complete()
         assert max(_reached(state), default=_START) <= greatest
-        told = stored(state)
-        assert max(_reached(_KINDS[kind](told, cursor=made)), default=_START) <= greatest
+        exported = stored(state)
+        assert max(_reached(_KINDS[kind](exported, cursor=made)), default=_START) <= greatest
 
 
 def test_a_state_of_others_does_not_exceed_its_intervals() -> None:

@@ -69,12 +69,12 @@ def rotating(api: Api, *quotas: dict[str, Any], **fields: Any) -> dict[str, Any]
     }
 
 
-def told(left: int, reset: Any = LATER, limit: int = 100) -> Reply:
+def quota_reply(left: int, reset: Any = LATER, limit: int = 100) -> Reply:
     return Reply({"rest": {"left": left, "reset": reset, "limit": limit}})
 
 
 def by_token(**left: int) -> Callable[[ReceivedRequest], Reply]:
-    return lambda asked: told(left[token_of(asked)])
+    return lambda asked: quota_reply(left[token_of(asked)])
 
 
 def token_of(asked: ReceivedRequest) -> str:
@@ -97,7 +97,7 @@ def test_streams_share_the_calls_of_tokens(api: Api, client: httpx.Client) -> No
 def test_order_of_statuses_does_not_create_another_authenticator(
     api: Api, client: httpx.Client
 ) -> None:
-    api.on("/quotas", told(9))
+    api.on("/quotas", quota_reply(9))
     visit = Visit(api, client, {"tokens": "one"})
 
     for codes in ([404, 412], [412, 404]):
@@ -165,7 +165,7 @@ def test_no_token_makes_more_calls_than_it_has(api: Api) -> None:
 
 
 def test_waiting_threads_fetch_the_quotas_once(api: Api, client: httpx.Client) -> None:
-    api.on("/quotas", told(0, reset=int(NOW) + 60), told(40))
+    api.on("/quotas", quota_reply(0, reset=int(NOW) + 60), quota_reply(40))
     visit = Visit(api, client, {"tokens": "one"})
     sender = visit.session.sender(visit.requester(rotating(api)))
 
@@ -227,7 +227,7 @@ def test_responses_report_the_remaining_calls(
         limit_header="X-Limit",
         exhaustion_status_codes=[403],
     )
-    api.on("/quotas", told(50))
+    api.on("/quotas", quota_reply(50))
     api.on("/items", Reply([], status=status, headers=headers), Reply([]))
     visit = Visit(api, client, {"tokens": "one,two"})
     sender = visit.session.sender(
@@ -248,7 +248,7 @@ def ignoring(*codes: int) -> dict[str, Any]:
 def test_responses_never_add_calls_within_a_window(api: Api, client: httpx.Client) -> None:
     """A slow response's remaining quota may be out of date, and does not raise the count."""
     heard = quota(remaining_header="X-Left")
-    api.on("/quotas", told(2))
+    api.on("/quotas", quota_reply(2))
     api.on("/items", Reply([], headers={"X-Left": "80"}))
     visit = Visit(api, client, {"tokens": "one,two"})
 
@@ -258,7 +258,7 @@ def test_responses_never_add_calls_within_a_window(api: Api, client: httpx.Clien
 
 
 def test_last_calls_are_spread_over_the_rest_of_the_window(api: Api, client: httpx.Client) -> None:
-    api.on("/quotas", told(3, reset=int(NOW) + 12))
+    api.on("/quotas", quota_reply(3, reset=int(NOW) + 12))
     visit = Visit(api, client, {"tokens": "one,two"})
     spread = rotating(api, budget_min_reserve=2)
 
@@ -268,14 +268,14 @@ def test_last_calls_are_spread_over_the_rest_of_the_window(api: Api, client: htt
     # One token always has more than its reserve.
     assert visit.time.waits == []
     visit.session = visit.again()
-    api.on("/quotas", told(2, reset=int(NOW) + 12))
+    api.on("/quotas", quota_reply(2, reset=int(NOW) + 12))
     for _ in range(4):
         visit.asks(spread)
     assert visit.time.waits == [4.0, 4.0, 4.0]
 
 
 def test_wait_ends_when_the_read_is_cancelled(api: Api, client: httpx.Client) -> None:
-    api.on("/quotas", told(0))
+    api.on("/quotas", quota_reply(0))
     visit = Visit(api, client, {"tokens": "one"})
 
     def cancelling(seconds: float) -> None:
@@ -291,7 +291,7 @@ def test_wait_ends_when_the_read_is_cancelled(api: Api, client: httpx.Client) ->
 
 
 def test_waits_are_bounded_together(api: Api, client: httpx.Client) -> None:
-    api.on("/quotas", lambda _: told(0, reset=int(visit.time.now) + 40))
+    api.on("/quotas", lambda _: quota_reply(0, reset=int(visit.time.now) + 40))
     visit = Visit(api, client, {"tokens": "one"})
 
     with pytest.raises(SourceError, match=r"All tokens are exhausted \(quota 'rest'\)"):
@@ -325,8 +325,8 @@ def test_invalid_authenticator_is_refused(
     [
         (Reply({"rest": {"left": 1, "reset": LATER}}), r"number of calls at rest\.limit"),
         (Reply({"rest": {"left": None, "reset": LATER, "limit": 1}}), r"calls at rest\.left"),
-        (told(1, reset="soon"), r"has no valid time at rest\.reset"),
-        (told(1, reset=LATER * 1000), r"has no valid time at rest\.reset"),
+        (quota_reply(1, reset="soon"), r"has no valid time at rest\.reset"),
+        (quota_reply(1, reset=LATER * 1000), r"has no valid time at rest\.reset"),
         (Reply(b"<html>"), "has no valid"),
         (Reply(status=401), "GET /quotas returned status 401"),
     ],
@@ -346,7 +346,7 @@ def test_incomplete_quota_status_ends_the_read(
 def test_no_message_contains_a_token(api: Api, client: httpx.Client) -> None:
     """Each token is hidden in the API's messages, whichever of them the request used."""
     other = "another-that-nobody-may-see"
-    api.on("/quotas", told(50))
+    api.on("/quotas", quota_reply(50))
     api.on("/items", Reply({"said": f"neither {HIDDEN} nor {other}"}, status=400))
     link = {"Location": f"/items?a={other}"}
     api.on("/moved", Reply(status=302, headers=link))
@@ -408,7 +408,7 @@ def test_tasks_share_the_calls_that_the_driver_counts(api: Api, client: httpx.Cl
 
 def test_tasks_wait_by_themselves(api: Api, client: httpx.Client) -> None:
     """The driver, which answers all tasks, is not blocked."""
-    api.on("/quotas", told(0, reset=int(NOW) + 60), told(9))
+    api.on("/quotas", quota_reply(0, reset=int(NOW) + 60), quota_reply(9))
     driving, task = (Visit(api, client, {"tokens": "one"}) for _ in range(2))
     driving.session.sender(driving.requester(rotating(api)))
 

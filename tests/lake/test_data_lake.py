@@ -1030,8 +1030,9 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
             version.start,
             version.end,
             version.active,
-            version.fields["Name"],
-            value(version.fields["N"]),
+            # A version that is known from a purge alone has no fields.
+            version.fields.get("Name"),
+            value(version.fields.get("N")),
         )
         for version in pipeline_model.versions(rows, 1_000)
     )
@@ -1124,10 +1125,10 @@ def test_forms_of_fields_are_found_in_footers_and_columns(pipeline: Pipeline, se
 
     words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
 
-    def told(types: set[str]) -> set[str]:
+    def widest(types: set[str]) -> set[str]:
         # Of the integers, only the greatest type counts, whether there are others or not.
         return types - {"int"} if "long" in types else types
 
     assert {
-        name: told({kind.value for kind in types}) for name, types in found.items() if types
-    } == {name: told({words[form] for form in types}) for name, types in forms.items()}
+        name: widest({kind.value for kind in types}) for name, types in found.items() if types
+    } == {name: widest({words[form] for form in types}) for name, types in forms.items()}

@@ -18,7 +18,7 @@ def test_the_demo_runs_to_its_end_and_leaves_no_process() -> None:
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert set(done.stderr.splitlines()) <= {"Starting Spark ..."}
     for words in ("all checks passed", "shop.orders", "placed → paid", "versions do not overlap"):
         assert words in done.stdout
     assert "violated" not in done.stdout

@@ -81,7 +81,7 @@ class Lived:
         self.model = Life(["id", "v", *system.get(mode, [SYNCED])])
         core.create(lake, self.name, self.columns())
         self.now = _T
-        self.told: list[str] = []
+        self.steps: list[str] = []
         self.times = {_T}
 
     def columns(self) -> list[Column]:
@@ -94,7 +94,7 @@ class Lived:
     def step(self, what: str, keys: Sequence[int], values: Sequence[Any], number: int) -> None:
         self.now += _HOUR
         self.times.add(self.now)
-        self.told.append(f"{what} {list(keys)} {list(values)} {number} at {self.now}")
+        self.steps.append(f"{what} {list(keys)} {list(values)} {number} at {self.now}")
         {
             "batch": self._batch,
             "resync": self._resync,
@@ -247,7 +247,7 @@ class Lived:
     # ------------------------------------------------------------------ checks
 
     def _check(self) -> None:
-        story = "\n".join(self.told)
+        story = "\n".join(self.steps)
         must = sorted(map(self._text, self.model.rows))
         assert self._stored() == must, story
         described = self.lake.describe(self.name)

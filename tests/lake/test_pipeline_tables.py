@@ -60,7 +60,9 @@ def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
         SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
         DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
         PURGED_AT: pa.array([row.purged for row in rows], pa.int64()),
-        PROVIDES_DATA: pa.array([row.tells and row.purged is None for row in rows], pa.bool_()),
+        PROVIDES_DATA: pa.array(
+            [row.provides_data and row.purged is None for row in rows], pa.bool_()
+        ),
         OMITTED: pa.array(
             [sorted(row.omitted) if row.omitted else None for row in rows], pa.list_(pa.string())
         ),
@@ -127,10 +129,10 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
         key = f"k{chance.randrange(keys)}"
         # Several changes of a record at one instant, too.
         times[key] += chance.choice([0, 1, 1, 3]) * step
-        deleted, purged, tells, omitted = None, None, True, frozenset[str]()
+        deleted, purged, provides_data, omitted = None, None, True, frozenset[str]()
         fields = {"Name": f"n{number}", "Size": chance.choice([None, number])}
         if key in alive and chance.random() < 0.2:
-            tells, fields = False, {}
+            provides_data, fields = False, {}
             if purges and chance.random() < 0.3:
                 # A purge is never at the same time as another change.
                 times[key], purged = times[key] + step, times[key]
@@ -149,7 +151,7 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
                 place=(1 + number * 6 // changes, number),
                 deleted=deleted,
                 purged=purged,
-                tells=tells,
+                provides_data=provides_data,
                 omitted=omitted,
                 fields={name: value for name, value in fields.items() if name not in omitted},
             )
@@ -380,7 +382,7 @@ def _difference(chance: random.Random, number: int, at: int, keys: int) -> list[
                 sequence=f"{number:x}",
                 place=(number, place),
                 deleted=at if is_gone else None,
-                tells=not is_gone,
+                provides_data=not is_gone,
                 fields={} if is_gone else fields,
             )
         )
@@ -414,7 +416,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
         return "resolve" not in result.seconds, result.written, result.removed
 
     is_history = mode is Mode.HISTORY
-    first = [row for row in _difference(chance, 1, _T, 90) if row.tells]
+    first = [row for row in _difference(chance, 1, _T, 90) if row.provides_data]
     assert written(first) == (True, len(first), 0)
     at = _T
     for number in range(2, 5):

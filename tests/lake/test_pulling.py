@@ -62,7 +62,7 @@ def _changes(seed: int, number: int, *, begin: int = 0) -> Iterator[LandedRow]:
             f"{place + 1:x}",
             (1, place),
             deleted=at if is_deletion else None,
-            tells=not is_deletion,
+            provides_data=not is_deletion,
             omitted=omitted,
             fields=fields,
         )

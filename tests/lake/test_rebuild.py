@@ -164,7 +164,7 @@ def test_a_full_refresh_lands_what_differs(tmp_path: Path) -> None:
     rows = [row for row, *_ in register.log]
     rows += [
         LandedRow(("a", 1), at, "f", (2, 0), fields={"title": "changed", "pages": None}),
-        LandedRow(("a", 2), at, "f", (2, 1), deleted=at, tells=False),
+        LandedRow(("a", 2), at, "f", (2, 1), deleted=at, provides_data=False),
         LandedRow(("b", 7), at, "f", (2, 2), fields={"title": "new", "pages": 2**40}),
     ]
     assert there.versions() == _model(rows, there.names())
@@ -262,7 +262,7 @@ def test_renamed_columns_keep_their_values(tmp_path: Path) -> None:
         now = dict(zip([column.name for column in columns], there.names(), strict=True))
         fields = {now[name]: value for name, value in row.fields.items()}
         omitted = frozenset(now[name] for name in row.omitted)
-        rows.append(LandedRow(**{**vars(row), "fields": fields, "untold": omitted}))
+        rows.append(LandedRow(**{**vars(row), "fields": fields, "omitted": omitted}))
     assert there.versions() == _model(rows, there.names())
     assert there.present() == there.expected()
     assert there.agrees()

@@ -25,7 +25,7 @@ class LandedRow:
     purged: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     #: False: the row only marks the record as deleted, or purged.
-    tells: bool = True
+    provides_data: bool = True
     #: Fields that the row omits: they keep the value of the latest earlier row.
     omitted: frozenset[str] = frozenset()
 
@@ -65,13 +65,13 @@ def _of_record(
         ranked = sorted(
             by_time[modified], key=lambda row: (len(row.sequence), row.sequence, row.place)
         )
-        telling = [row for row in ranked if row.purged is None and row.tells]
+        telling = [row for row in ranked if row.purged is None and row.provides_data]
         purging = [row for row in ranked if row.purged is not None]
         purges += [max(row.purged, modified) for row in purging if row.purged is not None]
         for row in ranked:
             # Deleted, and back at the same instant: the record was never gone.
             is_back = telling and _rank(telling[-1]) > _rank(row)
-            if not (row.tells or row.purged is not None or is_back):
+            if not (row.provides_data or row.purged is not None or is_back):
                 deletions.append(modified)
         if telling:
             marks = [telling[-1].deleted, *(row.deleted for row in purging)]
@@ -115,7 +115,7 @@ def _with_untold(
             other
             for rows in by_time.values()
             for other in rows
-            if other.tells
+            if other.provides_data
             and other.purged is None
             and name not in other.omitted
             and (other.modified, _rank(other)) < (row.modified, _rank(row))

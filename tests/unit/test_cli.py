@@ -99,7 +99,7 @@ def test_a_column_given_twice_is_named(
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "hint"),
+    ("words", "message", "hint"),
     [
         (("nonsense",), "No such command 'nonsense'.", "`chronolake --help`"),
         (("--lake", "x"), "No such option", "`chronolake --help`"),
@@ -116,7 +116,7 @@ def test_a_column_given_twice_is_named(
 @pytest.mark.parametrize("as_json", [True, False])
 def test_wrong_usage_is_reported_like_other_errors(
     words: tuple[str, ...],
-    told: str,
+    message: str,
     hint: str,
     as_json: bool,
     capsys: pytest.CaptureFixture[str],
@@ -127,17 +127,17 @@ def test_wrong_usage_is_reported_like_other_errors(
 
     assert ended(*words, *(["--json"] if as_json else [])) == 2
 
-    said = capsys.readouterr()
-    assert said.out == ""
+    printed = capsys.readouterr()
+    assert printed.out == ""
     if not as_json:
-        assert said.err.startswith("Error: ")
-        assert told in said.err
-        assert hint in said.err.partition("What to do: ")[2]
+        assert printed.err.startswith("Error: ")
+        assert message in printed.err
+        assert hint in printed.err.partition("What to do: ")[2]
         return
-    failure = json.loads(said.err)
+    failure = json.loads(printed.err)
     assert failure.keys() == {"error", "message", "hint", "retryable"}
     assert failure["error"] == "ConfigurationError"
-    assert told in failure["message"]
+    assert message in failure["message"]
     assert hint in failure["hint"]
 
 
@@ -158,7 +158,7 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("serve --lake x --port 70000", "--port is 70000"),
         ("serve --lake x --host 0.0.0.0", "--allow-plaintext"),
@@ -167,11 +167,11 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
         ("test-destination x.json --target localhost", "Use HOST:PORT"),
     ],
 )
-def test_options_that_contradict_themselves_are_wrong_usage(words: str, told: str) -> None:
+def test_options_that_contradict_themselves_are_wrong_usage(words: str, message: str) -> None:
     done = run(*words.split())
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_a_missing_lake_is_an_error_with_location_and_hint(tmp_path: Path) -> None:

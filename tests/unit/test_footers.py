@@ -37,7 +37,7 @@ def footers(path: Path) -> list[Footers]:
 
 
 def columns_in(path: Path) -> list[StoredColumn]:
-    with path.open("rb") as file:
+    with pa.OSFile(str(path)) as file:
         return stored_columns(file)
 
 
@@ -91,22 +91,16 @@ def test_an_unknown_compression_is_named(path: Path) -> None:
 
 
 _DAMAGE = """
-import random, struct, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from chronolake.errors import BadFileError
+from support.damaged_parquet import damage_footers
 from unit.test_footers import footers, pa, pq, rows
 
 path = Path(sys.argv[1])
 pq.write_table(rows(X=pa.array([1, 2, None]), Y=pa.array([["a"], [], None])), path)
-content = path.read_bytes()
-length = struct.unpack("<I", content[-8:-4])[0]
-numbers = random.Random(7)
-for _ in range(800):
-    damaged = bytearray(content)
-    place = len(content) - 9 - numbers.randrange(length)
-    for _ in range(numbers.choice([1, 2, 5])):
-        damaged[max(0, place - numbers.randrange(5))] = numbers.randrange(256)
+for damaged in damage_footers(path.read_bytes(), seed=7, number=800):
     path.write_bytes(damaged)
     try:
         footers(path)

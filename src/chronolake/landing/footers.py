@@ -200,9 +200,10 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = (batch.column(name).to_pylist() for name in ("number", "renamed", "path"))
         for number, renamed, path in zip(*columns, strict=True):
             try:
-                footer = pq.read_metadata(path)
-                schema = _schema_of(footer)
-                problem = _unsupported_in(path, footer)
+                with pa.OSFile(path) as file:
+                    footer = pq.read_metadata(file)
+                    schema = _schema_of(footer)
+                    problem = _unsupported_in(file, footer)
                 statistics = [] if problem else list(_statistics(footer))
             except UnicodeDecodeError:
                 problems.append((number, _unreadable("a name in it is not UTF-8"), False))
@@ -259,14 +260,13 @@ def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
     return schema.with_metadata(kept)
 
 
-def _unsupported_in(path: str, footer: pq.FileMetaData) -> str | None:
+def _unsupported_in(file: pa.NativeFile, footer: pq.FileMetaData) -> str | None:
     """Return the reason why Spark cannot read a file with a valid footer, or None."""
     if DECLARATION in (footer.metadata or {}):
         # Chronolake's own file.
         return None
-    with open(path, "rb") as file:  # noqa: PTH123 - as PyArrow opens it
-        if flaw := flaw_in(file, footer):
-            return _unreadable(flaw)
+    if flaw := flaw_in(file, footer):
+        return _unreadable(flaw)
     for group in range(footer.num_row_groups):
         found = footer.row_group(group)
         for number in range(found.num_columns):

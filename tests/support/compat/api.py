@@ -214,20 +214,25 @@ class Api:
         self._tokens.append(made)
         return self._fixed(token, {**names, "token": made}, 0)
 
-    def _fixed(self, told: dict[str, Any], names: Mapping[str, Any], slow: float) -> Answer:
-        headers = {key: str(filled(value, names)) for key, value in told.get("headers", {}).items()}
+    def _fixed(self, definition: dict[str, Any], names: Mapping[str, Any], slow: float) -> Answer:
+        headers = {
+            key: str(filled(value, names)) for key, value in definition.get("headers", {}).items()
+        }
         for key, value in headers.items():
             if moved := re.fullmatch(r"now([+-]\d+)( date)?", value):
                 then = time.time() + int(moved[1])
                 headers[key] = formatdate(then, usegmt=True) if moved[2] else str(int(then))
-        if "text" in told:
-            body = str(filled(told["text"], names)).encode()
+        if "text" in definition:
+            body = str(filled(definition["text"], names)).encode()
             headers.setdefault("Content-Type", "text/plain")
         else:
-            body = json.dumps(filled(told.get("body", {}), names)).encode()
+            body = json.dumps(filled(definition.get("body", {}), names)).encode()
             headers.setdefault("Content-Type", "application/json")
         return Answer(
-            int(told.get("status", 200)), headers, packed(body, told.get("packed")), slow=slow
+            int(definition.get("status", 200)),
+            headers,
+            packed(body, definition.get("packed")),
+            slow=slow,
         )
 
     def _rows(

@@ -110,41 +110,41 @@ def _whole_streams(value: Any) -> Any:
     return value
 
 
-def _case(told: Mapping[str, Any]) -> Case:
-    unknown = set(told) - {
+def _case(definition: Mapping[str, Any]) -> Case:
+    unknown = set(definition) - {
         *("name", "shows", "uses", "manifest", "stream", "config", "api", "syncs", "compare"),
         *("partition_limit", "components"),
     }
     if unknown:
-        raise ValueError(f"{told['name']}: what is {sorted(unknown)}?")
-    compare = told.get("compare", {})
+        raise ValueError(f"{definition['name']}: what is {sorted(unknown)}?")
+    compare = definition.get("compare", {})
     if compare and not {"because", "difference"} & compare.keys():
-        raise ValueError(f"{told['name']}: why is not everything compared?")
-    for sync in told["syncs"]:
+        raise ValueError(f"{definition['name']}: why is not everything compared?")
+    for sync in definition["syncs"]:
         if sync.get("differs", _DIFFERING).keys() != _DIFFERING.keys():
-            raise ValueError(f"{told['name']}: what differs, and why?")
-    manifest = whole(told["manifest"])
+            raise ValueError(f"{definition['name']}: what differs, and why?")
+    manifest = whole(definition["manifest"])
     streams = manifest.get("streams", [])
     syncs = tuple(
         Sync(
             state=sync.get("state"),
-            api=sync.get("api", told.get("api", [])),
+            api=sync.get("api", definition.get("api", [])),
             expect=sync["expect"],
             differs=sync.get("differs"),
         )
-        for sync in told["syncs"]
+        for sync in definition["syncs"]
     )
     return Case(
-        name=told["name"],
-        shows=told["shows"],
+        name=definition["name"],
+        shows=definition["shows"],
         manifest=manifest,
-        stream=told.get("stream") or streams[0]["name"],
-        config=told.get("config", {}),
+        stream=definition.get("stream") or streams[0]["name"],
+        config=definition.get("config", {}),
         syncs=syncs,
-        uses=tuple(told.get("uses", ())),
+        uses=tuple(definition.get("uses", ())),
         compare=compare,
-        partition_limit=told.get("partition_limit"),
-        components=told.get("components"),
+        partition_limit=definition.get("partition_limit"),
+        components=definition.get("components"),
     )
 
 

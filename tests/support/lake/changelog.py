@@ -65,7 +65,7 @@ class ChangeLog:
                         row.modified,
                         row.fields.get("Name"),
                         row.fields.get("Size"),
-                        not row.tells,
+                        not row.provides_data,
                         ",".join(sorted(row.omitted)),
                     )
                     for row in rows

@@ -94,7 +94,7 @@ class Register:
             f"{place + 1:x}",
             (1, place),
             deleted=at if fields is None else None,
-            tells=fields is not None,
+            provides_data=fields is not None,
             omitted=omitted,
             fields=fields or {},
         )
@@ -159,7 +159,7 @@ def _versions(rows: list[LandedRow], columns: tuple[Column, ...]) -> pa.Table:
         SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
         DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
         PURGED_AT: pa.nulls(len(rows), pa.int64()),
-        PROVIDES_DATA: pa.array([row.tells for row in rows], pa.bool_()),
+        PROVIDES_DATA: pa.array([row.provides_data for row in rows], pa.bool_()),
         OMITTED: pa.array([list(row.omitted) or None for row in rows], pa.list_(pa.string())),
     }
     for name, values in besides.items():

@@ -231,7 +231,7 @@ def test_what_is_not_parquet_is_refused(decode: Decode, key: bytes) -> None:
 
 
 _DAMAGE = """
-import random, struct, sys
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 sys.path[:0] = ["tests", "tests/unit/batch_files"]
@@ -240,18 +240,12 @@ from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.change_set import Op
 from chronolake.errors import ChronolakeError
 from support.batch_columns import columns_of
+from support.damaged_parquet import damage_footers
 from test_parquet_file import KINDS, TABLE, parquet
 
 path = Path(sys.argv[1])
-content = parquet(TABLE)
-length = struct.unpack("<I", content[-8:-4])[0]
-numbers = random.Random(5)
 form = FileForm("parquet", "off", False, "null", "unmodified")
-for _ in range(1000):
-    damaged = bytearray(content)
-    place = len(content) - 9 - numbers.randrange(length)
-    for _ in range(numbers.choice([1, 2, 5])):
-        damaged[max(0, place - numbers.randrange(5))] = numbers.randrange(256)
+for damaged in damage_footers(parquet(TABLE), seed=5, number=1000):
     path.write_bytes(damaged)
     pieces = parquet_file.pieces(
         BatchFile(str(path), Op.REPLACE),

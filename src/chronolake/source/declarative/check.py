@@ -281,19 +281,19 @@ def _check_stream_names(manifest: Manifest, source: DeclarativeSource) -> Iterat
 
 
 def _check_settings(
-    api: Api, wanted: Collection[str] | None, tried: Collection[str]
+    api: Api, stream_names: Collection[str] | None, tried: Collection[str]
 ) -> Iterator[CheckResult]:
     """Yield the cursors and paginators that are invalid with the configuration.
 
     Args:
-        wanted: the streams of the source; None for all.
+        stream_names: the streams of the source; None for all.
         tried: streams from which records are requested, which shows the same errors.
     """
     reported = {problem.stream for problem in api.manifest.problems if not problem.is_warning}
     reported.update(tried)
     failures: dict[tuple[str, str | None], list[str]] = {}
     for name, stream in api.manifest.streams.items():
-        if name in reported or not (wanted is None or name in wanted):
+        if name in reported or not (stream_names is None or name in stream_names):
             continue
         try:
             for each in (stream, *iterate_parents(stream)):

@@ -116,12 +116,12 @@ def _text(name: str, schema: Mapping[str, Any]) -> str:
     return next(text for text in texts if re.search(pattern, text))
 
 
-def _time(name: str, schema: Mapping[str, Any], told: list[Any]) -> str:
+def _time(name: str, schema: Mapping[str, Any], examples: list[Any]) -> str:
     is_end = "end" in name.lower() or "expir" in name.lower()
     at = clock.NOW + timedelta(hours=1) if "expir" in name.lower() else clock.NOW
     at = at if is_end else clock.BEGIN
     pattern = str(schema.get("pattern", ""))
-    of_examples = [form for form in _FORMS for example in told if _has(example, form)]
+    of_examples = [form for form in _FORMS for example in examples if _has(example, form)]
     forms = [_OF_FORMATS.get(str(schema.get("format")), _FORMS[0]), *_FORMS]
     texts = [at.strftime(form) for form in (of_examples + forms)]
     return next(text for text in texts if re.search(pattern, text))

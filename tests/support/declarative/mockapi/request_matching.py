@@ -34,7 +34,7 @@ class Expected:
     def is_fixed(self) -> bool:
         return not self.holes
 
-    def told(self, text: str) -> dict[str, tuple[str, str]] | None:
+    def match(self, text: str) -> dict[str, tuple[str, str]] | None:
         """Return the values in the holes, with their formats; None if the text does not match."""
         found = self.pattern.fullmatch(text)
         if found is None:
@@ -52,12 +52,13 @@ class Recognized:
 
     Attributes:
         score: how much of it consists of the requester's own words.
-        told: the values that the reader filled into the holes, by their paths, with the formats.
+        filled_values: the values that the reader filled into the holes, by their paths, with the
+            formats.
         missing: what the manifest requires and the request lacks.
     """
 
     score: int
-    told: dict[str, tuple[str, str]]
+    filled_values: dict[str, tuple[str, str]]
     missing: list[str] = field(default_factory=list)
 
 
@@ -87,7 +88,7 @@ class Request:
     ) -> Recognized | None:
         """Return the values of a request if it is one of these; `sent` are its body's texts."""
         place = _normal(f"https://{asked.headers['host']}{unquote(asked.path)}")
-        reported = self.place.told(place) if asked.method == self.method else None
+        reported = self.place.match(place) if asked.method == self.method else None
         if reported is None:
             return None
         found = Recognized(10 - len(self.place.holes), reported)
@@ -102,9 +103,9 @@ class Request:
 
     @staticmethod
     def _compare(found: Recognized, what: str, expected: Expected, text: str | None) -> None:
-        reported = None if text is None else expected.told(text)
+        reported = None if text is None else expected.match(text)
         if reported is not None:
-            found.told |= reported
+            found.filled_values |= reported
             found.score += 1 if expected.is_fixed else 0
         elif expected.is_fixed and expected.text not in _NOTHING and not _same(expected.text, text):
             found.score -= 1
@@ -140,24 +141,24 @@ def _normal(url: str) -> str:
     return f"{host}/{re.sub('/+', '/', path)}"
 
 
-def _named(told: Any, variables: Mapping[str, Any]) -> dict[str, Expected]:
-    if not isinstance(told, dict):
+def _named(texts: Any, variables: Mapping[str, Any]) -> dict[str, Expected]:
+    if not isinstance(texts, dict):
         return {}
     return {
         templates.text_of(name, variables): Expected.of(templates.text_of(text, variables))
-        for name, text in told.items()
+        for name, text in texts.items()
         if name != "$parameters"
     }
 
 
-def _leaves(told: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def _leaves(body: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the texts of a body that is configured key by key."""
-    if isinstance(told, dict):
-        for name, value in told.items():
+    if isinstance(body, dict):
+        for name, value in body.items():
             if "{" not in name and name != "$parameters":
                 yield from _leaves(value, (*path, name))
     elif path:
-        yield path, templates.as_text(told)
+        yield path, templates.as_text(body)
 
 
 def body_of(asked: ReceivedRequest) -> dict[tuple[str, ...], str]:

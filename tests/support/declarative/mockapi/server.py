@@ -138,7 +138,7 @@ class MockApi(Api):
         sent = body_of(asked)
         url = f"https://{asked.headers['host']}{asked.path}"
         for step in self._known.steps:
-            if step.place is not None and step.place.told(url.rstrip("/")) is not None:
+            if step.place is not None and step.place.match(url.rstrip("/")) is not None:
                 return Reply(step.answer)
         found: list[tuple[Recognized, Offer | _Step]] = [
             (recognized, target)
@@ -171,7 +171,7 @@ class MockApi(Api):
             **{".".join(path): value for path, value in body.items()},
         }
         self._check_options(offer, sent)
-        bounds = offer.window(recognized.told, sent)
+        bounds = offer.window(recognized.filled_values, sent)
         if asked.params.get(_LINK) in self._known.links:
             paged, number = self._known.links[asked.params[_LINK]]
         else:
@@ -227,7 +227,7 @@ class MockApi(Api):
         }
         reported = {
             path: value
-            for path, value in recognized.told.items()
+            for path, value in recognized.filled_values.items()
             if not path.startswith("next_page_token")
         }
         query = [(name, text) for name, text in sorted(asked.query) if name not in names]
@@ -262,7 +262,7 @@ class MockApi(Api):
         name = name_of(turning.token_option)
         reported = [
             token
-            for path, (token, _) in recognized.told.items()
+            for path, (token, _) in recognized.filled_values.items()
             if path.startswith("next_page_token")
         ]
         token = sent.get(name) if name else next(iter(reported), None)

@@ -167,11 +167,11 @@ class Offer:
 
     # ------------------------------------------------------------------ windows
 
-    def window(self, told: Mapping[str, tuple[str, str]], sent: Mapping[str, Any]) -> Any:
+    def window(self, filled_values: Mapping[str, tuple[str, str]], sent: Mapping[str, Any]) -> Any:
         """Return the times that a request asks for; None for a bound that it does not contain.
 
         Args:
-            told: the values that the request's templates were filled with, by their paths.
+            filled_values: the values that the request's templates were filled with, by their paths.
             sent: the request's parameters, headers and body, by their names.
         """
         cursor = self.cursor or {}
@@ -181,8 +181,8 @@ class Offer:
             value, form = sent.get(name_of(option)), str(cursor.get("datetime_format"))
             name = str(cursor.get(f"partition_field_{side}") or f"{side}_time")
             for root in ("stream_slice", "stream_interval", "stream_partition"):
-                if value is None and f"{root}.{name}" in told:
-                    value, own = told[f"{root}.{name}"]
+                if value is None and f"{root}.{name}" in filled_values:
+                    value, own = filled_values[f"{root}.{name}"]
                     form = own or form
             bounds.append(None if value is None else clock.read(value, [form]))
         return tuple(bounds)
