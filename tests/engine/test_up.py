@@ -87,6 +87,9 @@ class Up:
         self.sources[name].write("Account", rows)
 
     def active(self, name: str) -> list[str]:
+        if not self.project.lake.catalog_file.exists():
+            # PyIceberg would create it.
+            return []
         try:
             rows = iceberg(self.project, name, "Account").scan().to_arrow().to_pylist()
         except NoSuchTableError:

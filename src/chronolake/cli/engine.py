@@ -38,7 +38,7 @@ def status(
     *, project: ProjectOption = None, lake: LakeOption = None, json: JsonOption = False
 ) -> None:
     """Show whether an engine of the lake is running, and what it does."""
-    state = client.control(_lake_folder(project, lake), "status")
+    state = _control(project, lake, "status")
     if json:
         print_json({"running": state is not None, **(state or {})})
     elif state is None:
@@ -54,7 +54,7 @@ def stop(
     *, project: ProjectOption = None, lake: LakeOption = None, json: JsonOption = False
 ) -> None:
     """Stop the engine of the lake as soon as its running commands have ended."""
-    state = client.control(_lake_folder(project, lake), "stop")
+    state = _control(project, lake, "stop")
     if json:
         print_json({"stopped": state is not None, **(state or {})})
     elif state is None:
@@ -100,8 +100,16 @@ def run(*, project: ProjectOption = None, lake: LakeOption = None) -> None:
         fail()
 
 
-def _lake_folder(project: Path | None, lake: Path | None) -> Path:
-    return configuration(project, lake, None, None).path
+def _control(project: Path | None, lake: Path | None, word: str) -> dict[str, Any] | None:
+    """Send a control message to the engine of a lake; return its state, or None without one."""
+    from chronolake.config import find_project
+
+    file = find_project(project) if lake is None else None
+    # It is found even if the file is invalid now.
+    state = None if file is None else client.control(file.resolve(), word)
+    if state is not None:
+        return state
+    return client.control(configuration(project, lake, None, None).path, word)
 
 
 def _describe(state: dict[str, Any]) -> str:
