@@ -30,7 +30,7 @@ from chronolake.types import (
 )
 from support.datalakes import iceberg_in
 from support.lakes import lake_config
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint, run_until_failpoint
 
 _T: Final = 1_704_067_200_000_000
 _DAY: Final = 86_400_000_000
@@ -155,7 +155,7 @@ def _check(
 def _check_switch(lake: Lake, before: Mode, after: Mode, points: tuple[str, ...]) -> None:
     def is_killed(name: TableName, failpoint: str) -> bool:
         words = ("mode", str(name), after.value, "--yes", "--lake", str(lake.config.path))
-        return run_until_failpoint(COMMAND, *words, failpoint=failpoint)
+        return run_command_until_failpoint(*words, failpoint=failpoint)
 
     def change(name: TableName) -> None:
         migration.switch_mode(lake, name, after)

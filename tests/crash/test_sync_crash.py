@@ -18,7 +18,7 @@ from chronolake.types import ACTIVE, END, START
 from support import pipeline_model
 from support.datalakes import DataLake, file_row, iceberg, project
 from support.pipeline_model import LandedRow
-from support.processes import COMMAND, run_program
+from support.processes import COMMAND, KILLED, run_command
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -56,9 +56,7 @@ class Synced:
         self.source.write("Account", [file_row(row, **row.fields, **more) for row in rows])
 
     def run(self, *words: str, failpoint: str = "") -> int:
-        code, self.output = run_program(
-            COMMAND, *words, "--project", str(self.folder), failpoint=failpoint
-        )
+        code, self.output = run_command(*words, "--project", str(self.folder), failpoint=failpoint)
         return code
 
     def versions(self) -> list[tuple[Any, ...]] | None:
@@ -83,7 +81,7 @@ def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
 
 def _killed(synced: Synced, point: str, *words: str) -> None:
     code = synced.run(*words, failpoint=f"{point}=kill")
-    assert code == -signal.SIGKILL, f"{point}: {synced.output}"
+    assert code == KILLED, f"{point}: {synced.output}"
 
 
 @pytest.mark.long

@@ -19,23 +19,11 @@ import pytest
 from chronolake.engine import background, client, messages
 from chronolake.engine.command import is_for_java
 from support.datalakes import DataLake, iceberg, project
-from support.engines import TIMEOUT, wait_until
+from support.engines import ENGINE, TIMEOUT, wait_until
 
 _SOURCE: Final = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
 #: A statement of some minutes, unless its jobs are cancelled.
 _LONG_QUERY: Final = "SELECT count(DISTINCT hash(a.id, b.id)) FROM range(3000000) a, range(30000) b"
-#: An engine without an idle time, and without a warm-up that competes with commands.
-_ENGINE: Final = """\
-import sys
-from pathlib import Path
-from chronolake.cli import main
-from chronolake.config import lake_of_project
-from chronolake.engine.server import Engine
-
-file = Path(sys.argv[1])
-ran = Engine(lake_of_project(file).path, file, lambda: lake_of_project(file), main, None).run()
-sys.exit(0 if ran else 1)
-"""
 
 
 class Run:
@@ -55,7 +43,7 @@ class Run:
     def start(self) -> subprocess.Popen[bytes]:
         with (self.folder / "engine.log").open("ab") as log:
             self.engine = subprocess.Popen(
-                [sys.executable, "-c", _ENGINE, str(self.project.file)],
+                [sys.executable, "-c", ENGINE, str(self.project.file)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

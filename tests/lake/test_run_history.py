@@ -24,7 +24,7 @@ from support.datalakes import project
 from support.declarative.apis import Api, ReceivedRequest
 from support.lake.changelog import STREAM
 from support.lake.pipelines import Pipeline
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 from support.source.apishop import ApiShop
 
 _T = 1_767_225_600_000_000
@@ -298,7 +298,7 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     there.source.write("Account", [_row(1, 1)])
     words = ("sync", "--project", str(tmp_path))
 
-    assert run_until_failpoint(COMMAND, *words, failpoint="sync.surveyed=kill")
+    assert run_command_until_failpoint(*words, failpoint="sync.surveyed=kill")
 
     (dead,) = run_history.runs(found.lake).runs
     assert (dead.run.status, dead.seconds) == (Status.DEAD, None)

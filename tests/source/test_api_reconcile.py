@@ -19,7 +19,7 @@ from chronolake.pipeline.store import Status, Store
 from chronolake.types import ACTIVE, DELETED, END, START
 from support.commands import run_words
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 from support.source.apishop import ApiShop, parameter
 
 
@@ -322,15 +322,15 @@ def test_reconciliation_can_be_killed_at_every_step(shop: ApiShop) -> None:
     for number in range(1, 20):
         shop.put(number, state="new")
     shop.put(20, "08-01", state="new")
-    assert not run_until_failpoint(COMMAND, *words, failpoint="")
+    assert not run_command_until_failpoint(*words, failpoint="")
     for number, failpoint in enumerate(_STEPS, 1):
         del shop.orders[number]
         # The cursor does not show this change.
         shop.put(number + 10, state=f"state {number}")
-        assert run_until_failpoint(COMMAND, *words, failpoint=failpoint), failpoint
+        assert run_command_until_failpoint(*words, failpoint=failpoint), failpoint
         there = {row[0] for row in shop.rows("orders", "id", ACTIVE) if row[1]}
         assert there >= shop.orders.keys(), failpoint
-    assert not run_until_failpoint(COMMAND, *words, failpoint="")
+    assert not run_command_until_failpoint(*words, failpoint="")
 
     now = {row[0]: row[1] for row in shop.rows("orders", "id", "state", ACTIVE) if row[2]}
     assert now == {number: order["state"] for number, order in shop.orders.items()}

@@ -19,7 +19,7 @@ from chronolake.types import ACTIVE, END, START
 from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 
 MANIFEST = """
 version: 6.48.0
@@ -447,9 +447,9 @@ def test_killed_run_requests_only_missing_slices(shop: Shop) -> None:
         .replace("      customers: {mode: live}\n      notes: {mode: soft-delete}\n", "")
         .replace("    streams:\n", "")
     )
-    assert run_until_failpoint(COMMAND, *words, failpoint="read.slice-noted=kill")
+    assert run_command_until_failpoint(*words, failpoint="read.slice-noted=kill")
     assert shop.days_asked()[0] == "01"
-    assert not run_until_failpoint(COMMAND, *words, failpoint="")
+    assert not run_command_until_failpoint(*words, failpoint="")
 
     assert shop.days_asked() == ["02", "03", "04", "05"]
     assert [row[0] for row in shop.versions("id")] == [1, 2, 3, 4]
@@ -483,8 +483,8 @@ def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
         shop.put(number, f"{number:02d}", state="new")
         shop.put(1, f"{number:02d}", state=f"state {number}")
         shop.customers = [{"id": id_, "name": f"{number}"} for id_ in range(number)]
-        assert run_until_failpoint(COMMAND, *words, failpoint=failpoint), failpoint
-    assert not run_until_failpoint(COMMAND, *words, failpoint="")
+        assert run_command_until_failpoint(*words, failpoint=failpoint), failpoint
+    assert not run_command_until_failpoint(*words, failpoint="")
 
     now = {row[0]: row[1] for row in shop.versions("id", "state") if row[2]}
     assert now == {number: order["state"] for number, order in shop.orders.items()}

@@ -20,7 +20,7 @@ from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.source.declarative import stream_run
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 
 _DAYS = 12
 
@@ -241,7 +241,7 @@ def test_separate_executors_read_slices(tmp_path: Path, monkeypatch: pytest.Monk
         file.write_text(file.read_text().replace("'local[2]'", "'local-cluster[2,1,1024]'"))
         for number in range(1, 3 * _DAYS):
             shop.put(number, f"{1 + number % _DAYS:02d}", state="new")
-        assert not run_until_failpoint(
-            COMMAND, "sync", "shop", "--project", str(tmp_path), failpoint=""
+        assert not run_command_until_failpoint(
+            "sync", "shop", "--project", str(tmp_path), failpoint=""
         )
         assert [row[0] for row in shop.versions("id")] == list(range(1, 3 * _DAYS))

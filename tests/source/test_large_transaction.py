@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from chronolake.types import ACTIVE
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 from support.source.databases import Shop
 
 _ROWS = 300_000
@@ -35,7 +35,7 @@ def test_it_is_read_in_parts_and_again_after_a_kill(shop: Shop) -> None:
     )
     ((end,),) = shop.rows("SELECT pg_current_wal_lsn()::text")
     words = ("sync", "shop", "--project", str(shop.folder))
-    assert run_until_failpoint(COMMAND, *words, failpoint="read.log-batch=kill:3")
+    assert run_command_until_failpoint(*words, failpoint="read.log-batch=kill:3")
     assert shop.table("orders").num_rows == 1
 
     shop.sync_or_fail()

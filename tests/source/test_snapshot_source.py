@@ -20,7 +20,7 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.types import END, START
 from support.commands import run_words
 from support.datalakes import iceberg
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 from support.source import workload
 from support.source.databases import Shop
 
@@ -156,7 +156,7 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
                 "ON CONFLICT (id) DO UPDATE SET state = excluded.state"
             )
             seen[number].append(state)
-        assert run_until_failpoint(COMMAND, *words, failpoint=f"{point}=kill"), point
+        assert run_command_until_failpoint(*words, failpoint=f"{point}=kill"), point
     shop.sync_or_fail()
 
     there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)

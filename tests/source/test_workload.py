@@ -12,7 +12,7 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.pipeline.runs import Status
-from support.processes import COMMAND, run_until_failpoint
+from support.processes import run_command_until_failpoint
 from support.seeds import draw_seeds
 from support.source import workload
 from support.source.databases import Shop
@@ -142,16 +142,16 @@ def test_sync_can_be_killed_at_every_step(shop: Shop) -> None:
     shop.prepare()
     words = ("sync", "shop", "--project", str(shop.folder))
     # Changes before the first copy are not part of any history.
-    assert not run_until_failpoint(COMMAND, *words, failpoint="")
+    assert not run_command_until_failpoint(*words, failpoint="")
     died = 0
     for failpoint in _POINTS_OF_A_SYNC:
         # The failpoints that a run reaches depend on the changes to read.
         for _ in range(3):
             workload.work(shop.dsn, chance, 30)
-            if run_until_failpoint(COMMAND, *words, failpoint=failpoint):
+            if run_command_until_failpoint(*words, failpoint=failpoint):
                 died += 1
                 break
-    assert not run_until_failpoint(COMMAND, *words, failpoint="")
+    assert not run_command_until_failpoint(*words, failpoint="")
 
     assert died == len(_POINTS_OF_A_SYNC)
     for table in workload.TABLES:

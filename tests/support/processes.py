@@ -1,4 +1,4 @@
-"""Programs in processes of their own, which a failpoint may kill."""
+"""Programs and commands in processes of their own, which a failpoint may kill."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-#: The command line, as a program for `run_program`.
+from support.engines import shared_engine
+
+#: The command line, as a program.
 COMMAND: Final = "from chronolake.cli import main; main()"
+#: The variable that, set to `off`, lets every command start its own Java.
+ENGINE_VARIABLE: Final = "CHRONOLAKE_TESTS_ENGINE"
 
 
 def run_program(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
@@ -20,15 +25,7 @@ def run_program(program: str, *words: str, failpoint: str = "") -> tuple[int, st
         words: its arguments.
         failpoint: such as `staged.appended=kill`; no failpoint if it is empty.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env={**os.environ, "CHRONOLAKE_FAILPOINT": failpoint},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    return done.returncode, done.stdout + done.stderr
+    return _run([sys.executable, "-c", program, *words], failpoint, {})
 
 
 def run_until_failpoint(program: str, *words: str, failpoint: str) -> bool:
@@ -36,3 +33,41 @@ def run_until_failpoint(program: str, *words: str, failpoint: str) -> bool:
     code, reported = run_program(program, *words, failpoint=failpoint)
     assert code in {0, -signal.SIGKILL}, reported
     return code != 0
+
+
+def run_command(*words: str, failpoint: str = "") -> tuple[int, str]:
+    """Run a command in the engine that all tests share; return its exit code and its output.
+
+    A command that is killed has the exit code of a shell, 137.
+    """
+    engine = "off" if os.environ.get(ENGINE_VARIABLE) == "off" else str(shared_engine())
+    code, output = _run(
+        [sys.executable, "-m", "chronolake", *words], failpoint, {"CHRONOLAKE_ENGINE": engine}
+    )
+    if engine == "off":
+        return (128 - code if code < 0 else code), output
+    assert code >= 0, f"It ran in a process of its own, not in the engine: {output}"
+    return code, output
+
+
+def run_command_until_failpoint(*words: str, failpoint: str) -> bool:
+    """Run a command that succeeds or is killed by its failpoint; return whether it was killed."""
+    code, reported = run_command(*words, failpoint=failpoint)
+    assert code in {0, KILLED}, reported
+    return code == KILLED
+
+
+#: The exit code of a command that was killed.
+KILLED: Final = 128 + signal.SIGKILL
+
+
+def _run(command: Sequence[str], failpoint: str, variables: Mapping[str, str]) -> tuple[int, str]:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **variables, "CHRONOLAKE_FAILPOINT": failpoint},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, done.stdout + done.stderr

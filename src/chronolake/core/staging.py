@@ -13,6 +13,7 @@ import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -62,8 +63,6 @@ _STAGED: Final = re.compile(
 )
 #: A staged write of another machine counts as abandoned after this time.
 _ABANDONED_AFTER_SECONDS: Final = 24 * 3600
-#: Distinguishes this process from an earlier one with the same process ID.
-_PROCESS: Final = f"{socket.gethostname().replace('-', '_')}-{os.getpid()}-{uuid4().hex[:8]}"
 
 
 @dataclass
@@ -305,7 +304,17 @@ class TableAlteredError(CommitError):
 
 def stage_name() -> str:
     """Return a new name for a staged write, with its process and time."""
-    return f"{_PREFIX}-{_PROCESS}-{int(time.time())}-{uuid4().hex[:8]}"
+    return f"{_PREFIX}-{_process(os.getpid())}-{int(time.time())}-{uuid4().hex[:8]}"
+
+
+@cache
+def _process(pid: int) -> str:
+    """Return the name of this process, which is not that of an earlier one with the same ID.
+
+    Args:
+        pid: its ID, because a fork inherits what is cached for the process that it was forked from.
+    """
+    return f"{socket.gethostname().replace('-', '_')}-{pid}-{uuid4().hex[:8]}"
 
 
 def is_abandoned(branch: str) -> bool:
@@ -318,9 +327,10 @@ def is_abandoned(branch: str) -> bool:
     if found is None:
         return False
     host, pid, token, since = found.groups()
-    if f"{host}-{pid}-{token}" == _PROCESS:
+    own = _process(os.getpid())
+    if f"{host}-{pid}-{token}" == own:
         return False
-    own_host, own_pid, _ = _PROCESS.split("-")
+    own_host, own_pid, _ = own.split("-")
     if host == own_host:
         return pid == own_pid or not _is_running(int(pid))
     return time.time() - int(since) > _ABANDONED_AFTER_SECONDS
