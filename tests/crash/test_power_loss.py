@@ -114,7 +114,7 @@ def test_a_loss_of_power_leaves_what_was_acknowledged(
                 call()
                 acknowledged.append(disk.syncs)
                 states.append({**states[-1], table.name: _rows(lake, table.name)})
-            server.process.kill()
+            server.kill()
 
     lost = []
     with disk.only_synced() as replay:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import pytest
@@ -18,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from chronolake.config import load_project
 from support.datalakes import DataLake, iceberg, project
-from support.engines import TIMEOUT, wait_until
+from support.engines import TIMEOUT, Up, wait_until
 
 _AT: Final = 1_767_225_600_000_000
 _PIPELINE: Final = "  {name}:\n    source: {{type: data_lake_v2, path: {name}, org: X}}\n"
@@ -26,20 +23,14 @@ _EVERY: Final = "    every: 1s\n"
 _UP: Final = "up: {ui: '127.0.0.1:0', health: '127.0.0.1:0', grace: 60s}\n"
 
 
-class Up:
-    """A project that `chronolake up` runs, in a process of its own."""
+class Lakes(Up):
+    """Data lakes that `chronolake up` syncs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.sources = {name: DataLake(folder / name) for name in ("crm", "erp")}
         self.project = project(folder, _PIPELINE.format(name="crm") + _EVERY)
         self.configure("crm")
-        self.environment = {
-            **os.environ,
-            "XDG_RUNTIME_DIR": str(folder),
-            "CHRONOLAKE_CLASS_ARCHIVE": "off",
-        }
-        self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, *names: str) -> None:
         file = self.project.file
@@ -49,35 +40,6 @@ class Up:
         changed.write_text(f"{head}{_UP}pipelines:\n{pipelines}")
         changed.replace(file)
         self.project = load_project(file)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        with (self.folder / "up.log").open("ab") as log, (self.folder / "up.err").open("ab") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "chronolake", "up"],
-                env=self.environment,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=err,
-            )
-        return self.process
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "chronolake", *words],
-            env=self.environment,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
 
     def write(self, name: str, *values: str) -> None:
         rows = [
@@ -99,34 +61,17 @@ class Up:
     def wait_for(self, name: str, *values: str) -> None:
         wait_until(lambda: self.active(name) == sorted(values), f"{name} does not have {values}")
 
-    def state(self) -> dict[str, Any]:
-        done = self.run("engine", "status", "--json")
-        state: dict[str, Any] = json.loads(done.stdout)
-        return state
-
-    def tasks(self) -> set[str]:
-        return {name for name, task in self.state().get("tasks", {}).items() if task["running"]}
-
-    def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "up.log").read_text().splitlines()]
-
-    def get(self, path: str) -> httpx.Response:
-        """Return the response of the last HTTP server that was started."""
-        started = [line for line in self.log() if line["event"] == "health_listening"]
-        url = f"http://127.0.0.1:{started[-1]['port']}{path}"
-        return httpx.get(url, trust_env=False, timeout=30)
-
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    made = Up(tmp_path)
+def up(tmp_path: Path) -> Iterator[Lakes]:
+    made = Lakes(tmp_path)
     try:
         yield made
     finally:
         made.stop()
 
 
-def test_pipelines_follow_the_file_and_each_other_s_failures_do_not_matter(up: Up) -> None:
+def test_pipelines_follow_the_file_and_each_other_s_failures_do_not_matter(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
     up.wait_for("crm", "a")
@@ -155,7 +100,7 @@ def test_pipelines_follow_the_file_and_each_other_s_failures_do_not_matter(up: U
     assert "pipeline erp" in up.tasks()
 
 
-def test_health_metrics_and_the_web_ui_are_served(up: Up) -> None:
+def test_health_metrics_and_the_web_ui_are_served(up: Lakes) -> None:
     up.write("crm", "a", "b")
     up.start()
     up.wait_for("crm", "a", "b")
@@ -176,7 +121,7 @@ def test_health_metrics_and_the_web_ui_are_served(up: Up) -> None:
     assert "crm.Account" in httpx.get(ui, trust_env=False, follow_redirects=True, timeout=30).text
 
 
-def test_commands_run_in_the_same_engine(up: Up) -> None:
+def test_commands_run_in_the_same_engine(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
     up.wait_for("crm", "a")
@@ -191,7 +136,7 @@ def test_commands_run_in_the_same_engine(up: Up) -> None:
     assert up.state()["java_pid"] == java
 
 
-def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Up) -> None:
+def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
     up.wait_for("crm", "a")
@@ -204,7 +149,7 @@ def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Up) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_lost_when_it_ends(up: Up, number: signal.Signals) -> None:
+def test_nothing_is_lost_when_it_ends(up: Lakes, number: signal.Signals) -> None:
     up.write("crm", "a")
     process = up.start()
     up.wait_for("crm", "a")
@@ -221,7 +166,7 @@ def test_nothing_is_lost_when_it_ends(up: Up, number: signal.Signals) -> None:
     up.wait_for("crm", "b", "c")
 
 
-def test_settings_of_spark_take_effect_without_a_restart(up: Up) -> None:
+def test_settings_of_spark_take_effect_without_a_restart(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
     up.wait_for("crm", "a")

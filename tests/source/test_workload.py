@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.pipeline.runs import Status
+from support.engines import Up, forks_of, wait_until
 from support.processes import run_command_until_failpoint
 from support.seeds import draw_seeds
 from support.source import workload
@@ -118,6 +122,75 @@ def _read_while_working(
         found.append(workload.read_all(dsn))
         time.sleep(0.05)
     return [*found, workload.read_all(dsn)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "turns"),
+    [
+        (1, 3),
+        *(pytest.param(seed, 8, marks=pytest.mark.long) for seed in draw_seeds("up", 4)),
+    ],
+)
+def test_history_is_what_triggers_saw_whatever_of_up_is_killed(
+    shop: Shop, seed: int, turns: int
+) -> None:
+    chance = random.Random(seed)
+    alterations = workload.Alterations()
+    shop.prepare()
+    # Changes before the first copy are not part of any history.
+    shop.sync_or_fail()
+    with shop.project.file.open("a") as file:
+        file.write("    every: 1s\nup: {ui: 'off', health: 'off', grace: 60s}\n")
+    up = Up(shop.folder)
+    up.start()
+    try:
+        wait_until(up.tasks, "up does not run")
+        for _ in range(turns):
+            for _ in range(3):
+                workload.work(shop.dsn, chance, 20)
+                alterations.alter(shop.dsn, chance)
+            _end_something(up, chance)
+        wait_until(lambda: _is_current(shop), "up does not read all changes")
+        assert up.end(signal.SIGTERM) == 0
+    finally:
+        up.stop()
+
+    for table in workload.TABLES:
+        names = workload.plain_columns(shop.dsn, table)
+        there = sorted(shop.rows(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
+        assert shop.present(table, names) == there
+    assert shop.agrees()
+
+
+def _end_something(up: Up, chance: random.Random) -> None:
+    """Kill a process of `up`, or let it end; start it again if it has ended."""
+    assert up.process is not None
+    what = chance.choice(["up", "java", "pipeline", "terminated"])
+    if what == "java":
+        java = up.state()["java_pid"]
+        if java is not None:
+            os.kill(java, signal.SIGKILL)
+    elif what == "pipeline":
+        for pid in forks_of(up.process):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        up.end(signal.SIGKILL if what == "up" else signal.SIGTERM)
+        up.start()
+
+
+def _is_current(shop: Shop) -> bool:
+    """Return whether the history tables have the states that the triggers saw."""
+    for table in workload.TABLES:
+        names = workload.plain_columns(shop.dsn, table)
+        try:
+            found = shop.states(table, workload.TABLES[table], names)
+        except KeyError:
+            # A new column has not been read yet.
+            return False
+        if found != _expected(shop, table, names):
+            return False
+    return True
 
 
 _POINTS_OF_A_SYNC = [

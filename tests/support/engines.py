@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +14,9 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import httpx
 
 from support.datalakes import project
 
@@ -75,3 +79,87 @@ def shared_engine() -> Path:
     )
     assert engine.poll() is None, (folder / "engine.log").read_text()
     return next(sockets.glob("*.sock"))
+
+
+class Up:
+    """A project that `chronolake up` runs, in a process of its own.
+
+    Attributes:
+        folder: the project's folder, which is also that of the engine's socket.
+        environment: the variables of its processes.
+        process: the process that was started last.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(folder),
+            "CHRONOLAKE_CLASS_ARCHIVE": "off",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "up.log").open("ab") as log, (self.folder / "up.err").open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "chronolake", "up"],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=err,
+            )
+        return self.process
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal to the process, and return its exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(TIMEOUT)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "chronolake", *words],
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+
+    def state(self) -> dict[str, Any]:
+        done = self.run("engine", "status", "--json")
+        state: dict[str, Any] = json.loads(done.stdout)
+        return state
+
+    def tasks(self) -> set[str]:
+        return {name for name, task in self.state().get("tasks", {}).items() if task["running"]}
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "up.log").read_text().splitlines()]
+
+    def get(self, path: str) -> httpx.Response:
+        """Return the response of the last HTTP server that was started."""
+        started = [line for line in self.log() if line["event"] == "health_listening"]
+        url = f"http://127.0.0.1:{started[-1]['port']}{path}"
+        return httpx.get(url, trust_env=False, timeout=30)
+
+
+def forks_of(engine: subprocess.Popen[bytes]) -> list[int]:
+    """Return the process IDs of an engine's forks: its tasks and commands."""
+    children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text()
+    return [int(pid) for pid in children.split() if _program(pid) == _program("self")]
+
+
+def _program(pid: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except FileNotFoundError:
+        return ""

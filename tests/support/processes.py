@@ -14,7 +14,7 @@ from support.engines import shared_engine
 #: The command line, as a program.
 COMMAND: Final = "from chronolake.cli import main; main()"
 #: The variable that, set to `off`, lets every command start its own Java.
-ENGINE_VARIABLE: Final = "CHRONOLAKE_TESTS_ENGINE"
+ENGINE_VARIABLE: Final = "TESTS_ENGINE"
 
 
 def run_program(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:

@@ -110,7 +110,11 @@ def run(
 
 
 def prepare_fork() -> None:
-    """Give a fork the signal handlers and the random numbers of a new process."""
+    """Give a fork the signal handlers and the random numbers of a new process.
+
+    It leaves the terminal of `up`, whose Ctrl-C drains the engine instead of ending commands.
+    """
+    os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import yaml
 
+from support.engines import forks_of
 from support.lakes import SPARK
 from support.server.caller import Caller
 
 _PROGRAM = "from chronolake.cli import main; main()"
 _STARTED_WITHIN = 120.0
+#: The variable that, set to `on`, lets `up` run every destination.
+UP_VARIABLE = "TESTS_UP"
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Served:
     """A running destination.
 
     Attributes:
-        process: its process, the leader of its own session.
+        process: its process, the leader of its own session; or `up`, which runs it in a fork.
         channel: a channel to it.
         caller: sends to it, and reads its lake.
         paused: the file whose removal resumes a process that is paused at a failpoint.
@@ -41,8 +46,24 @@ class Served:
     log: Path
 
     def killed(self) -> bool:
-        """Wait for the end of the process; return whether SIGKILL ended it."""
-        return self.process.wait(timeout=60) == -signal.SIGKILL
+        """Wait for the end of the destination; return whether SIGKILL ended it."""
+        if not _uses_up():
+            return self.process.wait(timeout=60) == -signal.SIGKILL
+        deadline = time.monotonic() + _STARTED_WITHIN
+        while not (ended := self.events("task_ended")):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "the destination did not end"
+            time.sleep(0.05)
+        return bool(ended[0]["exit_code"] == -signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the destination."""
+        forks = forks_of(self.process) if _uses_up() else []
+        self.process.kill()
+        for pid in forks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
     def wait_until_paused(self) -> None:
         deadline = time.monotonic() + _STARTED_WITHIN
@@ -78,15 +99,15 @@ def serve(
     if failpoint:
         paused.touch()
         environment |= {"CHRONOLAKE_FAILPOINT": failpoint, "CHRONOLAKE_FAILPOINT_FILE": str(paused)}
+    # A socket's path has at most 107 bytes, which a folder of pytest's may exceed.
+    sockets = tempfile.mkdtemp(prefix="chronolake-tests-")
     with log.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _PROGRAM, "serve"),
-                *("--lake", str(lake), "--port", "0", "--host", "127.0.0.1", "--grace", "20"),
-            ],
+            [sys.executable, "-c", _PROGRAM, *_words(lake, folder)],
             stdout=out,
             stderr=err,
-            env=environment,
+            # Lakes are served by several processes of this machine at once.
+            env={**environment, "XDG_RUNTIME_DIR": sockets},
             start_new_session=True,
         )
     try:
@@ -103,6 +124,29 @@ def serve(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        shutil.rmtree(sockets)
+
+
+def _uses_up() -> bool:
+    return os.environ.get(UP_VARIABLE) == "on"
+
+
+def _words(lake: Path, folder: Path) -> list[str]:
+    if _uses_up():
+        return ["up", "--project", str(_project_of(lake, folder))]
+    return ["serve", "--lake", str(lake), "--port", "0", "--host", "127.0.0.1", "--grace", "20"]
+
+
+def _project_of(lake: Path, folder: Path) -> Path:
+    """Write the file of a project that serves a lake; return its path."""
+    content = yaml.safe_load((lake / "chronolake.yml").read_text())
+    content["lake"]["path"] = str(lake)
+    content["pipelines"] = {}
+    destination = {"port": 0, "hosts": ["127.0.0.1"]}
+    content["up"] = {"ui": "off", "health": "off", "grace": "20s", "destination": destination}
+    file = folder / f"up-{time.monotonic_ns()}.yml"
+    file.write_text(yaml.safe_dump(content))
+    return file
 
 
 def _port(process: subprocess.Popen[bytes], log: Path, errors: Path) -> int:
