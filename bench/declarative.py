@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from pyspark.sql import SparkSession
 
 from chronolake.lake import Lake
 from chronolake.source.declarative.connect import create_api
@@ -142,11 +141,11 @@ def read_ours(
     url: str,
     folder: Path,
     workers: int,
-    spark: SparkSession | None = None,
+    lake: Lake | None = None,
 ) -> tuple[int, float]:
     """Read the stream into files; return the number of records, and the seconds of reading.
 
-    With a session its tasks read all slices, without one this process does.
+    With a lake, tasks of its Spark read all slices; without one, this process does.
     """
     found = parse(to_mapped(described), folder / "manifest.yaml")
     (stream,) = found.streams.values()
@@ -161,7 +160,7 @@ def read_ours(
         shape = Shape(identity.add_key_column(types), frozenset(types))
         files = SliceFiles(waiting.folder, identity, shape)
         reader = StreamReader(stream, api)
-        cluster = None if spark is None else cluster_for(spark, api, reader, files, workers)
+        cluster = None if lake is None else cluster_for(lake, api, reader, files, workers)
         run = Run(reader, files, waiting, api.session, cluster=cluster)
         rows = 0
         begin = time.perf_counter()
@@ -235,10 +234,10 @@ def across(folder: Path, pages: int, rounds: int) -> None:
     expected = 30 * pages * PER_PAGE
     times = Times()
     with serving(folder, pages) as url:
-        spark = Lake.open(folder / "lake").spark
+        lake = Lake.open(folder / "lake")
         for number in range(rounds + 1):
-            for name, session in ((THREADS, None), (TASKS, spark)):
-                found, seconds = read_ours(described, url, folder, 4, session)
+            for name, used in ((THREADS, None), (TASKS, lake)):
+                found, seconds = read_ours(described, url, folder, 4, used)
                 if found != expected:
                     raise RuntimeError(f"of {expected} records {found} were read")
                 if number:
