@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest $(SPREAD)
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
   --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-spark40 check docs format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-up test-spark40 check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -78,7 +78,10 @@ test: setup  ## run the tests that CI runs: all except the long ones
 test-all: setup $(COMPAT)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
-	@$(MAKE) test-spark40
+	@$(MAKE) test-up test-spark40
+
+test-up: setup  ## run the crash tests again: destinations in `up`, commands without an engine
+	@TESTS_UP=on TESTS_ENGINE=off JAVA_HOME="$$(scripts/find-java)" $(PYTEST) tests/crash $(ARGS)
 
 test-spark40: $(SPARK40)  ## run the tests of lakes with Spark 4.0, the oldest supported one
 	@JAVA_HOME="$$(scripts/find-java)" .venv-spark40/bin/python -m pytest $(SPREAD) tests/lake tests/unit/test_jars.py $(ARGS)

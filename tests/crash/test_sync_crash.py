@@ -84,8 +84,13 @@ def _killed(synced: Synced, point: str, *words: str) -> None:
     assert code == KILLED, f"{point}: {synced.output}"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("point", _IN_PLACE)
+@pytest.mark.parametrize(
+    "point",
+    [
+        name if name == "staged.appended" else pytest.param(name, marks=pytest.mark.long)
+        for name in _IN_PLACE
+    ],
+)
 def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
     synced = Synced(tmp_path)
     synced.write(_FIRST)

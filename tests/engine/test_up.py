@@ -14,8 +14,11 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
 from chronolake.config import load_project
+from support.crash.server_process import UP_VARIABLE, configure, serve
 from support.datalakes import DataLake, iceberg, project
 from support.engines import TIMEOUT, Up, wait_until
+from support.server.caller import SYNCED
+from support.server.sent_rows import Batch, SentTable
 
 _AT: Final = 1_767_225_600_000_000
 _PIPELINE: Final = "  {name}:\n    source: {{type: data_lake_v2, path: {name}, org: X}}\n"
@@ -146,6 +149,20 @@ def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Lakes) -> None:
 
     up.wait_for("crm", "b")
     wait_until(lambda: up.get("/healthz").status_code == 200, "it does not become healthy")
+
+
+def test_the_destination_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UP_VARIABLE, "on")
+    lake = tmp_path / "lake"
+    configure(lake)
+    with serve(lake, tmp_path) as server:
+        table = SentTable(server.caller, "live", ["id*:LONG", "a:STRING", SYNCED])
+        table.create()
+        row = {"id": 1, "a": "x", "_fivetran_synced": _AT}
+        table.send(table.request(Batch(replace=[row])))
+        (ended,) = table.rows()
+    assert (ended["id"], ended["a"]) == (1, "x")
+    assert server.process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
