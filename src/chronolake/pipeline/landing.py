@@ -19,6 +19,7 @@ from chronolake.pipeline.key_changes import fill_omitted_values
 from chronolake.pipeline.reconcile import TableComparison, expect_empty
 from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats
 from chronolake.pipeline.table_writer import StoredTable, TableWriter
+from chronolake.pipeline.unchanged_rows import change_nothing
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
 
 if TYPE_CHECKING:
@@ -139,9 +140,19 @@ class StreamLanding:
         if batch.is_undated or (batch.may_repeat and self._had_table):
             # It is compared with all data that has landed.
             yield self._table_due
+            if self._change_nothing(versions, columns, is_complete=False):
+                return []
             known = self.lake.catalog.find(self.stream.table)
             versions = drop_repeats(self.lake, to_spark(versions), columns, known)
         return self._land(versions, columns, each_once=batch.is_distinct)
+
+    def _change_nothing(
+        self, rows: ArrowRows | DataFrame, columns: Sequence[Column], *, is_complete: bool
+    ) -> bool:
+        """Return whether rows certainly equal the table's (`unchanged_rows.change_nothing`)."""
+        return change_nothing(
+            self.lake.config, self.stream.table, rows, columns, is_complete=is_complete
+        )
 
     @property
     def _table_due(self) -> TableDue:
@@ -161,6 +172,9 @@ class StreamLanding:
         yield self._table_due
         table = self.lake.catalog.find(self.stream.table)
         self._expect_same_key(table, snapshot.columns)
+        is_plain = snapshot.present is None and not snapshot.texts and not self.full_refresh
+        if is_plain and self._change_nothing(snapshot.rows, snapshot.columns, is_complete=True):
+            return [], False
         if table is not None and not snapshot.may_be_empty:
             expect_empty(self.lake, table, snapshot.stream)
         versions, columns = diff_snapshot(self.lake, snapshot, table)

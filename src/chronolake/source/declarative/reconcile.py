@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from chronolake.arrow_tasks import to_spark
 from chronolake.errors import ChronolakeError, SourceError
 from chronolake.failpoints import reach
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
@@ -97,7 +98,7 @@ class CompleteRead:
             columns = self.run.files.columns()
             return Reconciliation(
                 self.stream.name,
-                read_files(lake, self.waiting.parts, columns, facts=True),
+                to_spark(read_files(lake, self.waiting.parts, columns, facts=True)),
                 columns,
                 sum(part.rows for part in self.waiting.parts),
                 micros_of(begun),

@@ -206,19 +206,27 @@ def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
         lake: the lake whose Spark session reads them, unless they are few.
         parts: the files.
     """
-    names = [f"{quote(column.name)} {column.type.sql}" for column in parts[0].columns]
-    names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
+    facts = [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
     listed = pa.table({"file": [str(part.file) for part in parts]})
     size = sum(part.bytes for part in parts)
     lake.note_work(size)
     return rows_at(
         listed,
         _read_batches,
-        ", ".join(names),
+        ", ".join([_schema(parts[0].columns), *facts]),
         size=size,
         is_local=lake.is_local,
         spark=lambda: lake.spark,
     )
+
+
+def _schema(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{quote(column.name)} {column.type.sql}" for column in columns)
+
+
+def _drop_facts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.drop_columns(list(_FACTS))
 
 
 def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -232,8 +240,8 @@ def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 def read_files(
     lake: Lake, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
-) -> DataFrame:
-    """Return the records of files with different columns as one data frame.
+) -> ArrowRows | DataFrame:
+    """Return the records of files that may have different columns.
 
     Args:
         lake: the lake whose Spark session reads them.
@@ -243,11 +251,14 @@ def read_files(
     """
     known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
     if not parts:
-        fields = [f"{quote(column.name)} {column.type.sql}" for column in columns]
-        fields += [f"{name} {kind}" for name, kind in known.items()]
+        fields = [_schema(columns), *(f"{name} {kind}" for name, kind in known.items())]
         return lake.spark.createDataFrame([], ", ".join(fields))
+    groups = group_by_columns(parts)
+    if len(groups) == 1 and set(groups[0][0]) == set(columns):
+        rows = read_equal_files(lake, parts)
+        return rows if facts else rows.then(_drop_facts, _schema(groups[0][0]))
     frames = []
-    for given, group in group_by_columns(parts):
+    for given, group in groups:
         types = {column.name: column for column in given}
         cells = (
             f"{_cast_sql(types.get(column.name), column.type)} AS {quote(column.name)}"
