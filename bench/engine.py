@@ -108,7 +108,7 @@ class Shop:
 
     def dlt(self) -> None:
         subprocess.run(
-            [str(DLT_PYTHON), "-P", str(HARNESS / "dlt_shop.py"), str(self.folder / "dlt")],
+            [str(DLT_PYTHON), "-P", str(HARNESS / "dlt_shop.py"), str(self.folder / "dlt"), "t0"],
             cwd=self.folder,
             env={**self.environment, "CI": "true"},
             input=self.address,

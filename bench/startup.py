@@ -101,6 +101,8 @@ class Shop:
                 "-P",
                 str(HARNESS / "dlt_shop.py"),
                 str(self.folder / "dlt"),
+                "customers",
+                "orders",
             ]
             self._time(name, program, {}, sent=self.address)
 

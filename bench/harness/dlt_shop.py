@@ -1,6 +1,6 @@
-"""Two PostgreSQL tables through dlt's `scd2` strategy; run by the interpreter of `.venv-bench`.
+"""PostgreSQL tables through dlt's `scd2` strategy; run by the interpreter of `.venv-bench`.
 
-python dlt_shop.py FOLDER < ADDRESS
+python dlt_shop.py FOLDER TABLE... < ADDRESS
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     pipeline.run(
         [
             dlt.resource(rows(address, table), name=table, write_disposition=scd2)
-            for table in ("customers", "orders")
+            for table in sys.argv[2:]
         ]
     )
 
