@@ -47,7 +47,7 @@ def options(claim: str | None, *, repeat: int) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def opened(flags: argparse.Namespace) -> Iterator[tuple[Lake, Path]]:
+def opened(flags: argparse.Namespace, *, fsync: bool = True) -> Iterator[tuple[Lake, Path]]:
     """Make a lake, and a folder for batches beside it; both are removed when the block ends."""
     say(machine())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
@@ -56,7 +56,8 @@ def opened(flags: argparse.Namespace) -> Iterator[tuple[Lake, Path]]:
         sent = Path(folder, "sent")
         sent.mkdir()
         place = Path(folder, "lake")
-        with Lake.open(place, config=load(place, overrides={"spark.conf": conf})) as lake:
+        config = load(place, overrides={"spark.conf": conf, "fsync": str(fsync).lower()})
+        with Lake.open(place, config=config) as lake:
             yield lake, sent
 
 
