@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from chronolake import class_archive, jars, sketches
@@ -321,7 +322,8 @@ def start(
 
     Raises:
         MissingRequirementError: Java or a jar is missing.
-        LakeError: a Spark session without Iceberg already runs in this process.
+        LakeError: Spark cannot be started, or a Spark session without Iceberg already runs in this
+            process.
     """
     running = SparkContext._active_spark_context  # noqa: SLF001
     if running is None:
@@ -422,12 +424,14 @@ class SharedJava:
         fingerprint: that of the settings with which it was started (`StartSettings`).
         address: waits until it runs, and returns the port and the secret of its gateway.
         exclusive: returns a context that only one of the processes is in.
+        discard: ends it, so that another one is started for the next processes.
         note_tags: is called with the tags of the jobs of this process.
     """
 
     fingerprint: str
     address: Callable[[], tuple[int, str]]
     exclusive: Callable[[], AbstractContextManager[None]]
+    discard: Callable[[], None]
     note_tags: Callable[[list[str]], None]
 
 
@@ -522,7 +526,8 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
     if shared is not None and shared.fingerprint != settings.fingerprint:
         shared = None
     if shared is not None:
-        session = _join(shared, builder)
+        with _discarding_java(shared):
+            session = _join(shared, builder)
     else:
         try:
             _start_java(settings)
@@ -532,7 +537,8 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
             class_archive.discard(home)
             archive = []
             _start_java(start_settings(master, conf, home))
-        session = builder.getOrCreate()
+        with _discarding_java(None):
+            session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
         # A JVM outlives its sessions, and loads jars only at its start.
@@ -544,6 +550,44 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
     if shared is None and not archive:
         class_archive.create_after_exit(home)
     return session
+
+
+@contextmanager
+def _discarding_java(shared: SharedJava | None) -> Iterator[None]:
+    """End the JVM if the block, which creates a Spark context in it, fails.
+
+    What a failed context leaves behind spoils the next one in the same JVM: a batch was read as
+    empty, without an error. So a JVM gets only one attempt.
+
+    Args:
+        shared: the JVM; None for this process's own.
+    """
+    has_context = SparkContext._active_spark_context is not None  # noqa: SLF001 - no public API
+    try:
+        yield
+    except (Py4JError, PySparkException) as failure:
+        if has_context:
+            # It is not ours.
+            raise
+        gateway: Any = SparkContext._gateway  # noqa: SLF001
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+        SparkContext._active_spark_context = None  # noqa: SLF001
+        if shared is not None:
+            shared.discard()
+        elif (process := getattr(gateway, "proc", None)) is not None:
+            process.kill()
+            process.wait()
+        raise LakeError(
+            f"Spark could not be started: {_first_line(failure)}",
+            hint="Run the command again: it starts another Java. If that fails as well, check "
+            "`spark.conf` in chronolake.yml, and the memory of this machine.",
+        ) from failure
+
+
+def _first_line(failure: Exception) -> str:
+    java: Any = getattr(failure, "java_exception", None)
+    text = str(failure) if java is None else str(java.toString())
+    return text.strip().partition("\n")[0]
 
 
 def _names_collector() -> bool:

@@ -199,6 +199,26 @@ def test_a_dead_jvm_is_replaced(running: Run) -> None:
     assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
 
 
+def test_a_jvm_in_which_spark_does_not_start_is_replaced(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    file = run.project.file
+    right = file.read_text()
+    file.write_text(right.replace("conf: {", "conf: {spark.memory.fraction: none, "))
+    run.start()
+    try:
+        before = run.java()
+        failed = run.run("query", "SELECT 1 AS a", "--json")
+        file.write_text(right)
+        wait_until(lambda: run.java() not in {None, before}, "there is no new JVM")
+        repeated = run.run("query", "SELECT 1 AS a", "--json")
+    finally:
+        run.stop()
+
+    assert failed.returncode == 1
+    assert "Spark could not be started" in failed.stderr
+    assert (repeated.returncode, repeated.stdout) == (0, '{"a":1}\n')
+
+
 def test_a_lake_has_one_engine(running: Run) -> None:
     other = copy(running)
     other.engine = None

@@ -28,6 +28,7 @@ from chronolake.change_set import (
 )
 from chronolake.core.apply_versions import ApplyResult, write_versions
 from chronolake.core.pipeline_table import create_pipeline_table
+from chronolake.errors import LakeError
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
 from support import pipeline_model
@@ -79,6 +80,7 @@ def _write(
     *,
     is_distinct: bool = False,
     erases: bool = False,
+    expected_rows: int | None = None,
 ) -> ApplyResult:
     return write_versions(
         lake,
@@ -88,6 +90,7 @@ def _write(
         batch="some",
         properties={},
         has_each_once=is_distinct,
+        expected_rows=len(rows) if expected_rows is None else expected_rows,
         erased=["Name", "Size"] if erases else [],
     )
 
@@ -446,6 +449,19 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
     assert written(_difference(chance, 12, at + 100 * eps, 60))[0] is is_history
     lake.spark.sql(f"UPDATE {table_sql} SET _fivetran_synced = _fivetran_synced")
     assert written(_difference(chance, 13, at + 101 * eps, 60))[0] is is_history
+
+
+def test_a_batch_that_is_not_read_completely_is_not_applied(lake: Lake) -> None:
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY)
+    rows = _random_rows(1, files=1, rows=3, keys=3, step=1_000)
+    _write(lake, name, rows)
+    before = _read(lake, name)
+
+    with pytest.raises(LakeError, match="read 3 rows of files that have 4"):
+        _write(lake, name, rows, expected_rows=4)
+
+    assert _read(lake, name) == before
 
 
 def test_a_table_that_another_writer_changed_is_read_again(lake: Lake) -> None:

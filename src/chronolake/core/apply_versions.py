@@ -60,7 +60,7 @@ from chronolake.core.staging import (
     write_staged,
 )
 from chronolake.description import describe_loaded
-from chronolake.errors import TableNotFoundError
+from chronolake.errors import LakeError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN, MAIN
 from chronolake.types import ACTIVE, END, HASH, START, VERSION, Mode
@@ -211,6 +211,7 @@ def write_versions(
     guard: Callable[[IcebergTable], None] | None = None,
     counts: bool = True,
     has_each_once: bool = False,
+    expected_rows: int | None = None,
     not_hashed: Sequence[str] = (),
     erased: Sequence[str] = (),
 ) -> ApplyResult:
@@ -231,6 +232,7 @@ def write_versions(
             no longer write to it.
         counts: whether the rows count for the month's usage.
         has_each_once: whether each record is known to have at most one of the versions.
+        expected_rows: the number of versions, if it is known.
         not_hashed: the data columns that a row's hash excludes, if the table has hashes.
         erased: the data columns that a purge empties in the versions that it ends.
 
@@ -239,6 +241,7 @@ def write_versions(
         BatchError: the table is not a pipeline table, or a version lacks its key, its time or its
             sequence.
         CommitError: the result could not be published.
+        LakeError: another number of versions was read than is expected.
         Exception: any error from computing `versions`; nothing has changed.
     """
     table = lake.catalog.find(name)
@@ -263,6 +266,7 @@ def write_versions(
             profile = profile_versions(
                 spark, view, description, layout, has_each_once=has_each_once
             )
+            _expect_rows(name, profile.rows, expected_rows)
             layout = replace(
                 layout, omitted=tuple(dict.fromkeys([*layout.omitted, *profile.omitted]))
             )
@@ -290,6 +294,16 @@ def write_versions(
 
         write_staged(lake, name, write, watch, spark=spark, guard=guard, allow_pipeline_table=True)
     return result
+
+
+def _expect_rows(name: TableName, rows: int, expected: int | None) -> None:
+    if expected is not None and rows != expected:
+        raise LakeError(
+            f"Spark read {rows:,} rows of files that have {expected:,}. Nothing was written.",
+            table=str(name),
+            hint="Run it again, with another Java: `chronolake engine stop` ends the one that is "
+            "running. Please report it if it happens again.",
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import fcntl
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -157,7 +158,11 @@ class EngineJava:
         """Let this process use the JVM if its own would be started with equal settings."""
         session.share(
             session.SharedJava(
-                self.settings.fingerprint, self.address, self._exclusive, self._store_tags
+                self.settings.fingerprint,
+                self.address,
+                self._exclusive,
+                self._kill,
+                self._store_tags,
             )
         )
 
@@ -166,6 +171,10 @@ class EngineJava:
         with (self.folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
 
     def _store_tags(self, tags: list[str]) -> None:
         with self._tags_file(os.getpid()).open("a", encoding="ascii") as file:

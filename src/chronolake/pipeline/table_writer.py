@@ -257,6 +257,7 @@ def write(
             guard=writer.lease.guard,
             counts=counts,
             has_each_once=landed.has_each_once,
+            expected_rows=landed.rows,
             not_hashed=(SOURCE_TIME.name,),
             erased=_columns_to_erase(stream, layout),
         )
