@@ -64,22 +64,35 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
         tasks=Tasks(partial(_tasks, watched, output)),
         grace_seconds=found.up.grace_seconds,
     )
-    _stop_idle_engine(found.lake.path)
-    if not started.run():
-        raise LakeError(
-            f"Another `up` of {found.lake.path} is running.",
-            hint="Stop it with `chronolake engine stop`.",
-        )
+    has_stopped = _stop_idle_engine(found.lake.path)
+    while not started.run():
+        if client.control(found.lake.path, "status") is not None:
+            raise LakeError(
+                f"Another `up` of {found.lake.path} is running.",
+                hint="Stop it with `chronolake engine stop`.",
+            )
+        if not has_stopped:
+            raise LakeError(
+                f"An engine of {found.lake.path} has ended, but not one of its commands.",
+                hint="Start `up` again when the command has ended.",
+            )
+        # The idle engine does not listen any more, but its Java has not ended.
+        time.sleep(_POLL_SECONDS)
 
 
-def _stop_idle_engine(lake: Path) -> None:
-    """End an engine that a command left running, and wait until its commands have ended."""
+def _stop_idle_engine(lake: Path) -> bool:
+    """End an engine that a command left running, and wait until its commands have ended.
+
+    Returns:
+        Whether there was one.
+    """
     state = client.control(lake, "status")
     if state is None or state["tasks"]:
-        return
+        return False
     client.control(lake, "stop")
     while client.control(lake, "status") is not None:
         time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _log_invalid(failure: Exception) -> None:
