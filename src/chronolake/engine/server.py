@@ -50,6 +50,8 @@ _BACKLOG: Final = 16
 _CHECK_SECONDS: Final = 1.0
 #: The longest time for the message of a client, which sends it at once.
 _RECEIVE_SECONDS: Final = 5.0
+#: Standard input, output and error, and the pipe that lets the command begin.
+_COMMAND_FILES: Final = 4
 
 
 @dataclass
@@ -301,6 +303,8 @@ class Engine:
             messages.send(connection, {"refused": True})
             connection.close()
             return
+        if len(files) != _COMMAND_FILES:
+            raise ValueError("a command needs its files")
         java = self._keeper.java if self._keeper.is_running else None
         run = partial(command.run, request, files, java, self.main)
         pid = self._fork(run, _Fork(connection))
