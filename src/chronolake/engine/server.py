@@ -196,10 +196,10 @@ class Engine:
                 # Nothing is lost: every step of a run can be repeated.
                 self._signal(self._forks, signal.SIGKILL)
         else:
-            if self._keeper.is_replacement_due():
+            if self._may_replace_java():
                 # Tasks end after their current run, and are restarted with the next JVM.
-                users = [pid for pid, fork in self._forks.items() if fork.uses_java]
-                self._signal(set(users) & set(running.values()), signal.SIGTERM)
+                users = [pid for pid in running.values() if self._forks[pid].uses_java]
+                self._signal(users, signal.SIGTERM)
                 if not users:
                     self._replace_java()
             unwanted = self.tasks.unwanted(running)
@@ -209,7 +209,7 @@ class Engine:
     def _start_tasks(self, running: Collection[str], now: float) -> None:
         java = self._keeper.java if self._keeper.is_running else None
         for name, task in self.tasks.due(running, now).items():
-            if task.uses_java and (java is None or self._keeper.is_replacement_due()):
+            if task.uses_java and (java is None or self._may_replace_java()):
                 continue
             run = partial(_run_task, os.getpid(), java if task.uses_java else None, task.run)
             self._fork(run, _Fork(task=name, uses_java=task.uses_java))
@@ -223,6 +223,16 @@ class Engine:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def _may_replace_java(self) -> bool:
+        """Return whether another JVM should run, and no command uses the current one.
+
+        Tasks go on as long as a command uses it: it may take hours.
+        """
+        if not self._keeper.is_replacement_due():
+            return False
+        has_command = any(fork.uses_java and fork.task is None for fork in self._forks.values())
+        return not (has_command and self._keeper.is_running)
 
     def _replace_java(self) -> None:
         if self._keeper.is_hopeless:
@@ -241,6 +251,8 @@ class Engine:
             try:
                 command.prepare_fork()
                 self._close_sockets()
+                if not fork.uses_java:
+                    self._keeper.leave()
                 run()
                 code = 0
             except BaseException:  # noqa: BLE001 - the last thing that the process does
@@ -307,7 +319,7 @@ class Engine:
             raise ValueError("a command needs its files")
         java = self._keeper.java if self._keeper.is_running else None
         run = partial(command.run, request, files, java, self.main)
-        pid = self._fork(run, _Fork(connection))
+        pid = self._fork(run, _Fork(connection, uses_java=java is not None))
         self._keeper.note_command()
         selector.register(connection, selectors.EVENT_READ)
         messages.send(connection, {"pid": pid})
