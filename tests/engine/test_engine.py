@@ -192,8 +192,10 @@ def test_a_command_does_not_begin_without_its_client(running: Run, tmp_path: Pat
     begin, starter = os.pipe()
     with output.open("wb") as file, client.connect(address) as connection:
         files = (begin, file.fileno(), file.fileno(), begin)
-        messages.send(connection, request, descriptors=files)
-        assert messages.receive(connection)[0] is not None
+        messages.send(connection, request)
+        assert messages.receive(connection)[0] == {"ready": True}
+        messages.send(connection, {}, descriptors=files)
+        assert "pid" in (messages.receive(connection)[0] or {})
         state = running.status()
         assert state is not None
         assert state["commands"] == 1
@@ -210,7 +212,11 @@ def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) ->
     running.engine.send_signal(signal.SIGSTOP)
     try:
         interrupted = running.start_command(*words)
-        time.sleep(1)
+        files = Path(f"/proc/{interrupted.pid}/fd")
+        wait_until(
+            lambda: any("socket:" in str(file.readlink()) for file in files.iterdir()),
+            "the client does not connect",
+        )
         interrupted.send_signal(signal.SIGINT)
         interrupted.communicate(timeout=5)
         done = running.run(*words)

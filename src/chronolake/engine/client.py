@@ -201,12 +201,16 @@ def _run(connection: socket.socket, words: Sequence[str]) -> int | None:
     begin, starter = os.pipe()
     try:
         try:
-            send(connection, request, descriptors=(0, 1, 2, begin))
+            send(connection, request)
+            if "ready" not in (receive(connection)[0] or {}):
+                # The engine ends, or runs other code.
+                return None
+            # Not before: an engine that does not respond would keep the files open.
+            send(connection, {}, descriptors=(0, 1, 2, begin))
         finally:
             os.close(begin)
         answer = receive(connection)[0] or {}
         if "pid" not in answer:
-            # The engine ends, or runs other code.
             return None
         process = os.pidfd_open(answer["pid"])
         try:

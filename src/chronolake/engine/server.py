@@ -284,22 +284,36 @@ class Engine:
                 connection.close()
                 return
             connection.settimeout(_RECEIVE_SECONDS)
-            request, files = messages.receive(connection)
-            try:
-                if request is None:
-                    connection.close()
-                elif "control" in request:
-                    self._control(connection, request["control"])
-                else:
+            request, unexpected = messages.receive(connection)
+            for file in unexpected:
+                os.close(file)
+            if request is None:
+                connection.close()
+            elif "control" in request:
+                self._control(connection, request["control"])
+            elif self._may_run(connection, request):
+                _, files = messages.receive(connection)
+                try:
                     self._start_command(connection, request, files, selector)
-            finally:
-                for file in files:
-                    os.close(file)
+                finally:
+                    for file in files:
+                        os.close(file)
         except (OSError, ValueError, LookupError):
             # The client has ended, or another program has connected.
             with suppress(KeyError, ValueError):
                 selector.unregister(connection)
             connection.close()
+
+    def _may_run(self, connection: socket.socket, request: dict[str, Any]) -> bool:
+        """Report to a client whether its command can run here: not in an engine that ends."""
+        if request["stamp"] != self._stamp and not self.tasks.wanted():
+            self._end()
+        if self._ending_since is not None or request["stamp"] != self._stamp:
+            messages.send(connection, {"refused": True})
+            connection.close()
+            return False
+        messages.send(connection, {"ready": True})
+        return True
 
     def _start_command(
         self,
@@ -308,13 +322,7 @@ class Engine:
         files: Sequence[int],
         selector: selectors.BaseSelector,
     ) -> None:
-        """Run a command in a fork, unless the engine ends or has imported other code."""
-        if request["stamp"] != self._stamp and not self.tasks.wanted():
-            self._end()
-        if self._ending_since is not None or request["stamp"] != self._stamp:
-            messages.send(connection, {"refused": True})
-            connection.close()
-            return
+        """Run a command in a fork."""
         if len(files) != _COMMAND_FILES:
             raise ValueError("a command needs its files")
         java = self._keeper.java if self._keeper.is_running else None
