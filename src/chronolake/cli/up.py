@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import DestinationConfig, Project, WatchedProject
     from chronolake.engine.tasks import Task
+    from chronolake.schedule import Moment
 
 _POLL_SECONDS: Final = 0.1
 
@@ -61,7 +62,7 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
         found.file,
         lambda: watched.current().lake,
         main,
-        tasks=Tasks(partial(_tasks, watched, output)),
+        tasks=Tasks(partial(_tasks, watched, output, {})),
         grace_seconds=found.up.grace_seconds,
     )
     has_stopped = _stop_idle_engine(found.lake.path)
@@ -101,20 +102,28 @@ def _log_invalid(failure: Exception) -> None:
     structlog.get_logger(__name__).error("configuration_not_reloaded", reason=str(failure))
 
 
-def _tasks(watched: WatchedProject, output: TextIO) -> Mapping[str, Task]:
+def _tasks(
+    watched: WatchedProject, output: TextIO, schedules: dict[tuple[str, str], Moment]
+) -> Mapping[str, Task]:
     """Return the tasks of the current project by name.
 
     A name contains what requires another process if it changes.
+
+    Args:
+        watched: the project.
+        output: the log.
+        schedules: when each pipeline's schedule began, which is kept for restarted tasks.
     """
     from chronolake.config import parse_address
     from chronolake.engine.tasks import Task
+    from chronolake.schedule import Moment
 
     project = watched.current()
-    tasks = {
-        f"pipeline {name}": Task(partial(_run_pipeline, watched, name))
-        for name, pipeline in project.pipelines.items()
-        if pipeline.every is not None
-    }
+    tasks = {}
+    for name, pipeline in project.pipelines.items():
+        if pipeline.every is not None:
+            since = schedules.setdefault((name, pipeline.every), Moment.now())
+            tasks[f"pipeline {name}"] = Task(partial(_run_pipeline, watched, name, since))
     if (ui := parse_address(project.up.ui)) is not None:
         tasks[f"ui {project.up.ui}"] = Task(partial(_run_ui, project, ui), uses_java=False)
     if (health := parse_address(project.up.health)) is not None:
@@ -127,7 +136,7 @@ def _tasks(watched: WatchedProject, output: TextIO) -> Mapping[str, Task]:
     return tasks
 
 
-def _run_pipeline(watched: WatchedProject, name: str) -> None:
+def _run_pipeline(watched: WatchedProject, name: str, since: Moment) -> None:
     from chronolake.lake import Lake
     from chronolake.pipeline.scheduled import sync_on_schedule
 
@@ -135,7 +144,7 @@ def _run_pipeline(watched: WatchedProject, name: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_stopped.set())
     with Lake.prepare(watched.current().lake) as lake:
-        sync_on_schedule(lake, watched.current, name, is_stopped)
+        sync_on_schedule(lake, watched.current, name, is_stopped, since)
 
 
 def _run_ui(project: Project, address: tuple[str, int]) -> None:
