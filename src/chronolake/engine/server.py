@@ -25,6 +25,7 @@ import structlog
 from chronolake.engine import client, command, messages
 from chronolake.engine.java import JavaKeeper
 from chronolake.engine.tasks import Tasks, end_with_engine
+from chronolake.errors import ChronolakeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -211,7 +212,8 @@ class Engine:
         for name, task in self.tasks.due(running, now).items():
             if task.uses_java and (java is None or self._may_replace_java()):
                 continue
-            run = partial(_run_task, os.getpid(), java if task.uses_java else None, task.run)
+            shared = java if task.uses_java else None
+            run = partial(_run_task, name, os.getpid(), shared, task.run)
             self._fork(run, _Fork(task=name, uses_java=task.uses_java))
             self.tasks.note_started(name, now)
 
@@ -386,11 +388,22 @@ class Engine:
         log.warning("task_ended", task=task, exit_code=code, restart_seconds=pause)
 
 
-def _run_task(engine: int, java: EngineJava | None, run: Callable[[], object]) -> None:
+def _run_task(name: str, engine: int, java: EngineJava | None, run: Callable[[], object]) -> None:
     end_with_engine(engine)
     if java is not None:
         java.share()
-    run()
+    try:
+        run()
+    except ChronolakeError as failure:
+        # The log is for machines, too: no traceback.
+        log.error(  # noqa: TRY400
+            "task_failed",
+            task=name,
+            error=type(failure).__name__,
+            reason=failure.statement,
+            hint=failure.hint,
+        )
+        command.end(1)
 
 
 def _warm_up(warm_up: Callable[[LakeConfig], None], java: EngineJava, config: LakeConfig) -> None:
