@@ -179,6 +179,56 @@ def test_a_command_ends_with_its_client(running: Run) -> None:
     wait_until(lambda: (running.status() or {}).get("commands") == 0, "the command still runs")
 
 
+def test_a_command_does_not_begin_without_its_client(running: Run, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    address = next((running.folder / "chronolake").glob("*.sock"))
+    request = {
+        "command": ["query", "SELECT 1 AS a"],
+        "folder": str(running.folder),
+        "environment": running.environment,
+        "umask": 0o077,
+        "stamp": client.code_stamp(),
+    }
+    begin, starter = os.pipe()
+    with output.open("wb") as file, client.connect(address) as connection:
+        files = (begin, file.fileno(), file.fileno(), begin)
+        messages.send(connection, request)
+        assert messages.receive(connection)[0] == {"ready": True}
+        messages.send(connection, {}, descriptors=files)
+        assert "pid" in (messages.receive(connection)[0] or {})
+        state = running.status()
+        assert state is not None
+        assert state["commands"] == 1
+        os.close(begin)
+        os.close(starter)
+        assert messages.receive(connection)[0] == {"code": 1}
+
+    assert output.read_bytes() == b""
+
+
+def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) -> None:
+    assert running.engine is not None
+    words = ("query", "SELECT 1 AS a", "--json")
+    running.engine.send_signal(signal.SIGSTOP)
+    try:
+        interrupted = running.start_command(*words)
+        files = Path(f"/proc/{interrupted.pid}/fd")
+        wait_until(
+            lambda: any("socket:" in str(file.readlink()) for file in files.iterdir()),
+            "the client does not connect",
+        )
+        interrupted.send_signal(signal.SIGINT)
+        interrupted.communicate(timeout=5)
+        done = running.run(*words)
+    finally:
+        running.engine.send_signal(signal.SIGCONT)
+
+    assert interrupted.returncode == 130
+    assert (done.returncode, done.stdout) == (0, '{"a":1}\n')
+    # The engine gets both commands now, and runs neither.
+    wait_until(lambda: (running.status() or {}).get("commands") == 0, "a command runs")
+
+
 def test_a_killed_command_harms_no_other(running: Run) -> None:
     running.write("c", "d", "e")
 

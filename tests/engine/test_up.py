@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,7 +18,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from chronolake.config import load_project
 from support.crash.server_process import UP_VARIABLE, configure, serve
 from support.datalakes import DataLake, iceberg, project
-from support.engines import TIMEOUT, Up, wait_until
+from support.engines import ENGINE, TIMEOUT, Up, wait_until
 from support.server.caller import SYNCED
 from support.server.sent_rows import Batch, SentTable
 
@@ -137,6 +139,27 @@ def test_commands_run_in_the_same_engine(up: Lakes) -> None:
     assert second.returncode == 1
     assert "Another `up`" in second.stdout + second.stderr
     assert up.state()["java_pid"] == java
+
+
+def test_an_idle_engine_makes_way_for_up(up: Lakes) -> None:
+    with (up.folder / "engine.log").open("ab") as log:
+        engine = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(up.project.file)],
+            env=up.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: up.state()["running"], "the engine does not listen")
+        up.write("crm", "a")
+        process = up.start()
+
+        up.wait_for("crm", "a")
+        assert engine.wait(TIMEOUT) == 0
+        assert up.state()["pid"] == process.pid
+    finally:
+        engine.kill()
 
 
 def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Lakes) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import DestinationConfig, Project, WatchedProject
     from chronolake.engine.tasks import Task
+    from chronolake.schedule import Moment
 
 _POLL_SECONDS: Final = 0.1
 
@@ -61,25 +62,38 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
         found.file,
         lambda: watched.current().lake,
         main,
-        tasks=Tasks(partial(_tasks, watched, output)),
+        tasks=Tasks(partial(_tasks, watched, output, {})),
         grace_seconds=found.up.grace_seconds,
     )
-    _stop_idle_engine(found.lake.path)
-    if not started.run():
-        raise LakeError(
-            f"Another `up` of {found.lake.path} is running.",
-            hint="Stop it with `chronolake engine stop`.",
-        )
+    has_stopped = _stop_idle_engine(found.lake.path)
+    while not started.run():
+        if client.control(found.lake.path, "status") is not None:
+            raise LakeError(
+                f"Another `up` of {found.lake.path} is running.",
+                hint="Stop it with `chronolake engine stop`.",
+            )
+        if not has_stopped:
+            raise LakeError(
+                f"An engine of {found.lake.path} has ended, but not one of its commands.",
+                hint="Start `up` again when the command has ended.",
+            )
+        # The idle engine does not listen any more, but its Java has not ended.
+        time.sleep(_POLL_SECONDS)
 
 
-def _stop_idle_engine(lake: Path) -> None:
-    """End an engine that a command left running, and wait until its commands have ended."""
+def _stop_idle_engine(lake: Path) -> bool:
+    """End an engine that a command left running, and wait until its commands have ended.
+
+    Returns:
+        Whether there was one.
+    """
     state = client.control(lake, "status")
     if state is None or state["tasks"]:
-        return
+        return False
     client.control(lake, "stop")
     while client.control(lake, "status") is not None:
         time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _log_invalid(failure: Exception) -> None:
@@ -88,20 +102,28 @@ def _log_invalid(failure: Exception) -> None:
     structlog.get_logger(__name__).error("configuration_not_reloaded", reason=str(failure))
 
 
-def _tasks(watched: WatchedProject, output: TextIO) -> Mapping[str, Task]:
+def _tasks(
+    watched: WatchedProject, output: TextIO, schedules: dict[tuple[str, str], Moment]
+) -> Mapping[str, Task]:
     """Return the tasks of the current project by name.
 
     A name contains what requires another process if it changes.
+
+    Args:
+        watched: the project.
+        output: the log.
+        schedules: when each pipeline's schedule began, which is kept for restarted tasks.
     """
     from chronolake.config import parse_address
     from chronolake.engine.tasks import Task
+    from chronolake.schedule import Moment
 
     project = watched.current()
-    tasks = {
-        f"pipeline {name}": Task(partial(_run_pipeline, watched, name))
-        for name, pipeline in project.pipelines.items()
-        if pipeline.every is not None
-    }
+    tasks = {}
+    for name, pipeline in project.pipelines.items():
+        if pipeline.every is not None:
+            since = schedules.setdefault((name, pipeline.every), Moment.now())
+            tasks[f"pipeline {name}"] = Task(partial(_run_pipeline, watched, name, since))
     if (ui := parse_address(project.up.ui)) is not None:
         tasks[f"ui {project.up.ui}"] = Task(partial(_run_ui, project, ui), uses_java=False)
     if (health := parse_address(project.up.health)) is not None:
@@ -114,7 +136,7 @@ def _tasks(watched: WatchedProject, output: TextIO) -> Mapping[str, Task]:
     return tasks
 
 
-def _run_pipeline(watched: WatchedProject, name: str) -> None:
+def _run_pipeline(watched: WatchedProject, name: str, since: Moment) -> None:
     from chronolake.lake import Lake
     from chronolake.pipeline.scheduled import sync_on_schedule
 
@@ -122,7 +144,7 @@ def _run_pipeline(watched: WatchedProject, name: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_stopped.set())
     with Lake.prepare(watched.current().lake) as lake:
-        sync_on_schedule(lake, watched.current, name, is_stopped)
+        sync_on_schedule(lake, watched.current, name, is_stopped, since)
 
 
 def _run_ui(project: Project, address: tuple[str, int]) -> None:

@@ -22,7 +22,7 @@ from chronolake import env
 from chronolake.engine.messages import receive, send
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 #: The commands that use Spark.
 COMMANDS: Final = ("sync", "resync", "rebuild", "query", "verify", "maintain", "mode")
@@ -36,8 +36,8 @@ _DEBUG: Final = "--debug"
 _VARIABLES: Final = {_PROJECT: env.PROJECT, _LAKE: env.LAKE}
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PRIVATE: Final = 0o700
-#: Seconds for the engine's response to a control message: it forks in between, which takes
-#: milliseconds.
+#: Seconds for the engine's first response, which takes milliseconds. A command runs here if its
+#: engine does not respond, for example because it was stopped.
 _TIMEOUT: Final = 10.0
 
 
@@ -137,6 +137,9 @@ def delegate(words: Sequence[str]) -> int | None:
             return None
         with connect(address) as connection:
             return _run(connection, words)
+    except KeyboardInterrupt:
+        # The command has not begun.
+        return 128 + signal.SIGINT
     except OSError:
         return None
 
@@ -161,7 +164,6 @@ def control(place: Path, word: str) -> dict[str, Any] | None:
     """
     try:
         with connect(address_of(place)) as connection:
-            connection.settimeout(_TIMEOUT)
             send(connection, {"control": word})
             return receive(connection)[0]
     except OSError:
@@ -169,12 +171,13 @@ def control(place: Path, word: str) -> dict[str, Any] | None:
 
 
 def connect(address: Path) -> socket.socket:
-    """Return a connection to an engine.
+    """Return a connection to an engine, with the timeout of its first response.
 
     Raises:
         OSError: nothing listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_TIMEOUT)
     try:
         connection.connect(str(address))
     except OSError:
@@ -193,57 +196,63 @@ def _run(connection: socket.socket, words: Sequence[str]) -> int | None:
         "umask": umask,
         "stamp": code_stamp(),
     }
-    pid = 0
-    waiting: list[int] = []
+    # The command begins when it reads a byte. So it never runs if this process does not wait for
+    # it, and it cannot run both there and here.
+    begin, starter = os.pipe()
+    try:
+        try:
+            send(connection, request)
+            if "ready" not in (receive(connection)[0] or {}):
+                # The engine ends, or runs other code.
+                return None
+            # Not before: an engine that does not respond would keep the files open.
+            send(connection, {}, descriptors=(0, 1, 2, begin))
+        finally:
+            os.close(begin)
+        answer = receive(connection)[0] or {}
+        if "pid" not in answer:
+            return None
+        process = os.pidfd_open(answer["pid"])
+        try:
+            return _begin_and_wait(connection, starter, process)
+        finally:
+            os.close(process)
+    finally:
+        os.close(starter)
+
+
+def _begin_and_wait(connection: socket.socket, starter: int, process: int) -> int:
+    """Let a command begin, forward signals to it, and return its exit code.
+
+    Args:
+        connection: that to the engine.
+        starter: the pipe from which the command reads a byte.
+        process: a descriptor of the command's process, whose id may be used again.
+
+    Raises:
+        OSError: the command has not begun.
+    """
 
     def forward(number: int, _frame: object) -> None:
-        if pid:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        else:
-            waiting.append(number)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
+        os.write(starter, b"\0")
         with suppress(OSError):
-            send(connection, request, descriptors=(0, 1, 2))
-            for answer in _answers(connection):
-                if "code" in answer:
-                    return int(answer["code"])
-                pid = int(answer.get("pid", 0))
-                if not pid:
-                    # The engine ends, or runs other code.
-                    return None
-                for number in waiting:
-                    forward(number, None)
-        if pid:
-            # The engine has ended. The command goes on, and still gets signals.
-            _wait_for(pid)
+            connection.settimeout(None)
+            answer = receive(connection)[0]
+            if answer is not None:
+                return int(answer["code"])
+        # The engine has ended. The command goes on, and still gets signals.
+        select.select([process], [], [])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if not pid:
-        return None
-    sys.stderr.write(
-        "Error: The engine ended while it ran the command, so its exit code is not known.\n"
-        "What to do: Run the command again. Nothing is lost: it continues where it stopped.\n"
-    )
-    return 1
-
-
-def _answers(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    while True:
-        answer = receive(connection)[0]
-        if answer is None:
-            return
-        yield answer
-
-
-def _wait_for(pid: int) -> None:
-    """Wait until a process that is not our child has ended."""
     with suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            select.select([descriptor], [], [])
-        finally:
-            os.close(descriptor)
+        sys.stderr.write(
+            "Error: The engine ended while it ran the command, so its exit code is not known.\n"
+            "What to do: Run the command again. Nothing is lost: it continues where it stopped.\n"
+        )
+    return 1

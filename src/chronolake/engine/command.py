@@ -80,13 +80,18 @@ def run(
 
     Args:
         request: the command's arguments, folder, environment and umask.
-        files: the caller's standard input, output and error.
+        files: the caller's standard input, output and error, and a pipe from which one byte is read
+            before the command begins; it ends at once if its client has ended before.
         java: the engine's JVM; None to start another one if needed.
         main: runs the program with its arguments, and raises SystemExit with its code.
     """
     code = 1
+    *standard, begin = files
     try:
-        for source, target in zip(files, (0, 1, 2), strict=True):
+        if not os.read(begin, 1):
+            end(code)
+        os.close(begin)
+        for source, target in zip(standard, (0, 1, 2), strict=True):
             os.dup2(source, target)
             os.close(source)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the process's own
@@ -103,6 +108,9 @@ def run(
         sys.argv = ["chronolake", *request["command"]]
         code = code_of(main, request["command"])
         engine_java.release()
+    except KeyboardInterrupt:
+        # Before the command has begun, or after it.
+        code = 128 + signal.SIGINT
     except BaseException:  # noqa: BLE001 - the last thing that the process does
         traceback.print_exc()
     finally:

@@ -124,12 +124,17 @@ class LakeCollector(Collector):
         yield from (retained, unread)
 
     def _current_lags(self) -> dict[str, Lag]:
-        with self._asking:
-            now = time.monotonic()
-            if self._asked_at is None or now - self._asked_at > _LAG_SECONDS:
-                self._asked_at = now
-                self._lags = dict(_lags_of(self._project()))
+        if not self._asking.acquire(blocking=False):
+            # Another request asks them. Requests must not queue up behind sources that do not
+            # respond.
             return self._lags
+        try:
+            if self._asked_at is None or time.monotonic() - self._asked_at > _LAG_SECONDS:
+                self._lags = dict(_lags_of(self._project()))
+                self._asked_at = time.monotonic()
+            return self._lags
+        finally:
+            self._asking.release()
 
 
 def _stage_seconds(streams: Iterable[StreamTotals]) -> Metric:

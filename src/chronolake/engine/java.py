@@ -244,7 +244,8 @@ class JavaKeeper:
             is_other = java.settings.fingerprint != self._wanted(config)[0].fingerprint
         except ChronolakeError:
             return False
-        self._started_with = config
+        if not is_other:
+            self._started_with = config
         return is_other
 
     def replace(self) -> EngineJava | None:
@@ -270,6 +271,11 @@ class JavaKeeper:
         self._failed_at = None
         self.java = EngineJava.start(settings, home, is_private=not config.shared)
         return self.java
+
+    def leave(self) -> None:
+        """Let the JVM end without waiting for this fork, which does not use it."""
+        if self.java is not None and self.java.process.stdin is not None:
+            self.java.process.stdin.close()
 
     def stop(self) -> None:
         """End the JVM."""

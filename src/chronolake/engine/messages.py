@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LENGTH_BYTES: Final = 4
-_MAX_FILES: Final = 3
+_MAX_FILES: Final = 4
 
 
 def send(
@@ -25,7 +25,7 @@ def send(
     Args:
         connection: a connected Unix socket.
         message: JSON types; texts may contain the undecodable bytes of paths and variables.
-        descriptors: up to three open files.
+        descriptors: up to four open files.
 
     Raises:
         OSError: the connection has ended.

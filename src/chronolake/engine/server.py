@@ -25,6 +25,7 @@ import structlog
 from chronolake.engine import client, command, messages
 from chronolake.engine.java import JavaKeeper
 from chronolake.engine.tasks import Tasks, end_with_engine
+from chronolake.errors import ChronolakeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -50,6 +51,8 @@ _BACKLOG: Final = 16
 _CHECK_SECONDS: Final = 1.0
 #: The longest time for the message of a client, which sends it at once.
 _RECEIVE_SECONDS: Final = 5.0
+#: Standard input, output and error, and the pipe that lets the command begin.
+_COMMAND_FILES: Final = 4
 
 
 @dataclass
@@ -194,10 +197,10 @@ class Engine:
                 # Nothing is lost: every step of a run can be repeated.
                 self._signal(self._forks, signal.SIGKILL)
         else:
-            if self._keeper.is_replacement_due():
+            if self._may_replace_java():
                 # Tasks end after their current run, and are restarted with the next JVM.
-                users = [pid for pid, fork in self._forks.items() if fork.uses_java]
-                self._signal(set(users) & set(running.values()), signal.SIGTERM)
+                users = [pid for pid in running.values() if self._forks[pid].uses_java]
+                self._signal(users, signal.SIGTERM)
                 if not users:
                     self._replace_java()
             unwanted = self.tasks.unwanted(running)
@@ -207,9 +210,10 @@ class Engine:
     def _start_tasks(self, running: Collection[str], now: float) -> None:
         java = self._keeper.java if self._keeper.is_running else None
         for name, task in self.tasks.due(running, now).items():
-            if task.uses_java and (java is None or self._keeper.is_replacement_due()):
+            if task.uses_java and (java is None or self._may_replace_java()):
                 continue
-            run = partial(_run_task, os.getpid(), java if task.uses_java else None, task.run)
+            shared = java if task.uses_java else None
+            run = partial(_run_task, name, os.getpid(), shared, task.run)
             self._fork(run, _Fork(task=name, uses_java=task.uses_java))
             self.tasks.note_started(name, now)
 
@@ -221,6 +225,16 @@ class Engine:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def _may_replace_java(self) -> bool:
+        """Return whether another JVM should run, and no command uses the current one.
+
+        Tasks go on as long as a command uses it: it may take hours.
+        """
+        if not self._keeper.is_replacement_due():
+            return False
+        has_command = any(fork.uses_java and fork.task is None for fork in self._forks.values())
+        return not (has_command and self._keeper.is_running)
 
     def _replace_java(self) -> None:
         if self._keeper.is_hopeless:
@@ -239,6 +253,8 @@ class Engine:
             try:
                 command.prepare_fork()
                 self._close_sockets()
+                if not fork.uses_java:
+                    self._keeper.leave()
                 run()
                 code = 0
             except BaseException:  # noqa: BLE001 - the last thing that the process does
@@ -270,22 +286,36 @@ class Engine:
                 connection.close()
                 return
             connection.settimeout(_RECEIVE_SECONDS)
-            request, files = messages.receive(connection)
-            try:
-                if request is None:
-                    connection.close()
-                elif "control" in request:
-                    self._control(connection, request["control"])
-                else:
+            request, unexpected = messages.receive(connection)
+            for file in unexpected:
+                os.close(file)
+            if request is None:
+                connection.close()
+            elif "control" in request:
+                self._control(connection, request["control"])
+            elif self._may_run(connection, request):
+                _, files = messages.receive(connection)
+                try:
                     self._start_command(connection, request, files, selector)
-            finally:
-                for file in files:
-                    os.close(file)
+                finally:
+                    for file in files:
+                        os.close(file)
         except (OSError, ValueError, LookupError):
             # The client has ended, or another program has connected.
             with suppress(KeyError, ValueError):
                 selector.unregister(connection)
             connection.close()
+
+    def _may_run(self, connection: socket.socket, request: dict[str, Any]) -> bool:
+        """Report to a client whether its command can run here: not in an engine that ends."""
+        if request["stamp"] != self._stamp and not self.tasks.wanted():
+            self._end()
+        if self._ending_since is not None or request["stamp"] != self._stamp:
+            messages.send(connection, {"refused": True})
+            connection.close()
+            return False
+        messages.send(connection, {"ready": True})
+        return True
 
     def _start_command(
         self,
@@ -294,16 +324,12 @@ class Engine:
         files: Sequence[int],
         selector: selectors.BaseSelector,
     ) -> None:
-        """Run a command in a fork, unless the engine ends or has imported other code."""
-        if request["stamp"] != self._stamp and not self.tasks.wanted():
-            self._end()
-        if self._ending_since is not None or request["stamp"] != self._stamp:
-            messages.send(connection, {"refused": True})
-            connection.close()
-            return
+        """Run a command in a fork."""
+        if len(files) != _COMMAND_FILES:
+            raise ValueError("a command needs its files")
         java = self._keeper.java if self._keeper.is_running else None
         run = partial(command.run, request, files, java, self.main)
-        pid = self._fork(run, _Fork(connection))
+        pid = self._fork(run, _Fork(connection, uses_java=java is not None))
         self._keeper.note_command()
         selector.register(connection, selectors.EVENT_READ)
         messages.send(connection, {"pid": pid})
@@ -362,11 +388,22 @@ class Engine:
         log.warning("task_ended", task=task, exit_code=code, restart_seconds=pause)
 
 
-def _run_task(engine: int, java: EngineJava | None, run: Callable[[], object]) -> None:
+def _run_task(name: str, engine: int, java: EngineJava | None, run: Callable[[], object]) -> None:
     end_with_engine(engine)
     if java is not None:
         java.share()
-    run()
+    try:
+        run()
+    except ChronolakeError as failure:
+        # The log is for machines, too: no traceback.
+        log.error(  # noqa: TRY400
+            "task_failed",
+            task=name,
+            error=type(failure).__name__,
+            reason=failure.statement,
+            hint=failure.hint,
+        )
+        command.end(1)
 
 
 def _warm_up(warm_up: Callable[[LakeConfig], None], java: EngineJava, config: LakeConfig) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from chronolake.errors import ChronolakeError
 from chronolake.pipeline.events import EventKind
+from chronolake.pipeline.run_history import summaries
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
 from chronolake.schedule import LONGEST_SECONDS, Moment, Schedule, Timing
@@ -30,7 +32,11 @@ _UNSCHEDULED: Final = Timing(LONGEST_SECONDS)
 
 
 def sync_on_schedule(
-    lake: Lake, project: Callable[[], Project], pipeline: str, is_stopped: Flag
+    lake: Lake,
+    project: Callable[[], Project],
+    pipeline: str,
+    is_stopped: Flag,
+    since: Moment | None = None,
 ) -> None:
     """Sync a pipeline whenever it is due by `every`; runs that fail back off.
 
@@ -40,8 +46,13 @@ def sync_on_schedule(
         pipeline: the pipeline's name.
         is_stopped: is set to end the loop after the current run. It also ends if the pipeline has
             no `every`, or was removed, or if the lake's configuration has changed.
+        since: when the schedule began, if that was before: the pipeline is due if a time of its
+            cron expression has passed since then, and since its last run.
     """
-    schedule = Schedule(lambda name: _timing_of(project(), name) or _UNSCHEDULED)
+    schedule = Schedule(
+        lambda name: _timing_of(project(), name) or _UNSCHEDULED,
+        Moment.now() if since is None else _after_last_run(lake, pipeline, since),
+    )
     while not is_stopped.is_set():
         now = project()
         if _timing_of(now, pipeline) is None or now.lake != lake.config:
@@ -64,6 +75,17 @@ def sync_on_schedule(
                 failures_in_a_row=schedule.failures(pipeline),
                 seconds_between_runs=round(seconds),
             )
+
+
+def _after_last_run(lake: Lake, pipeline: str, since: Moment) -> Moment:
+    """Return the beginning of a schedule, or of the pipeline's last run if that is later."""
+    try:
+        found = summaries(lake.config, pipeline=pipeline, limit=1).runs
+    except ChronolakeError:
+        # An additional run is harmless.
+        return since
+    began = [datetime.fromisoformat(summary.run.began).astimezone(UTC) for summary in found]
+    return since._replace(at=max([since.at, *began]))
 
 
 def _timing_of(project: Project, pipeline: str) -> Timing | None:

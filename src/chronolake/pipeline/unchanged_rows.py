@@ -61,7 +61,10 @@ def change_nothing(
         table = look_up(config, name)
         if not _is_comparable(table, columns):
             return False
-        given = pa.Table.from_batches(rows.read(rows.here.to_batches()))
+        batches = list(rows.read(rows.here.to_batches()))
+        if not batches:
+            return False
+        given = pa.Table.from_batches(batches)
         stored = _present_rows(table, given, columns, is_complete=is_complete)
         return stored is not None and _are_equal(given, stored, columns, is_complete=is_complete)
     except (ChronolakeError, pa.ArrowException):

@@ -1,0 +1,46 @@
+"""The JVM of an engine is replaced when it is outdated, however long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from chronolake.config import LakeConfig, load
+from chronolake.engine.java import EngineJava, JavaKeeper
+from chronolake.session import StartSettings
+
+
+class _Keeper(JavaKeeper):
+    """A keeper whose wanted settings are those of the configuration's master alone."""
+
+    def _wanted(self, config: LakeConfig) -> tuple[StartSettings, str]:
+        return StartSettings({"spark.master": config.spark.master}), "java"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> LakeConfig:
+    return load(tmp_path)
+
+
+def test_an_outdated_jvm_stays_due_until_it_is_replaced(config: LakeConfig) -> None:
+    other = config.model_copy(
+        update={"spark": config.spark.model_copy(update={"master": "local[7]"})}
+    )
+    current = config
+    process = cast("Any", SimpleNamespace(poll=lambda: None, pid=0))
+    keeper = _Keeper(lambda: current)
+    keeper.java = EngineJava(keeper._wanted(config)[0], process, Path())
+
+    assert not keeper.is_replacement_due()
+    current = other
+    # Its users need some time to end.
+    assert keeper.is_replacement_due()
+    assert keeper.is_replacement_due()
+
+    keeper.java = replace(keeper.java, settings=keeper._wanted(other)[0])
+    assert not keeper.is_replacement_due()
+    assert not keeper.is_replacement_due()
