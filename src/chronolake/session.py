@@ -569,6 +569,7 @@ def _discarding_java(shared: SharedJava | None) -> Iterator[None]:
         if has_context:
             # It is not ours.
             raise
+        reason = _first_line(failure)
         gateway: Any = SparkContext._gateway  # noqa: SLF001
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
         SparkContext._active_spark_context = None  # noqa: SLF001
@@ -578,7 +579,7 @@ def _discarding_java(shared: SharedJava | None) -> Iterator[None]:
             process.kill()
             process.wait()
         raise LakeError(
-            f"Spark could not be started: {_first_line(failure)}",
+            f"Spark could not be started: {reason}",
             hint="Run the command again: it starts another Java. If that fails as well, check "
             "`spark.conf` in chronolake.yml, and the memory of this machine.",
         ) from failure

@@ -453,7 +453,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
 
 def test_a_batch_that_is_not_read_completely_is_not_applied(lake: Lake) -> None:
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY)
+    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=_MS)
     rows = _random_rows(1, files=1, rows=3, keys=3, step=1_000)
     _write(lake, name, rows)
     before = _read(lake, name)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 engine = typer.Typer(
     help="Show or stop the process that keeps Spark running between commands.",
+    epilog="Example: chronolake engine status",
     no_args_is_help=True,
 )
 app.add_typer(engine, name="engine")
