@@ -325,6 +325,13 @@ def start(
         LakeError: Spark cannot be started, or a Spark session without Iceberg already runs in this
             process.
     """
+    with _discarding_java():
+        return _start(master, conf, catalog, is_small=is_small)
+
+
+def _start(
+    master: str, conf: Mapping[str, str], catalog: Mapping[str, str], *, is_small: bool
+) -> Sessions:
     running = SparkContext._active_spark_context  # noqa: SLF001
     if running is None:
         base = _launch(master, conf, is_small=is_small)
@@ -526,8 +533,7 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
     if shared is not None and shared.fingerprint != settings.fingerprint:
         shared = None
     if shared is not None:
-        with _discarding_java(shared):
-            session = _join(shared, builder)
+        session = _join(shared, builder)
     else:
         try:
             _start_java(settings)
@@ -537,8 +543,7 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
             class_archive.discard(home)
             archive = []
             _start_java(start_settings(master, conf, home))
-        with _discarding_java(None):
-            session = builder.getOrCreate()
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
         # A JVM outlives its sessions, and loads jars only at its start.
@@ -553,31 +558,28 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
 
 
 @contextmanager
-def _discarding_java(shared: SharedJava | None) -> Iterator[None]:
-    """End the JVM if the block, which creates a Spark context in it, fails.
+def _discarding_java() -> Iterator[None]:
+    """End the JVM if the block, which creates the process's Spark context, fails.
 
-    What a failed context leaves behind spoils the next one in the same JVM: a batch was read as
+    What a failed start leaves behind spoils the next one in the same JVM: a batch was read as
     empty, without an error. So a JVM gets only one attempt.
-
-    Args:
-        shared: the JVM; None for this process's own.
     """
     has_context = SparkContext._active_spark_context is not None  # noqa: SLF001 - no public API
     try:
         yield
     except (Py4JError, PySparkException) as failure:
         if has_context:
-            # It is not ours.
+            # It has worked before, or is not ours.
             raise
         reason = _first_line(failure)
         gateway: Any = SparkContext._gateway  # noqa: SLF001
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
         SparkContext._active_spark_context = None  # noqa: SLF001
-        if shared is not None:
-            shared.discard()
-        elif (process := getattr(gateway, "proc", None)) is not None:
+        if (process := getattr(gateway, "proc", None)) is not None:
             process.kill()
             process.wait()
+        elif gateway is not None and _shared is not None:
+            _shared.discard()
         raise LakeError(
             f"Spark could not be started: {reason}",
             hint="Run the command again: it starts another Java. If that fails as well, check "
