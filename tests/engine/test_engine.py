@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -214,13 +215,9 @@ def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) ->
     running.engine.send_signal(signal.SIGSTOP)
     try:
         interrupted = running.start_command(*words)
-        files = Path(f"/proc/{interrupted.pid}/fd")
-        wait_until(
-            lambda: any("socket:" in str(file.readlink()) for file in files.iterdir()),
-            "the client does not connect",
-        )
+        wait_until(lambda: _has_socket(interrupted.pid), "the client does not connect")
         interrupted.send_signal(signal.SIGINT)
-        interrupted.communicate(timeout=5)
+        interrupted.communicate(timeout=TIMEOUT)
         done = running.run(*words)
     finally:
         running.engine.send_signal(signal.SIGCONT)
@@ -229,6 +226,15 @@ def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) ->
     assert (done.returncode, done.stdout) == (0, '{"a":1}\n')
     # The engine gets both commands now, and runs neither.
     wait_until(lambda: (running.status() or {}).get("commands") == 0, "a command runs")
+
+
+def _has_socket(pid: int) -> bool:
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        # It may have been closed in the meantime.
+        with suppress(FileNotFoundError):
+            if "socket:" in str(file.readlink()):
+                return True
+    return False
 
 
 def test_a_killed_command_harms_no_other(running: Run) -> None:
