@@ -69,8 +69,9 @@ class Run:
     def start_command(
         self, *words: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
+        # A shell that runs the tests in the background lets them ignore Ctrl-C.
         return subprocess.Popen(
-            [sys.executable, "-m", "chronolake", *words],
+            ["env", "--default-signal=INT", sys.executable, "-m", "chronolake", *words],
             env={**self.environment, **(variables or {})},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
