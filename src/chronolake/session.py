@@ -251,7 +251,7 @@ class Sessions:
         return session
 
 
-#: The sessions of all lakes of this process.
+#: The sessions of all lakes of this process, if another process owns the JVM.
 _started: Final[list[Sessions]] = []
 
 
@@ -371,7 +371,8 @@ def _start(
             "light": {**settings, **_LIGHT, **own},
         },
     )
-    _started.append(sessions)
+    if _shared is not None:
+        _started.append(sessions)
     return sessions
 
 

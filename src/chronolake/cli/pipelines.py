@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.runs import Status
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.schedule import Moment, Schedule, Timing
+    from chronolake.schedule import Timing
     from chronolake.types import TableName
 
 
@@ -152,33 +152,20 @@ def sync(
             began = Moment.now()
             # Pipelines may be added or removed while it runs.
             names = [pipeline] if pipeline is not None else list(watched.current().pipelines)
+            ended = []
             if due := schedule.due(names, began):
                 with Progress(opened, json=json) as progress:
                     ended = [_sync(opened, watched, name, stream or (), progress) for name in due]
-                if timing is None:
-                    break
-                for name, status in zip(due, ended, strict=True):
-                    _note(schedule, name, status, began)
+            if timing is None:
+                break
+            # Not before: it loads PySpark.
+            from chronolake.pipeline.scheduled import note_run
+
+            for name, status in zip(due, ended, strict=True):
+                note_run(schedule, name, status, began)
             now = Moment.now()
             time.sleep(max(0.0, min([_RELOAD_SECONDS, *(schedule.pause(n, now) for n in names)])))
     _exit_with_status(ended)
-
-
-def _note(schedule: Schedule, name: str, status: Status | None, began: Moment) -> None:
-    """Record how a run ended, and log if the pipeline backs off."""
-    import structlog
-
-    from chronolake.pipeline.runs import Status
-
-    has_failed = status not in {Status.SUCCEEDED, Status.PARTIAL}
-    seconds = schedule.note(name, began=began, has_failed=has_failed)
-    if seconds is not None:
-        structlog.get_logger(__name__).warning(
-            "pipeline_backs_off",
-            pipeline=name,
-            failures_in_a_row=schedule.failures(name),
-            seconds_between_runs=round(seconds),
-        )
 
 
 def _exit_unless_any_can_begin(

@@ -109,9 +109,18 @@ def _as_text(value: object) -> object:
 def _as_interval(value: object) -> object:
     """Check a length of time that may be 0, which YAML reads as a number."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if isinstance(text, str) and text != _ZERO:
-        seconds_of(text)
+    if isinstance(text, str):
+        _interval_seconds(text)
     return text
+
+
+def _interval_seconds(text: str) -> float:
+    """Return a length of time that may be 0, in seconds.
+
+    Raises:
+        ValueError: the text is not a valid length.
+    """
+    return 0.0 if text == _ZERO else seconds_of(text)
 
 
 Settings = Annotated[dict[str, str], BeforeValidator(_as_text)]
@@ -289,7 +298,7 @@ class EngineConfig(Section):
     @property
     def idle_seconds(self) -> float:
         """Return the time after which the engine ends, in seconds; 0 if none is left running."""
-        return 0.0 if self.idle == _ZERO else seconds_of(self.idle)
+        return _interval_seconds(self.idle)
 
 
 def _as_address(value: object) -> object:
@@ -368,7 +377,7 @@ class UpConfig(Section):
     @property
     def grace_seconds(self) -> float:
         """Return the grace period in seconds."""
-        return 0.0 if self.grace == _ZERO else seconds_of(self.grace)
+        return _interval_seconds(self.grace)
 
 
 class LakeSection(Section):

@@ -114,6 +114,7 @@ class StoredRows:
         columns: Sequence[str],
         condition: BooleanExpression,
         *,
+        tasks: Sequence[FileScanTask] | None = None,
         excluding: StoredRows | None = None,
         narrow: Callable[[], BooleanExpression | None] | None = None,
     ) -> Iterator[pa.Table]:
@@ -122,6 +123,7 @@ class StoredRows:
         Args:
             columns: the columns to read.
             condition: a filter; files and row groups whose statistics exclude it are not read.
+            tasks: the files to read, which `plan` returned for the condition; planned by default.
             excluding: another snapshot of the table, whose rows are left out.
             narrow: called before each row group; returns an additional condition that arose while
                 reading, or None. Row groups that it excludes by their statistics are skipped; rows
@@ -136,7 +138,7 @@ class StoredRows:
         if excluding is not None:
             excluded_tasks = {task.file.file_path: task for task in excluding.plan(AlwaysTrue())}
         mapping: _FileMapping | None = None
-        for task in self.plan(condition):
+        for task in self.plan(condition) if tasks is None else tasks:
             only: NDArray[np.int64] | None = None
             if excluded_tasks is not None and excluding is not None:
                 excluded_task = excluded_tasks.get(task.file.file_path)

@@ -62,19 +62,27 @@ def sync_on_schedule(
             is_stopped.wait(min(pause, _RELOAD_SECONDS))
             continue
         began = Moment.now()
-        status = _sync(lake, project, pipeline)
-        seconds = schedule.note(
-            pipeline,
-            began=began,
-            has_failed=status not in {Status.SUCCEEDED, Status.PARTIAL},
+        note_run(schedule, pipeline, _sync(lake, project, pipeline), began)
+
+
+def note_run(schedule: Schedule, pipeline: str, status: Status | None, began: Moment) -> None:
+    """Record how a run ended, and log if the pipeline backs off.
+
+    Args:
+        schedule: the schedule of the pipeline.
+        pipeline: the pipeline's name.
+        status: how the run ended; None if it could not begin.
+        began: when it began.
+    """
+    has_failed = status not in {Status.SUCCEEDED, Status.PARTIAL}
+    seconds = schedule.note(pipeline, began=began, has_failed=has_failed)
+    if seconds is not None:
+        log.warning(
+            "pipeline_backs_off",
+            pipeline=pipeline,
+            failures_in_a_row=schedule.failures(pipeline),
+            seconds_between_runs=round(seconds),
         )
-        if seconds is not None:
-            log.warning(
-                "pipeline_backs_off",
-                pipeline=pipeline,
-                failures_in_a_row=schedule.failures(pipeline),
-                seconds_between_runs=round(seconds),
-            )
 
 
 def _after_last_run(lake: Lake, pipeline: str, since: Moment) -> Moment:

@@ -89,13 +89,15 @@ def _present_rows(
     """Return the present rows that may have the given keys; None if that is too much to read."""
     stored = StoredRows(table)
     condition = _condition(table, given, columns, is_complete=is_complete)
-    if sum(task.file.file_size_in_bytes for task in stored.plan(condition)) > _MOST_BYTES:
+    tasks = stored.plan(condition)
+    if sum(task.file.file_size_in_bytes for task in tasks) > _MOST_BYTES:
         return None
     names = [column.name for column in columns]
     is_soft = table.mode is Mode.SOFT_DELETE
     found = []
     size = 0
-    for batch in stored.batches([*names, DELETED] if is_soft else names, condition):
+    columns_read = [*names, DELETED] if is_soft else names
+    for batch in stored.batches(columns_read, condition, tasks=tasks):
         # Also true where it is null.
         kept = (
             batch.filter(pc.not_equal(batch[DELETED], True).fill_null(True)) if is_soft else batch
