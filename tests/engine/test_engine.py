@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -21,7 +20,7 @@ from chronolake import env
 from chronolake.engine import background, client, messages
 from chronolake.engine.command import is_for_java
 from support.datalakes import DataLake, iceberg, project
-from support.engines import ENGINE, TIMEOUT, wait_until
+from support.engines import ENGINE, TIMEOUT, EngineProcess, wait_until, write_accounts
 
 _UNKNOWN: Final = env.PROJECT.replace("PROJECT", "UNKNOWN")
 _SOURCE: Final = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
@@ -29,63 +28,23 @@ _SOURCE: Final = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}
 _LONG_QUERY: Final = "SELECT count(DISTINCT hash(a.id, b.id)) FROM range(3000000) a, range(30000) b"
 
 
-class Run:
-    """An engine of a project, in a process of its own, and commands that use it."""
+class Run(EngineProcess):
+    """An engine of a project with a data lake."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.source = DataLake(folder / "source")
         self.project = project(folder, _SOURCE)
-        self.environment = {
-            **os.environ,
-            "XDG_RUNTIME_DIR": str(folder),
-            "CHRONOLAKE_CLASS_ARCHIVE": "off",
-        }
-        self.engine: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        with (self.folder / "engine.log").open("ab") as log:
-            self.engine = subprocess.Popen(
-                [sys.executable, "-c", ENGINE, str(self.project.file)],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        engine = self.engine
+        file = str(self.project.file)
+        engine = self.launch("-c", ENGINE, file, log="engine.log", errors="engine.log")
         wait_until(lambda: engine.poll() is not None or self.status(), "the engine does not listen")
         return engine
 
     def status(self) -> dict[str, Any] | None:
-        done = self.run("engine", "status", "--json")
-        state: dict[str, Any] = json.loads(done.stdout)
+        state = self.state()
         return state if state["running"] else None
-
-    def stop(self) -> None:
-        if self.engine is not None and self.engine.poll() is None:
-            self.engine.kill()
-            self.engine.wait()
-
-    def start_command(
-        self, *words: str, variables: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        # A shell that runs the tests in the background lets them ignore Ctrl-C.
-        return subprocess.Popen(
-            ["env", "--default-signal=INT", sys.executable, "-m", "chronolake", *words],
-            env={**self.environment, **(variables or {})},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(
-        self, *words: str, variables: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        command = self.start_command(*words, variables=variables)
-        output, errors = command.communicate(timeout=TIMEOUT)
-        return subprocess.CompletedProcess(words, command.returncode, output, errors)
 
     def java(self) -> int:
         state = self.status()
@@ -93,14 +52,7 @@ class Run:
         return int(state["java_pid"])
 
     def write(self, *names: str) -> None:
-        rows = [
-            {"Id": str(number), "source__modified": _AT, "grax__idseq": "1", "Name": name}
-            for number, name in enumerate(names)
-        ]
-        self.source.write("Account", rows)
-
-
-_AT: Final = 1_767_225_600_000_000
+        write_accounts(self.source, names)
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +163,9 @@ def test_a_command_does_not_begin_without_its_client(running: Run, tmp_path: Pat
 
 
 def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) -> None:
-    assert running.engine is not None
+    assert running.process is not None
     words = ("query", "SELECT 1 AS a", "--json")
-    running.engine.send_signal(signal.SIGSTOP)
+    running.process.send_signal(signal.SIGSTOP)
     try:
         interrupted = running.start_command(*words)
         wait_until(lambda: _has_socket(interrupted.pid), "the client does not connect")
@@ -221,7 +173,7 @@ def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) ->
         interrupted.communicate(timeout=TIMEOUT)
         done = running.run(*words)
     finally:
-        running.engine.send_signal(signal.SIGCONT)
+        running.process.send_signal(signal.SIGCONT)
 
     assert interrupted.returncode == 130
     assert (done.returncode, done.stdout) == (0, '{"a":1}\n')
@@ -253,7 +205,7 @@ def test_a_killed_command_harms_no_other(running: Run) -> None:
 def test_a_dead_jvm_is_replaced(running: Run) -> None:
     before = running.java()
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: running.java() not in {None, before}, "there is no new JVM")
+    wait_until(lambda: running.java() not in {None, before}, "a new JVM does not start")
 
     assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
 
@@ -269,7 +221,7 @@ def test_a_jvm_in_which_spark_does_not_start_is_replaced(tmp_path: Path) -> None
         before = run.java()
         failed = run.run("sync", "crm")
         file.write_text(right)
-        wait_until(lambda: run.java() not in {None, before}, "there is no new JVM")
+        wait_until(lambda: run.java() not in {None, before}, "a new JVM does not start")
         repeated = run.run("sync", "crm")
     finally:
         run.stop()
@@ -282,7 +234,7 @@ def test_a_jvm_in_which_spark_does_not_start_is_replaced(tmp_path: Path) -> None
 
 def test_a_lake_has_one_engine(running: Run) -> None:
     other = copy(running)
-    other.engine = None
+    other.process = None
 
     assert other.start().wait(TIMEOUT) == 1
     assert running.status() is not None

@@ -18,11 +18,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from chronolake.config import load_project
 from support.crash.server_process import UP_VARIABLE, configure, serve
 from support.datalakes import DataLake, iceberg, project
-from support.engines import ENGINE, TIMEOUT, Up, wait_until
+from support.engines import AT, ENGINE, TIMEOUT, Up, wait_until, write_accounts
 from support.server.caller import SYNCED
 from support.server.sent_rows import Batch, SentTable
 
-_AT: Final = 1_767_225_600_000_000
 _PIPELINE: Final = "  {name}:\n    source: {{type: data_lake_v2, path: {name}, org: X}}\n"
 _EVERY: Final = "    every: 1s\n"
 _UP: Final = "up: {ui: '127.0.0.1:0', health: '127.0.0.1:0', grace: 60s}\n"
@@ -47,11 +46,7 @@ class Lakes(Up):
         self.project = load_project(file)
 
     def write(self, name: str, *values: str) -> None:
-        rows = [
-            {"Id": str(number), "source__modified": _AT, "grax__idseq": "1", "Name": value}
-            for number, value in enumerate(values)
-        ]
-        self.sources[name].write("Account", rows)
+        write_accounts(self.sources[name], values)
 
     def active(self, name: str) -> list[str]:
         if not self.project.lake.catalog_file.exists():
@@ -181,7 +176,7 @@ def test_the_destination_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with serve(lake, tmp_path) as server:
         table = SentTable(server.caller, "live", ["id*:LONG", "a:STRING", SYNCED])
         table.create()
-        row = {"id": 1, "a": "x", "_fivetran_synced": _AT}
+        row = {"id": 1, "a": "x", "_fivetran_synced": AT}
         table.send(table.request(Batch(replace=[row])))
         (ended,) = table.rows()
     assert (ended["id"], ended["a"]) == (1, "x")

@@ -11,16 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from support.datalakes import project
+from support.datalakes import DataLake, project
 
 TIMEOUT: Final = 300.0
+#: When accounts were modified, in microseconds since 1970.
+AT: Final = 1_767_225_600_000_000
 #: An engine of a project without an idle time, and without a warm-up that competes with commands.
 ENGINE: Final = """\
 import sys
@@ -81,13 +83,13 @@ def shared_engine() -> Path:
     return next(sockets.glob("*.sock"))
 
 
-class Up:
-    """A project that `chronolake up` runs, in a process of its own.
+class EngineProcess:
+    """The engine of a project, in a process of its own, and commands that use it.
 
     Attributes:
         folder: the project's folder, which is also that of the engine's socket.
         environment: the variables of its processes.
-        process: the process that was started last.
+        process: the engine that was started last.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,14 +101,15 @@ class Up:
         }
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
-        with (self.folder / "up.log").open("ab") as log, (self.folder / "up.err").open("ab") as err:
+    def launch(self, *words: str, log: str, errors: str) -> subprocess.Popen[bytes]:
+        """Start Python with arguments as the engine; its output goes to files of the folder."""
+        with (self.folder / log).open("ab") as out, (self.folder / errors).open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "chronolake", "up"],
+                [sys.executable, *words],
                 env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=out,
                 stderr=err,
             )
         return self.process
@@ -122,22 +125,38 @@ class Up:
             self.process.kill()
             self.process.wait()
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "chronolake", *words],
-            env=self.environment,
+    def start_command(
+        self, *words: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        # A shell that runs the tests in the background lets them ignore Ctrl-C.
+        return subprocess.Popen(
+            ["env", "--default-signal=INT", sys.executable, "-m", "chronolake", *words],
+            env={**self.environment, **(variables or {})},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=TIMEOUT,
-            check=False,
         )
+
+    def run(
+        self, *words: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        command = self.start_command(*words, variables=variables)
+        output, errors = command.communicate(timeout=TIMEOUT)
+        return subprocess.CompletedProcess(words, command.returncode, output, errors)
 
     def state(self) -> dict[str, Any]:
         done = self.run("engine", "status", "--json")
         state: dict[str, Any] = json.loads(done.stdout)
         return state
+
+
+class Up(EngineProcess):
+    """A project that `chronolake up` runs."""
+
+    def start(self) -> subprocess.Popen[bytes]:
+        return self.launch("-m", "chronolake", "up", log="up.log", errors="up.err")
 
     def tasks(self) -> set[str]:
         return {name for name, task in self.state().get("tasks", {}).items() if task["running"]}
@@ -150,6 +169,15 @@ class Up:
         started = [line for line in self.log() if line["event"] == "health_listening"]
         url = f"http://127.0.0.1:{started[-1]['port']}{path}"
         return httpx.get(url, trust_env=False, timeout=30)
+
+
+def write_accounts(source: DataLake, names: Sequence[str]) -> None:
+    """Write a file with the accounts of a data lake, as they all were modified at one time."""
+    rows = [
+        {"Id": str(number), "source__modified": AT, "grax__idseq": "1", "Name": name}
+        for number, name in enumerate(names)
+    ]
+    source.write("Account", rows)
 
 
 def forks_of(engine: subprocess.Popen[bytes]) -> list[int]:

@@ -13,6 +13,8 @@ from support.engines import shared_engine
 
 #: The command line, as a program.
 COMMAND: Final = "from chronolake.cli import main; main()"
+#: The exit code of a command that was killed.
+KILLED: Final = 128 + signal.SIGKILL
 #: The variable that, set to `off`, lets every command start its own Java.
 ENGINE_VARIABLE: Final = "TESTS_ENGINE"
 
@@ -55,10 +57,6 @@ def run_command_until_failpoint(*words: str, failpoint: str) -> bool:
     code, reported = run_command(*words, failpoint=failpoint)
     assert code in {0, KILLED}, reported
     return code == KILLED
-
-
-#: The exit code of a command that was killed.
-KILLED: Final = 128 + signal.SIGKILL
 
 
 def _run(command: Sequence[str], failpoint: str, variables: Mapping[str, str]) -> tuple[int, str]:
