@@ -35,7 +35,7 @@ Way = Callable[[Batch], object]
 
 def delayed(lake: Lake) -> Any:
     """Install the file system that waits, without a delay yet; return it."""
-    jvm: Any = lake.spark._jvm  # noqa: SLF001 - there is no public API
+    jvm: Any = lake.spark._jvm  # noqa: SLF001 - PySpark has no public API for it
     hadoop = lake.spark._jsc.hadoopConfiguration()  # noqa: SLF001
     local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
     compiler = jvm.org.codehaus.janino.SimpleCompiler()

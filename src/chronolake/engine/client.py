@@ -127,7 +127,7 @@ def delegate(words: Sequence[str]) -> int | None:
 
     Returns:
         Its exit code; None if it must run here: it uses no Spark, `--no-engine` is among its
-        arguments, or there is no engine of this installation.
+        arguments, or an engine of this installation does not run.
     """
     if not may_use_engine(words, os.environ):
         return None
@@ -160,7 +160,7 @@ def control(place: Path, word: str) -> dict[str, Any] | None:
         word: `status` or `stop`.
 
     Returns:
-        The engine's state; None if there is no engine.
+        The engine's state; None without an engine.
     """
     try:
         with connect(address_of(place)) as connection:

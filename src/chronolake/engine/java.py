@@ -294,7 +294,7 @@ class JavaKeeper:
 
 def release() -> None:
     """Let the JVM free what this process used, which is about to end."""
-    gateway = SparkContext._gateway  # noqa: SLF001 - there is no public API
+    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no public API for it
     if gateway is None:
         return
     session.close_catalogs()

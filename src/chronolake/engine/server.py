@@ -267,8 +267,8 @@ class Engine:
     def _close_sockets(self) -> None:
         """Close the engine's sockets in a fork, so that clients notice the engine's end.
 
-        A fork keeps the JVM running, and the lock of the lake: there is no other engine until it
-        has ended.
+        A fork keeps the JVM running, and the lock of the lake: another engine can only start when
+        it has ended.
         """
         for fork in self._forks.values():
             if fork.connection is not None:
