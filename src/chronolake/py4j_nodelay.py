@@ -14,6 +14,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JNetworkError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -102,7 +104,12 @@ class _ConnectionFactory:
         self._make = make
 
     def __call__(self) -> Any:
-        connection = self._make()
+        try:
+            connection = self._make()
+        except Py4JNetworkError:
+            # After Ctrl-C, py4j closes the interrupted connection on both sides. Meanwhile the JVM
+            # may close a new one too, and py4j retries everything except this.
+            connection = self._make()
         _acknowledge(connection)
         return connection
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import pytest
@@ -117,12 +118,25 @@ def test_ctrl_c_ends_a_command_and_its_jobs_but_not_the_engine(running: Run) -> 
     time.sleep(1)
 
     command.send_signal(signal.SIGINT)
-    command.communicate(timeout=TIMEOUT)
+    output, errors = command.communicate(timeout=TIMEOUT)
 
-    assert command.returncode == 130
+    assert (command.returncode, output, errors.replace("Starting Spark ...\n", "")) == (130, "", "")
     # With two cores, the jobs would keep this one waiting for minutes.
     assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
     assert running.java() == before
+
+
+@pytest.mark.long
+def test_ctrl_c_at_any_time_is_reported_as_such(running: Run) -> None:
+    times = Random(11)
+    for delay in (times.uniform(0, 3) for _ in range(40)):
+        command = running.start_command("query", _LONG_QUERY)
+        wait_until(lambda: (running.status() or {}).get("commands"), "the command does not run")
+        time.sleep(delay)
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=TIMEOUT)
+        assert command.returncode == 130, errors
+        assert "Traceback" not in errors
 
 
 def test_a_command_ends_with_its_client(running: Run) -> None:

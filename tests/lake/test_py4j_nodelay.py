@@ -9,12 +9,18 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JNetworkError
 
-from chronolake.py4j_nodelay import _AcknowledgedReads, acknowledge_reads, wrap_worker
+from chronolake.py4j_nodelay import (
+    _AcknowledgedReads,
+    _ConnectionFactory,
+    acknowledge_reads,
+    wrap_worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +92,22 @@ def test_every_connection_to_the_jvm_acknowledges_at_once(lake: Lake) -> None:
         streams = [connection.stream for connection in lake.spark._jvm._gateway_client.deque]
     assert streams
     assert all(isinstance(stream.raw, _AcknowledgedReads) for stream in streams)
+
+
+def test_a_new_connection_that_the_jvm_closes_is_made_again(lake: Lake) -> None:
+    client = lake.spark._jvm._gateway_client
+    make = client._create_new_connection._make
+    attempts = iter([Py4JNetworkError("closed")])
+
+    def close_first() -> Any:
+        for failure in attempts:
+            raise failure
+        return make()
+
+    connection = _ConnectionFactory(close_first)()
+
+    assert isinstance(connection.stream.raw, _AcknowledgedReads)
+    connection.close()
 
 
 def test_workers_acknowledge_at_once(lake: Lake) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from chronolake.cli import app, main
 from chronolake.cli.app import PANELS
+from chronolake.errors import LakeError
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -279,3 +280,20 @@ def test_looking_imports_no_spark() -> None:
         "sys.exit(any(name.partition('.')[0] in {'pyspark', 'py4j'} for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_an_error_after_ctrl_c_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    @app.command("interrupted", hidden=True)
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise LakeError("The rest failed.", hint="Nothing.")
+
+    try:
+        code = ended("interrupted")
+    finally:
+        app.registered_commands.pop()
+
+    assert code == 130
+    assert capsys.readouterr() == ("", "")

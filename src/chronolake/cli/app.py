@@ -42,6 +42,8 @@ from chronolake.storage import storage_error
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
+    import logging
+
     from chronolake.config import LakeConfig
     from chronolake.lake import Lake
 
@@ -50,6 +52,7 @@ _DEBUG: Final = "--debug"
 #: packages are imported, which takes a tenth of a sync without changes.
 _NEW_OBJECTS: Final = 100_000
 _LAKE: Final = "--lake"
+_INTERRUPTED: Final = 130
 #: Whether the running command has `--json`: then programs read standard error, too.
 _json_output: ContextVar[bool] = ContextVar("json", default=False)
 #: The base class of all usage errors; Typer exports only one of its subclasses.
@@ -365,10 +368,17 @@ def quiet_logs() -> None:
     # PySpark logs the whole plan of a failed query; the error contains enough.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).disabled = True
+    # They log the traceback of every Ctrl-C.
+    for name in ("root", "py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).addFilter(_is_no_interrupt)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and _is_interrupted(record.exc_info[1]))
 
 
 def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
@@ -504,17 +514,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except typer.Abort:
         console(stderr=True).print("Aborted. Nothing was changed.")
         sys.exit(1)
-    except ChronolakeError as failure:
-        if debug:
-            raise
-        show_error(storage_error(failure) or failure, json=json)
-        sys.exit(1)
     except BrokenPipeError:
         # The reader, such as `head`, has closed the pipe. Nothing must be flushed into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as failure:
-        known = storage_error(failure) or _spark_error(failure)
+        if _is_interrupted(failure):
+            sys.exit(_INTERRUPTED)
+        known = storage_error(failure) or _reported_error(failure)
         if debug or known is None:
             raise
         show_error(known, json=json)
@@ -523,6 +530,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Commands restrict it, and a caller in the same process goes on with its own.
         os.umask(umask)
     sys.exit(code or 0)
+
+
+def _is_interrupted(failure: BaseException | None) -> bool:
+    """Return whether an error was raised while a command was ending because of Ctrl-C."""
+    while failure is not None:
+        if isinstance(failure, KeyboardInterrupt):
+            return True
+        failure = failure.__context__
+    return False
 
 
 def _usage_error(failure: typer.BadParameter, words: Sequence[str]) -> ConfigurationError:
@@ -545,16 +561,19 @@ def _similar_variable(meant: str) -> str | None:
 
 def as_chronolake_error(failure: Exception, table: TableName) -> ChronolakeError:
     """Return a failure as a ChronolakeError that names the table."""
-    ours = failure if isinstance(failure, ChronolakeError) else _spark_error(failure)
     error: ChronolakeError = (
-        storage_error(failure) or ours or LakeError(f"{type(failure).__name__}: {failure}")
+        storage_error(failure)
+        or _reported_error(failure)
+        or LakeError(f"{type(failure).__name__}: {failure}")
     )
     error.table = error.table or str(table)
     return error
 
 
-def _spark_error(failure: Exception) -> ChronolakeError | None:
-    """Return an error of Spark as a one-line error; None if Spark did not raise it."""
+def _reported_error(failure: Exception) -> ChronolakeError | None:
+    """Return an error of ours or of Spark, in one line; None if something else raised it."""
+    if isinstance(failure, ChronolakeError):
+        return failure
     if "pyspark" not in sys.modules:
         # A command without Spark must not wait for its import to report a failure.
         return None
