@@ -165,6 +165,8 @@ _SESSION: Final[dict[str, str]] = {
     f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
     # Another process may have written in the meantime, so the catalog is always queried.
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
+    # Every statement of a batch reads the same manifests, which never change.
+    f"spark.sql.catalog.{CATALOG}.io.manifest.cache-enabled": "true",
 }
 
 #: Settings for statements that pass wide rows through many steps. To infer filters, Spark keeps all
