@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from chronolake import env
+from chronolake.cli.engine import _describe
 from chronolake.engine import background, client, messages
 from chronolake.engine.command import is_for_java
 from support.datalakes import DataLake, iceberg, project
@@ -244,6 +245,17 @@ def test_a_jvm_in_which_spark_does_not_start_is_replaced(tmp_path: Path) -> None
     assert "Spark could not be started" in failed.stdout + failed.stderr
     assert repeated.returncode == 0, repeated.stderr
     assert iceberg(run.project, "crm", "Account").scan().to_arrow().num_rows == 2
+
+
+def test_an_engine_is_described_in_words() -> None:
+    state = {"pid": 1, "java_pid": 2, "memory_bytes": 2**20, "commands": 1, "idle_seconds": 3.2}
+
+    assert _describe(state) == (
+        "The engine is process 1, runs 1 command. Its Java (process 2) occupies 1 MiB."
+    )
+    assert _describe({**state, "commands": 0, "java_pid": None}) == (
+        "The engine is process 1, idle for 3 s. It has no Java now."
+    )
 
 
 def test_a_lake_has_one_engine(running: Run) -> None:

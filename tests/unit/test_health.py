@@ -1,12 +1,14 @@
-"""Metrics do not wait for sources that do not respond."""
+"""Metrics do not depend on sources that do not respond or fail."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from chronolake.config import Project
 from chronolake.engine import health
@@ -35,3 +37,15 @@ def test_requests_do_not_queue_up_behind_a_source_that_does_not_respond(
     request.join()
     assert first == [{"shop": Lag(1, 2, None)}]
     assert collector._current_lags() == first[0]
+
+
+def test_any_error_of_a_source_is_logged_without_its_message() -> None:
+    project = SimpleNamespace(pipelines={"shop": SimpleNamespace()})
+
+    with capture_logs() as events:
+        lags = dict(health._lags_of(cast("Project", project)))
+
+    assert lags == {}
+    assert [(event["event"], event["reason"]) for event in events] == [
+        ("lag_not_known", "AttributeError")
+    ]

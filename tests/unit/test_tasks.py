@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +68,19 @@ def test_an_engine_is_healthy_with_java_and_all_tasks() -> None:
     assert not is_healthy(None)
     assert not is_healthy({"java_pid": None, "tasks": {"a": task}})
     assert not is_healthy({"java_pid": 1, "tasks": {"a": task, "b": {**task, "running": False}}})
+
+
+def test_an_unexpected_error_of_a_task_is_logged_without_its_message() -> None:
+    program = (
+        "import os; from chronolake.engine.server import _run_task; "
+        "_run_task('pipeline crm', os.getppid(), None, lambda: int('42 kg'))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "ValueError" in done.stdout
+    assert "_run_task" in done.stdout
+    assert "42 kg" not in done.stdout

@@ -62,7 +62,8 @@ def stop(
         console().print("No engine is running.")
     else:
         running = state["commands"]
-        after = f" when its {running} running commands have ended" if running else ""
+        ended = "running command has" if running == 1 else f"{running} running commands have"
+        after = f" when its {ended} ended" if running else ""
         console().print(f"The engine (process {state['pid']}) stops{after}.")
 
 
@@ -115,8 +116,10 @@ def _control(project: Path | None, lake: Path | None, word: str) -> dict[str, An
 
 def _describe(state: dict[str, Any]) -> str:
     running = state["commands"]
-    what = f"runs {running} commands" if running else f"idle for {state['idle_seconds']:.0f} s"
-    return (
-        f"The engine is process {state['pid']}, {what}. Its Java (process {state['java_pid']}) "
-        f"occupies {state['memory_bytes'] / _MEBIBYTE:,.0f} MiB."
-    )
+    runs = f"runs {running} command{'' if running == 1 else 's'}"
+    what = runs if running else f"idle for {state['idle_seconds']:.0f} s"
+    java = "It has no Java now."
+    if state["java_pid"] is not None:
+        memory = f"{state['memory_bytes'] / _MEBIBYTE:,.0f} MiB"
+        java = f"Its Java (process {state['java_pid']}) occupies {memory}."
+    return f"The engine is process {state['pid']}, {what}. {java}"

@@ -70,8 +70,8 @@ class LakeCollector(Collector):
         yield from self._of_engine()
         try:
             yield from self._of_streams()
-        except ChronolakeError as failure:
-            log.warning("metrics_incomplete", reason=failure.message)
+        except Exception as failure:  # noqa: BLE001 - the other metrics must not depend on it
+            log.warning("metrics_incomplete", reason=_reason(failure))
         yield from self._of_sources()
 
     def _of_engine(self) -> Iterator[Metric]:
@@ -170,8 +170,13 @@ def _lags_of(project: Project) -> Iterator[tuple[str, Lag]]:
             source = source_of(project, pipeline)
             if isinstance(source, LaggingSource):
                 yield pipeline, source.lag()
-        except ChronolakeError as failure:
-            log.warning("lag_not_known", pipeline=pipeline, reason=failure.message)
+        except Exception as failure:  # noqa: BLE001 - the other pipelines must not depend on it
+            log.warning("lag_not_known", pipeline=pipeline, reason=_reason(failure))
+
+
+def _reason(failure: Exception) -> str:
+    """Return the message of an error of ours; of others the type, as they may contain values."""
+    return failure.message if isinstance(failure, ChronolakeError) else type(failure).__name__
 
 
 def serve(

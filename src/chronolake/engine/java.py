@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 _POLL_SECONDS: Final = 0.02
 _START_SECONDS: Final = 120.0
 _STOP_SECONDS: Final = 10.0
+_CANCEL_SECONDS: Final = 30
 _PRIVATE_UMASK: Final = 0o077
 #: The JVM is replaced when it occupies this much more than its heap may.
 _EXCESS_BYTES: Final = 3 * 2**30
@@ -181,11 +182,13 @@ class EngineJava:
             file.write("".join(f"{tag}\n" for tag in tags))
 
     def cancel_jobs(self, tags: list[str]) -> None:
-        """Cancel the running jobs of a fork that was killed.
+        """Cancel the running jobs of a fork that was killed; end this process if it takes too long.
 
         Args:
             tags: those of its jobs.
         """
+        # A JVM that does not respond must not keep the client of the killed command waiting.
+        signal.alarm(_CANCEL_SECONDS)
         context = session.connect_to_java(self.address())
         if context is None:
             return

@@ -404,6 +404,17 @@ def _run_task(name: str, engine: int, java: EngineJava | None, run: Callable[[],
             hint=failure.hint,
         )
         command.end(1)
+    except Exception as failure:  # noqa: BLE001 - the engine restarts the task
+        # The message may contain values.
+        frames = traceback.extract_tb(failure.__traceback__)
+        log.error(  # noqa: TRY400
+            "task_failed",
+            task=name,
+            error=type(failure).__name__,
+            reason="an unexpected error",
+            where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+        )
+        command.end(1)
 
 
 def _warm_up(warm_up: Callable[[LakeConfig], None], java: EngineJava, config: LakeConfig) -> None:
