@@ -213,3 +213,20 @@ def test_settings_of_spark_take_effect_without_a_restart(up: Lakes) -> None:
 
     up.write("crm", "b")
     up.wait_for("crm", "b")
+
+
+def test_another_lake_takes_effect_without_a_restart(up: Lakes) -> None:
+    up.write("crm", "a")
+    process = up.start()
+    up.wait_for("crm", "a")
+
+    file = up.project.file
+    changed = file.with_suffix(".new")
+    changed.write_text(file.read_text().replace("lake: {", "lake: {path: other, "))
+    changed.replace(file)
+    before, up.project = up.project, load_project(file)
+
+    up.wait_for("crm", "a")
+    assert up.project.lake.path != before.lake.path
+    assert up.state()["pid"] == process.pid
+    assert "engine_ends" in {event["event"] for event in up.log()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -79,6 +80,10 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
             )
         # The idle engine does not listen any more, but its Java has not ended.
         time.sleep(_POLL_SECONDS)
+    if started.has_moved:
+        # Everything begins again, for the other lake.
+        os.dup2(output.fileno(), 1)
+        os.execv(sys.executable, [sys.executable, "-m", "chronolake", *sys.argv[1:]])  # noqa: S606
 
 
 def _stop_idle_engine(lake: Path) -> bool:

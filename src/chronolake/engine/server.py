@@ -96,6 +96,8 @@ class Engine:
     warm_up: Callable[[LakeConfig], None] | None = None
     tasks: Tasks = field(default_factory=lambda: Tasks(dict))
     grace_seconds: float | None = None
+    #: Whether it ends, or has ended, because the configuration names another lake now.
+    has_moved: bool = field(default=False, init=False)
     _keeper: JavaKeeper = field(init=False)
     _forks: dict[int, _Fork] = field(default_factory=dict)
     _used_at: float = field(default_factory=time.monotonic)
@@ -190,6 +192,10 @@ class Engine:
             self._used_at = now
         elif self.idle_seconds is not None and now - self._used_at > self.idle_seconds:
             self._end()
+        if self._ending_since is None and self._is_for_another_lake():
+            log.info("engine_ends", reason="lake.path has changed")
+            self.has_moved = True
+            self._end()
         running = self._running_tasks()
         if self._ending_since is not None:
             self._signal(running.values(), signal.SIGTERM)
@@ -206,6 +212,13 @@ class Engine:
             unwanted = self.tasks.unwanted(running)
             self._signal([running[name] for name in unwanted], signal.SIGTERM)
             self._start_tasks(running, now)
+
+    def _is_for_another_lake(self) -> bool:
+        try:
+            return self.config().path != self.lake
+        except ChronolakeError:
+            # Commands report it.
+            return False
 
     def _start_tasks(self, running: Collection[str], now: float) -> None:
         java = self._keeper.java if self._keeper.is_running else None
