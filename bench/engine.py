@@ -147,11 +147,15 @@ class Shop:
         state: dict[str, Any] = json.loads(done.stdout)
         return state if state["running"] else None
 
-    def wait_until_visible(self, table: int, value: int) -> None:
-        """Return as soon as a reader finds a value in a table."""
-        until, seen = time.monotonic() + _VISIBLE_SECONDS, None
+    def wait_until_visible(self, table: int, value: int, seconds: float = _VISIBLE_SECONDS) -> None:
+        """Return as soon as a reader finds a value in a table.
+
+        Raises:
+            TimeoutError: no reader found it in this time.
+        """
+        until, seen = time.monotonic() + seconds, None
         while time.monotonic() < until:
-            location = self._location(table)
+            location = self.location(table)
             if location != seen and location is not None:
                 seen = location
                 found = StaticTable.from_metadata(location).scan(
@@ -161,9 +165,10 @@ class Shop:
                 if found.to_arrow().num_rows:
                     return
             time.sleep(_POLL_SECONDS)
-        raise RuntimeError(f"t{table} has no row with visits = {value}")
+        raise TimeoutError(f"t{table} has no row with visits = {value} after {seconds:.0f} s")
 
-    def _location(self, table: int) -> str | None:
+    def location(self, table: int) -> str | None:
+        """Return where the current metadata of a table is stored, or None if it has none yet."""
         try:
             with sqlite3.connect(
                 f"file:{self.folder}/lake/catalog.db?mode=ro", uri=True
