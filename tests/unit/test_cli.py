@@ -282,13 +282,18 @@ def test_looking_imports_no_spark() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_an_error_after_ctrl_c_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "failure", [LakeError("The rest failed.", hint="Nothing."), BrokenPipeError(), KeyError("x")]
+)
+def test_an_error_after_ctrl_c_is_not_reported(
+    failure: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     @app.command("interrupted", hidden=True)
     def interrupted() -> None:
         try:
             raise KeyboardInterrupt
         finally:
-            raise LakeError("The rest failed.", hint="Nothing.")
+            raise failure
 
     try:
         code = ended("interrupted")

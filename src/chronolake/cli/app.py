@@ -514,14 +514,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except typer.Abort:
         console(stderr=True).print("Aborted. Nothing was changed.")
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. Nothing must be flushed into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as failure:
         if _is_interrupted(failure):
             sys.exit(_INTERRUPTED)
-        known = storage_error(failure) or _reported_error(failure)
+        if isinstance(failure, BrokenPipeError):
+            # The reader, such as `head`, has closed the pipe. Nothing must be flushed into it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        known = _known_error(failure)
         if debug or known is None:
             raise
         show_error(known, json=json)
@@ -561,17 +561,15 @@ def _similar_variable(meant: str) -> str | None:
 
 def as_chronolake_error(failure: Exception, table: TableName) -> ChronolakeError:
     """Return a failure as a ChronolakeError that names the table."""
-    error: ChronolakeError = (
-        storage_error(failure)
-        or _reported_error(failure)
-        or LakeError(f"{type(failure).__name__}: {failure}")
-    )
+    error = _known_error(failure) or LakeError(f"{type(failure).__name__}: {failure}")
     error.table = error.table or str(table)
     return error
 
 
-def _reported_error(failure: Exception) -> ChronolakeError | None:
-    """Return an error of ours or of Spark, in one line; None if something else raised it."""
+def _known_error(failure: Exception) -> ChronolakeError | None:
+    """Return an error of storage, of ours or of Spark, in one line; None for any other."""
+    if error := storage_error(failure):
+        return error
     if isinstance(failure, ChronolakeError):
         return failure
     if "pyspark" not in sys.modules:
