@@ -10,17 +10,19 @@ Iceberg changes some types in place; the other changes need a rewrite of the tab
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa  # noqa: TC002 - Spark reads the annotation
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
+from chronolake.arrow_tasks import map_in_tasks
 from chronolake.change_set import RESERVED
 from chronolake.core.create import check_columns
 from chronolake.core.publish import publish_with_retries
 from chronolake.core.rewrite import drop_abandoned, publish_columns, rewrite
-from chronolake.core.sql import col
+from chronolake.core.sql import col, quote
 from chronolake.description import describe_loaded
 from chronolake.errors import DuplicateKeyError, SchemaError, TypeChangeError
 from chronolake.parsing.columns import EMPTY_IS_VALUE, TEXT_KINDS, parse_fitting
@@ -28,8 +30,9 @@ from chronolake.session import CATALOG
 from chronolake.types import END, START, Column, ColumnType, Kind, Mode, mode_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame
 
@@ -62,12 +65,17 @@ def is_in_place(old: ColumnType, new: ColumnType) -> bool:
     return (old.kind, new.kind) in _WIDENING
 
 
-def convert(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    """Return a value in its new type, or null if it does not fit.
+def is_parsed(old: ColumnType, new: ColumnType) -> bool:
+    """Return whether values are converted to their new type by parsing texts (`parse_texts`)."""
+    return old.kind in TEXT_KINDS and new.kind not in {*TEXT_KINDS, Kind.BINARY}
 
-    Texts are parsed and formatted as in batch files (`seeds/destination-connector.txt`, "Examples
-    of data types"), except binary values, which are a text's UTF-8 bytes. Numbers are not converted
-    to times, nor times to numbers, because they have no unit. Fractions are rounded: half up to a
+
+def convert(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    """Return a value in its new type, or null if it does not fit; texts may need `parse_texts`.
+
+    Values are formatted as in batch files (`seeds/destination-connector.txt`, "Examples of data
+    types"), except binary values, which are a text's UTF-8 bytes. Numbers are not converted to
+    times, nor times to numbers, because they have no unit. Fractions are rounded: half up to a
     decimal with fewer digits, and to the nearest floating-point number, which must be finite. All
     other values fit if converting them back gives the same value.
     """
@@ -77,8 +85,6 @@ def convert(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
         return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
     if new.kind in TEXT_KINDS:
         return _as_text(value, old.kind)
-    if old.kind in TEXT_KINDS:
-        return _parse(value, new)
     if not any({old.kind, new.kind} <= alike for alike in (_NUMBERS, _TIMES)):
         return F.lit(None).cast(new.sql)
     return _cast(value, old, new)
@@ -95,11 +101,37 @@ def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnT
     return is_value & result.isNull()
 
 
-def _parse(text: Expression, kind: ColumnType) -> Expression:
-    def read(texts: pa.Array) -> pa.Array:
-        return parse_fitting(texts, kind)
+def parse_texts(rows: DataFrame, types: Mapping[str, ColumnType]) -> DataFrame:
+    """Add text columns' values in other types, parsed as in batch files; null if they don't fit.
 
-    return F.arrow_udf(read, kind.sql)(text)
+    Spark 4.0 has no function of Arrow arrays, so the whole rows pass through Python.
+
+    Args:
+        rows: any columns.
+        types: the other type of each text column, by its name.
+
+    Returns:
+        The rows with an additional column for each of `types`, named by `_parsed_name`.
+    """
+    ddl = ", ".join(f"{quote(_parsed_name(name))} {kind.sql}" for name, kind in types.items())
+    parsed = StructType.fromDDL(ddl)
+    schema = StructType([*rows.schema.fields, *parsed.fields])
+    return map_in_tasks(rows, partial(_parse_columns, dict(types)), schema)
+
+
+def _parse_columns(
+    types: Mapping[str, ColumnType], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        parsed = batch
+        for name, kind in types.items():
+            values = parse_fitting(batch.column(name), kind)
+            parsed = parsed.append_column(_parsed_name(name), values)
+        yield parsed
+
+
+def _parsed_name(column: str) -> str:
+    return f"{RESERVED}parsed_{column}"
 
 
 def _cast(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
@@ -263,10 +295,19 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
 
 def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:
     types = {column.name: column.type for column in plan.columns}
+    old = set(stored.columns)
+    parsed = {
+        name: types[name]
+        for name, before in plan.converted.items()
+        if is_parsed(before.type, types[name])
+    }
+    if parsed:
+        stored = parse_texts(stored, parsed)
     new = {
-        column.name: convert(col(column.name), plan.converted[column.name].type, column.type)
-        for column in plan.columns
-        if column.name in plan.converted
+        name: col(_parsed_name(name))
+        if name in parsed
+        else convert(col(name), before.type, types[name])
+        for name, before in plan.converted.items()
     }
     lost = stored.agg(
         *(
@@ -285,7 +326,6 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
                 column=column.name,
                 hint="Choose a type that can store them, or correct them at the source.",
             )
-    old = set(stored.columns)
     return stored.select(
         *(
             (new.get(column.name, col(column.name)) if column.name in old else F.lit(None))
