@@ -23,8 +23,9 @@ _is_cancelled: ContextVar[Callable[[], bool] | None] = ContextVar("is_cancelled"
 
 @contextmanager
 def cancel_if(is_cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Run a block as a call that is cancelled once `is_cancelled` returns True."""
-    token = _is_cancelled.set(is_cancelled)
+    """Run a block as a call that is cancelled once `is_cancelled`, or an outer one, is true."""
+    outer = _is_cancelled.get()
+    token = _is_cancelled.set(is_cancelled if outer is None else lambda: outer() or is_cancelled())
     try:
         yield
     finally:

@@ -370,6 +370,11 @@ class Lake:
                 self._writers[name] -= 1
             session.collect_garbage()
 
+    def cancel_jobs(self) -> None:
+        """Cancel the jobs of Spark that run for this lake in this process."""
+        if self._started is not None:
+            self._started.cancel_jobs()
+
     def is_written(self, name: TableName) -> bool:
         """Return whether a thread of this process writes to a table, or waits to."""
         with self._guard:

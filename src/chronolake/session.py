@@ -239,6 +239,12 @@ class Sessions:
         """Return the sessions that were used."""
         return list(self._created.values())
 
+    def cancel_jobs(self) -> None:
+        """Cancel the running jobs of all these sessions, but no jobs of other processes."""
+        for session in self.created:
+            tag = session._jsparkSession.sessionJobTag()  # noqa: SLF001 - there is no public API
+            session.sparkContext.cancelJobsWithTag(tag)
+
     def _get(self, name: str) -> SparkSession:
         with self._creating:
             if name not in self._created:

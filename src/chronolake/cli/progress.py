@@ -41,7 +41,7 @@ _STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "
 class SparkTasks(ProgressColumn):
     """Progress of Spark's current tasks: a step of gigabytes has many, but updates its bar once.
 
-    Streams of a run are processed one after another, so Spark's tasks belong to the newest bar.
+    Spark's tasks may belong to several streams, so every bar shows those of all.
     """
 
     def __init__(self, lake: Lake) -> None:

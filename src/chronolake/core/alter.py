@@ -22,12 +22,12 @@ from chronolake.change_set import RESERVED
 from chronolake.core.create import check_columns
 from chronolake.core.publish import publish_with_retries
 from chronolake.core.rewrite import drop_abandoned, publish_columns, rewrite
-from chronolake.core.sql import col, quote
+from chronolake.core.sql import col
 from chronolake.description import describe_loaded
 from chronolake.errors import DuplicateKeyError, SchemaError, TypeChangeError
 from chronolake.parsing.columns import EMPTY_IS_VALUE, TEXT_KINDS, parse_fitting
 from chronolake.session import CATALOG
-from chronolake.types import END, START, Column, ColumnType, Kind, Mode, mode_of
+from chronolake.types import END, START, Column, ColumnType, Kind, Mode, mode_of, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

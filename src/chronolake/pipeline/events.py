@@ -84,6 +84,7 @@ class Report(AbstractContextManager["Report"]):
         self.run = run
         self.store = store
         self._watch = watch
+        self._emitting = threading.Lock()
         self._waiting: dict[str, StreamRun] = {}
         #: Held only briefly, so that a run never waits for the store because of pending records.
         self._changing = threading.Lock()
@@ -106,8 +107,9 @@ class Report(AbstractContextManager["Report"]):
         self._thread.join()
 
     def emit(self, kind: EventKind, **details: Any) -> None:
-        """Report an event to the watcher."""
-        self._watch(Event(kind, self.run.pipeline, self.run.id, **details))
+        """Report an event to the watcher, which need not be thread-safe."""
+        with self._emitting:
+            self._watch(Event(kind, self.run.pipeline, self.run.id, **details))
 
     def note(self, streams: Iterable[StreamRun]) -> None:
         """Record the progress of streams immediately.

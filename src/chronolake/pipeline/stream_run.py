@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.core import maintain, plan_table
 from chronolake.errors import ChronolakeError, LeaseLostError, SourceError
 from chronolake.iceberg import jvm_ended, spark_words
@@ -133,6 +134,7 @@ class StreamSync:
 
         Raises:
             LeaseLostError: another process took over the pipeline.
+            CallCancelledError: the run was cancelled.
         """
         self.begin(Stage.APPLYING)
         try:
@@ -143,7 +145,9 @@ class StreamSync:
             self._note(status=Status.SUCCEEDED)
         except LeaseLostError:
             raise
-        except Exception as failure:  # noqa: BLE001 - must not affect the next stream
+        except Exception as failure:  # noqa: BLE001 - must not affect the other streams
+            # Of a run that ends, the failure is a consequence, and not the stream's outcome.
+            raise_if_cancelled()
             self.storage_failure = storage_error(failure)
             self._note(status=Status.FAILED, **describe_failure(failure))
             log.warning(

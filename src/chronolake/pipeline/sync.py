@@ -1,6 +1,7 @@
-"""A run of a pipeline: its streams are synced one after another, each as far as possible.
+"""A run of a pipeline: each of its streams is synced as far as possible.
 
 Data of a source that is not itself a raw lake lands in Chronolake's own raw lake first (`landing`).
+Then the landed files are applied to the tables, several at a time.
 
 A stream that fails does not stop the others: the run is partial then, and the next one continues.
 """
@@ -8,10 +9,12 @@ A stream that fails does not stop the others: the run is partial then, and the n
 from __future__ import annotations
 
 import math
+import os
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import structlog
@@ -24,6 +27,7 @@ from chronolake.pipeline.apply import STEP_BYTES
 from chronolake.pipeline.events import Event, EventKind, Report
 from chronolake.pipeline.landing import LandResult, StreamLanding, TableDue
 from chronolake.pipeline.lease import greatest_token, hold_lease, holder, note_refused
+from chronolake.pipeline.parallel import map_in_threads
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import CONTINUES_HINT, Store
 from chronolake.pipeline.stream_run import RunSettings, StreamSync, describe_failure
@@ -44,6 +48,11 @@ if TYPE_CHECKING:
     from chronolake.source.protocol import ChangeBatch, Offset, Reconciliation, Snapshot, Source
 
 log = structlog.get_logger(__name__)
+
+#: A small batch waits for commits and for the other core's tasks, so that two cores serve four.
+_LEAST_THREADS: Final = 4
+#: More statements at the same time would need more memory of the driver.
+_MOST_THREADS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ def sync(
         project: the configuration.
         pipeline: the pipeline's name.
         only: names of the streams to sync; all of them by default.
-        watch: called with every event of the run.
+        watch: called with every event of the run, by several threads, but never by two at once.
         reread: returns the current project. It is called before each step: a stream whose mode has
             changed is switched there, and continues. By default the configuration does not change.
         step_bytes: target size of the files that are applied and published together.
@@ -167,7 +176,8 @@ def sync(
         store.begin_run(run)
         report = Report(store, run, watch)
         report.emit(EventKind.RUN_BEGAN, streams=len(streams))
-        settings = RunSettings(source, reread or (lambda: project), step_bytes, full_refresh)
+        current = _one_at_a_time(reread or (lambda: project))
+        settings = RunSettings(source, current, step_bytes, full_refresh)
         syncs = {
             stream.name: StreamSync(lake, stream, lease, report, settings) for stream in streams
         }
@@ -226,7 +236,27 @@ def _run(
         for name, stream in syncs.items():
             stream.note_states(before.get(name), after.get(name))
         report.note(stream.state for stream in syncs.values())
-    return [stream.finish() for stream in syncs.values()]
+    return map_in_threads(
+        StreamSync.finish, list(syncs.values()), threads=_threads(), cancel=lake.cancel_jobs
+    )
+
+
+def _threads() -> int:
+    """Return the number of streams that are applied at the same time.
+
+    While Spark plans a statement, which takes most of the time of a small batch, it uses one core.
+    """
+    return min(_MOST_THREADS, max(_LEAST_THREADS, os.cpu_count() or 1))
+
+
+def _one_at_a_time(read: Callable[[], Project]) -> Callable[[], Project]:
+    lock = threading.Lock()
+
+    def read_alone() -> Project:
+        with lock:
+            return read()
+
+    return read_alone
 
 
 def _status_of(streams: Sequence[StreamRun]) -> Status:

@@ -1,0 +1,98 @@
+"""The streams of a run are applied at the same time, and are interrupted together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chronolake
+from chronolake import env
+from chronolake.config import Project
+from support.commands import run_words
+from support.datalakes import DataLake, iceberg, project
+
+_OBJECTS = tuple(f"Object{number}" for number in range(6))
+
+
+@pytest.fixture
+def crm(tmp_path: Path) -> Project:
+    source = DataLake(tmp_path / "source")
+    for name in _OBJECTS:
+        source.write(name, [{"Id": "1", "source__modified": 1, "grax__idseq": "1", "Name": name}])
+    return project(tmp_path, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
+
+
+def _names(crm: Project) -> dict[str, list[str]]:
+    """Return the names in each table, read by PyIceberg."""
+    return {
+        name: iceberg(crm, "crm", name).scan().to_arrow()["Name"].to_pylist() for name in _OBJECTS
+    }
+
+
+def test_a_bad_stream_does_not_affect_those_applied_at_the_same_time(crm: Project) -> None:
+    (bad,) = (crm.file.parent / "source").rglob(f"*{_OBJECTS[2]}*/**/*.parquet")
+    content = bad.read_bytes()
+    bad.write_bytes(content[:-1])
+
+    result = chronolake.sync("crm", project=crm.file.parent)
+    bad.write_bytes(content)
+    again = chronolake.sync("crm", project=crm.file.parent)
+
+    assert [stream.stream for stream in result.streams] == list(_OBJECTS)
+    assert [stream.status for stream in result.streams].index("failed") == 2
+    assert result.status == "partial"
+    assert again.status == "succeeded"
+    assert _names(crm) == {name: [name] for name in _OBJECTS}
+
+
+def test_an_interruption_ends_all_streams_that_are_applied(
+    crm: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _paused(crm.file.parent, "publish.before-commit") as (running, events):
+        # The second one begins although the first one waits before its commit.
+        applying = [next(e for e in events if e["event"] == "applying") for _ in range(2)]
+        running.send_signal(signal.SIGINT)
+    code, reported, _ = run_words(capsys, "runs", "--json", "--project", str(crm.file.parent))
+    (run,) = json.loads(reported)
+    again = chronolake.sync("crm", project=crm.file.parent)
+
+    assert len({event["table"] for event in applying}) == 2
+    assert running.returncode == 130
+    assert code == 0
+    assert (run["status"], run["error"]) == ("failed", "The run was interrupted.")
+    assert {stream["error"] for stream in run["streams"]} == {run["error"]}
+    assert again.status == "succeeded"
+    assert _names(crm) == {name: [name] for name in _OBJECTS}
+
+
+@contextmanager
+def _paused(
+    folder: Path, failpoint: str
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
+    """Run a sync whose streams wait at a failpoint until the block ends; yield its events, too."""
+    pause = folder / "pause"
+    pause.touch()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "chronolake", "sync", "--json", "--project", str(folder)],
+        env={**os.environ, env.FAILPOINT: f"{failpoint}=pause", env.FAILPOINT_FILE: str(pause)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert running.stdout is not None
+        yield running, map(json.loads, running.stdout)
+        pause.unlink()
+        running.communicate(timeout=120)
+    finally:
+        running.kill()
+        running.wait()
