@@ -17,6 +17,9 @@ SPARK40 := .venv-spark40/.locked
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(SPREAD)
+#: Tests that compare tables with a model after random or all short sequences of changes.
+MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/server/test_shapes.py \
+  tests/server/test_real_files.py tests/lake/test_data_lake.py
 #: Resolves for every version of Python and every platform, to a file without host names.
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
   --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
@@ -80,11 +83,13 @@ test-all: setup $(COMPAT)  ## run all tests, with new random examples each time,
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
 	@$(MAKE) test-up test-spark40
 
-test-up: setup  ## run the crash tests again: destinations in `up`, commands without an engine
+test-up: setup  ## run crash tests and models again: destinations in `up`, syncs of models in an engine
 	@TESTS_UP=on TESTS_ENGINE=off JAVA_HOME="$$(scripts/find-java)" $(PYTEST) tests/crash $(ARGS)
+	@TESTS_UP=on JAVA_HOME="$$(scripts/find-java)" $(PYTEST) $(MODELS) $(ARGS)
 
-test-spark40: $(SPARK40)  ## run the tests of lakes with Spark 4.0, the oldest supported one
-	@JAVA_HOME="$$(scripts/find-java)" .venv-spark40/bin/python -m pytest $(SPREAD) tests/lake tests/unit/test_jars.py $(ARGS)
+test-spark40: $(SPARK40)  ## run the tests of lakes and destinations with Spark 4.0, the oldest supported one
+	@JAVA_HOME="$$(scripts/find-java)" .venv-spark40/bin/python -m pytest $(SPREAD) tests/lake tests/server tests/unit/test_jars.py \
+	  --ignore tests/server/test_protos.py $(ARGS)
 
 test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)

@@ -1,4 +1,4 @@
-"""A real server on a real lake, in this process; one JVM for all tests."""
+"""A real server on a real lake, in this process or in `up`; one lake for all tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.server.listener import MESSAGE_BYTES
+from support.crash.server_process import configure, serve, uses_up
 from support.server.caller import Caller
 
 _numbers = itertools.count()
@@ -25,7 +26,15 @@ def server(lake: Lake) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def channel(server: Server) -> Iterator[grpc.Channel]:
+def channel(
+    lake: Lake, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[grpc.Channel]:
+    if uses_up():
+        configure(lake.config.path)
+        with serve(lake.config.path, tmp_path_factory.mktemp("up")) as served:
+            yield served.channel
+        return
+    server: Server = request.getfixturevalue("server")
     with grpc.insecure_channel(
         f"127.0.0.1:{server.port}",
         options=[

@@ -47,7 +47,7 @@ class Served:
 
     def killed(self) -> bool:
         """Wait for the end of the destination; return whether SIGKILL ended it."""
-        if not _uses_up():
+        if not uses_up():
             return self.process.wait(timeout=60) == -signal.SIGKILL
         deadline = time.monotonic() + _STARTED_WITHIN
         while not (ended := self.events("task_ended")):
@@ -58,7 +58,7 @@ class Served:
 
     def kill(self) -> None:
         """Kill the destination."""
-        forks = forks_of(self.process) if _uses_up() else []
+        forks = forks_of(self.process) if uses_up() else []
         self.process.kill()
         for pid in forks:
             with suppress(ProcessLookupError):
@@ -127,12 +127,13 @@ def serve(
         shutil.rmtree(sockets)
 
 
-def _uses_up() -> bool:
+def uses_up() -> bool:
+    """Return whether `up` runs destinations, and its engine runs pipelines."""
     return os.environ.get(UP_VARIABLE) == "on"
 
 
 def _words(lake: Path, folder: Path) -> list[str]:
-    if _uses_up():
+    if uses_up():
         return ["up", "--project", str(_project_of(lake, folder))]
     return ["serve", "--lake", str(lake), "--port", "0", "--host", "127.0.0.1", "--grace", "20"]
 
