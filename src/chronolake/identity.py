@@ -25,7 +25,7 @@ from chronolake.location import is_same_place, local_path
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from chronolake.config import LakeConfig
@@ -52,6 +52,8 @@ _CATALOG: Final = "chronolake"
 _CLAIMING: Final = 0x6368726C616B
 _METADATA_FILE: Final = re.compile(r"(\d+)-[0-9a-f-]+(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _NAMED: Final = 3
+#: Databases limit the number of values in a query; for more tables, all are read.
+_MAX_PARAMETERS: Final = 500
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,13 @@ def _record(config: LakeConfig) -> str:
         return identity.lake_id
 
 
-def metadata_files(config: LakeConfig, name: TableName | None = None) -> dict[TableName, str]:
+def metadata_files(
+    config: LakeConfig, names: Collection[TableName] | None = None
+) -> dict[TableName, str]:
     """Return the metadata file of every table, including scratch tables; empty for REST catalogs.
 
     Args:
-        name: the only table to look up; None for all.
+        names: the tables to look up; None for all.
 
     Raises:
         LakeError: the catalog's database is not reachable.
@@ -166,7 +170,7 @@ def metadata_files(config: LakeConfig, name: TableName | None = None) -> dict[Ta
         if engine is None:
             return {}
         with engine.begin() as connection:
-            return _tables(connection, name)
+            return _tables(connection, names)
     except SQLAlchemyError as failure:
         raise database.connection_error(failure, "The lake's catalog") from failure
 
@@ -295,21 +299,25 @@ def _read(connection: sql.Connection) -> Identity | None:
     return None if row is None else Identity(row.id, row.folder, row.warehouse)
 
 
-def _tables(connection: sql.Connection, name: TableName | None = None) -> dict[TableName, str]:
-    """Return the metadata file of one table, or of every one, including scratch tables."""
+def _tables(
+    connection: sql.Connection, names: Collection[TableName] | None = None
+) -> dict[TableName, str]:
+    """Return the metadata file of some tables, or of every one, including scratch tables."""
     if not sql.inspect(connection).has_table(_TABLES.name):
         return {}
     query = sql.select(_TABLES).where(_TABLES.c.catalog_name == _CATALOG)
-    if name is not None:
+    if names is not None and len(names) <= _MAX_PARAMETERS:
         query = query.where(
-            _TABLES.c.table_namespace == name.schema, _TABLES.c.table_name == name.table
+            _TABLES.c.table_namespace.in_({name.schema for name in names}),
+            _TABLES.c.table_name.in_({name.table for name in names}),
         )
     rows = connection.execute(query)
-    return {
+    found = {
         TableName(row.table_namespace, row.table_name): row.metadata_location
         for row in rows
         if row.metadata_location
     }
+    return found if names is None else {name: found[name] for name in names if name in found}
 
 
 def _root_of(metadata: str) -> str:

@@ -170,7 +170,7 @@ class Lake:
         if self.has_started:
             return
         can_read = self.catalog.reads_without_java and len(names) <= _MAX_NOTED_TABLES
-        self.note_found([self.catalog.find(name) for name in names] if can_read else [None])
+        self.note_found(self.catalog.peek(list(names)) if can_read else [None])
 
     def note_found(self, tables: Iterable[IcebergTable | None]) -> None:
         """Note that tables may be read as a whole, as `note_tables` does; None does not exist."""
@@ -216,13 +216,11 @@ class Lake:
             _make_durable(config, sessions.spark)
         return sessions
 
-    def _read_metadata(self, name: TableName) -> StoredMetadata | None:
-        """Read a table's current metadata without a JVM; None if the table does not exist."""
-        file = identity.metadata_files(self.config, name).get(name)
-        if file is None:
-            return None
+    def _read_metadata(self, names: Collection[TableName]) -> dict[TableName, StoredMetadata]:
+        """Read the current metadata of those tables that exist, without a JVM."""
         properties = {**self.config.catalog.properties, "warehouse": self.config.warehouse_location}
-        return read_metadata(file, properties)
+        files = identity.metadata_files(self.config, names)
+        return {name: read_metadata(file, properties) for name, file in files.items()}
 
     def __repr__(self) -> str:
         where = self.config.catalog.label if self.config.catalog.uri else "SQLite"
@@ -318,7 +316,7 @@ class Lake:
 
     def describe(self, name: TableName) -> TableDescription | None:
         """Return the description of a table, or None if it does not exist."""
-        table = self.catalog.find(name)
+        (table,) = self.catalog.peek([name])
         return None if table is None else describe_loaded(table)
 
     def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
@@ -343,7 +341,7 @@ class Lake:
     def _is_light(self, name: TableName, size: int) -> bool:
         if size > _MODERATE_BYTES:
             return False
-        table = self.catalog.find(name)
+        (table,) = self.catalog.peek([name])
         columns = 0 if table is None else len(table.fields)
         if size > _LIGHT_BYTES + _LIGHT_BYTES_OF_COLUMN * columns:
             return False

@@ -26,7 +26,7 @@ from chronolake.storage import storage_error
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -148,8 +148,8 @@ class Field:
 class IcebergTable:
     """A loaded table: one immutable state of its metadata.
 
-    While no JVM runs, the state was read from its file (`StoredMetadata`), and the first use of
-    `java` or `metadata` starts Spark. A commit to such a state conflicts with any commit since, as
+    If the state was read from its file (`StoredMetadata`), the first use of `java` or `metadata`
+    starts Spark, unless it runs. A commit to such a state conflicts with any commit since, as
     for a state that was loaded by Java.
     """
 
@@ -432,15 +432,16 @@ class Catalog:
         self,
         start: Callable[[], SparkSession],
         guard: Guard,
-        read_stored: Callable[[TableName], StoredMetadata | None] | None = None,
+        read_stored: Callable[[Collection[TableName]], Mapping[TableName, StoredMetadata]]
+        | None = None,
     ) -> None:
         """Define the catalog; nothing is read.
 
         Args:
             start: returns the session; the first call starts it.
             guard: the checks before writes.
-            read_stored: reads a table's current metadata without a JVM, and returns None if the
-                table does not exist; it may raise anything. None if only a JVM can.
+            read_stored: reads the current metadata of tables without a JVM; those that do not
+                exist are missing in the result. It may raise anything. None if only a JVM can.
         """
         self.guard = guard
         self._start = start
@@ -510,13 +511,35 @@ class Catalog:
             LakeLocationError: its metadata is missing, because the lake was copied or moved.
             LakeError: its metadata cannot be read, or the catalog does not respond.
         """
-        if self._cached_connection is None and self._read_stored is not None:
-            # Whatever goes wrong, Java finds it, too.
-            with suppress(Exception):
-                stored = self._read_stored(name)
-                return None if stored is None else IcebergTable(self, name, stored=stored)
+        if self._cached_connection is None:
+            return self.peek([name])[0]
         java = self._load_java(name)
         return None if java is None else IcebergTable(self, name, java=java)
+
+    def peek(self, names: Sequence[TableName]) -> list[IcebergTable | None]:
+        """Return the current states of tables, read without a JVM if possible, even if one runs.
+
+        That is faster than `find` for callers that need only properties, columns and sizes.
+
+        Args:
+            names: the tables; the states are returned in their order, None for missing tables.
+
+        Raises:
+            LakeLocationError: metadata is missing, because the lake was copied or moved.
+            LakeError: metadata cannot be read, or the catalog does not respond.
+        """
+        if self._read_stored is not None:
+            # Whatever goes wrong, Java finds it, too.
+            with suppress(Exception):
+                stored = self._read_stored(names)
+                return [
+                    IcebergTable(self, name, stored=stored[name]) if name in stored else None
+                    for name in names
+                ]
+        loaded = [(name, self._load_java(name)) for name in names]
+        return [
+            None if java is None else IcebergTable(self, name, java=java) for name, java in loaded
+        ]
 
     def load_java(self, name: TableName) -> Any:
         """Return a Java `Table`.

@@ -33,8 +33,6 @@ from chronolake.pipeline.purge import erase_purged
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
-    StoredTable,
-    TableWriter,
     columns_for,
     table_settings,
     write,
@@ -45,11 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from chronolake.iceberg import IcebergTable
-    from chronolake.lake import Lake
     from chronolake.landing import BadFile
     from chronolake.landing.reader import TypesByField
-    from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.pipeline.table_writer import StoredTable, TableWriter
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
@@ -79,9 +76,8 @@ class StepResult:
 
 
 def apply(
-    lake: Lake,
-    stream: Stream,
-    lease: Lease,
+    writer: TableWriter,
+    stored: StoredTable | None,
     files: Sequence[DataFile],
     *,
     current: Callable[[Stream], Stream] = lambda stream: stream,
@@ -94,7 +90,8 @@ def apply(
     at once: so several type changes cost one rebuild, and not one for each step.
 
     Args:
-        lease: the lease of its pipeline.
+        writer: the stream, and the lease of its pipeline.
+        stored: its table, or None if it does not exist.
         files: the files that landed after the table's watermark, in the order of writing.
         current: returns the stream with its current configuration; called before each step.
         step_bytes: target size of the files of a step.
@@ -106,19 +103,18 @@ def apply(
         LeaseLostError: another process runs the pipeline.
         CommitError: a step could not be published; the steps before it were.
     """
-    writer = TableWriter(lake, stream, lease)
-    again = files_up_to(files, _rebuild_if_outdated(writer))
+    again = files_up_to(files, _rebuild_if_outdated(writer, stored))
     done = 0
     for step in _steps(files, step_bytes, again=len(again)):
-        wanted = current(stream)
+        wanted = current(writer.stream)
         if wanted != writer.stream:
-            log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
+            log.info("stream_reconfigured", table=str(wanted.table), mode=wanted.mode)
             writer = replace(writer, stream=wanted)
-            _rebuild_if_outdated(writer)
+            _rebuild_if_outdated(writer, writer.find())
         applied = _apply_step(writer, _Step(tuple(step)))
         if applied is None:
             left = files[done:]
-            rebuilt = rebuild(lake, writer.stream, lease, upto=files[-1])
+            rebuilt = rebuild(writer.lake, writer.stream, writer.lease, upto=files[-1])
             rows = rows_in(file for file in left if file in rebuilt.files)
             yield _result_of(left[-1].mark, left, rows=rows, written=rebuilt.written)
             return
@@ -286,14 +282,13 @@ def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _
     return write(writer, stream.table, landed, columns.observed, applied=applied)
 
 
-def _rebuild_if_outdated(writer: TableWriter) -> str | None:
+def _rebuild_if_outdated(writer: TableWriter, stored: StoredTable | None) -> str | None:
     """Rebuild a table that does not match its configuration or source, before any new data.
 
     Returns:
         The last file that was ever applied to the table, or None.
     """
     stream = writer.stream
-    stored = writer.find()
     if stored is not None:
         stored.expect_own()
         writer.lease.guard(stored.table)

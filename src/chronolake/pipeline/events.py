@@ -1,8 +1,7 @@
 """Events of a run, reported to a watcher and recorded in the store for other processes.
 
-The state of a stream is recorded immediately at the beginning and end of its stages. The steps in
-between may be short: a thread records them, at most once a second, so that they do not slow the run
-down.
+The outcome of a stream with new data is recorded immediately. Stages and steps may be short: a
+thread records them, at most once a second, so that they do not slow the run down.
 """
 
 from __future__ import annotations

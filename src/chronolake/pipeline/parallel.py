@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from contextvars import copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from chronolake.cancellation import cancel_if
@@ -20,6 +20,7 @@ _Result = TypeVar("_Result")
 #: Time for cancelled calls to end. A thread that takes longer does not keep its process from
 #: ending, and the pipeline's lease keeps it from publishing anything after another run has begun.
 _END_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.1
 
 
 def map_in_threads(
@@ -79,8 +80,14 @@ def map_in_threads(
 def _run(workers: Sequence[threading.Thread], ends: SimpleQueue[BaseException | None]) -> None:
     for worker in workers:
         worker.start()
-    for _ in workers:
-        error = ends.get()
+    left = len(workers)
+    while left:
+        try:
+            # A signal that arrives just before a wait without a timeout does not end that wait.
+            error = ends.get(timeout=_POLL_SECONDS)
+        except Empty:
+            continue
+        left -= 1
         if error is not None:
             raise error
 

@@ -296,14 +296,15 @@ class Store:
 
     def note(self, *streams: StreamRun) -> None:
         """Record the progress of streams in a run."""
+        if not streams:
+            return
+        same = (STREAM_RUNS.c.run == sql.bindparam("of_run")) & (
+            STREAM_RUNS.c.stream == sql.bindparam("of_stream")
+        )
+        replaced = [{"of_run": stream.run, "of_stream": stream.stream} for stream in streams]
         with self.transaction() as connection:
-            for stream in streams:
-                same = STREAM_RUNS.c.stream == stream.stream
-                connection.execute(
-                    STREAM_RUNS.delete().where(STREAM_RUNS.c.run == stream.run, same)
-                )
-            if streams:
-                connection.execute(STREAM_RUNS.insert(), [vars(stream) for stream in streams])
+            connection.execute(STREAM_RUNS.delete().where(same), replaced)
+            connection.execute(STREAM_RUNS.insert(), [vars(stream) for stream in streams])
 
     def note_verified(self, verified: VerificationResult) -> None:
         """Record the result of verifying a table; it replaces the previous one."""

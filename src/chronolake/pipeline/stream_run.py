@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import Project
     from chronolake.errors import StorageError
+    from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.landing import DataFile
     from chronolake.pipeline.apply import StepResult
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.landing import LandResult
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.pipeline.table_writer import StoredTable
     from chronolake.source.protocol import Offset, ReadProgress, Source
 
 log = structlog.get_logger(__name__)
@@ -97,7 +99,7 @@ class StreamSync:
         self._began = self._began or time.monotonic()
         self._change_stage(stage)
         self._note(seconds=time.monotonic() - self._began)
-        self.report.note([self.state])
+        self.report.note_soon(self.state)
         if is_first:
             self.report.emit(EventKind.STREAM_BEGAN, stream=self.state)
 
@@ -129,8 +131,11 @@ class StreamSync:
         """Record the failure that stopped landing; the first one is kept."""
         self._failure = self._failure or failure
 
-    def finish(self) -> StreamRun:
+    def finish(self, table: IcebergTable | None) -> StreamRun:
         """Apply all landed files, as far as possible, and return the outcome.
+
+        Args:
+            table: the table as it was loaded under the lease; None if it does not exist.
 
         Raises:
             LeaseLostError: another process took over the pipeline.
@@ -138,7 +143,7 @@ class StreamSync:
         """
         self.begin(Stage.APPLYING)
         try:
-            self.apply()
+            self._apply_new_files(table)
             if self._failure is not None:
                 # The files that landed before the failure were applied.
                 raise self._failure  # noqa: TRY301 - as if raised when it occurred
@@ -160,7 +165,11 @@ class StreamSync:
             )
         self._change_stage(None)
         self._note(seconds=time.monotonic() - self._began)
-        self.report.note([self.state])
+        if self.state.files or self.state.landed_files or self.state.error:
+            self.report.note([self.state])
+        else:
+            # Hundreds of streams may end at once without new data: one transaction records them.
+            self.report.note_soon(self.state)
         self.report.emit(EventKind.STREAM_ENDED, stream=self.state)
         return self.state
 
@@ -180,24 +189,47 @@ class StreamSync:
 
     def apply(self) -> None:
         """Apply all landed files to the table."""
-        rebuilds = self.settings.full_refresh and not self.stream.descriptor.is_ours
-        table = self._lake.catalog.find(self.stream.table) if rebuilds else None
+        table = self._lake.catalog.find(self.stream.table) if self._rebuilds else None
         if table is not None:
             self._note(position_before=AppliedFiles.of(table).watermark)
             self._rebuild_table()
             return
         # The table knows its own offset: the response to the last commit may have been lost.
-        writer = TableWriter(self._lake, self.stream, self._lease)
-        self._note(position=watermark_of(writer))
+        stored = self._writer.find()
+        self._apply_files(stored, self._files_after(stored))
+
+    def _apply_new_files(self, table: IcebergTable | None) -> None:
+        """Apply the files that have landed since the table's watermark.
+
+        Args:
+            table: the table as it was loaded together with others, maybe some time ago.
+        """
+        stored = self._writer.stored(table)
+        if self._rebuilds or self._files_after(stored):
+            self.apply()
+        else:
+            self._apply_files(stored, [])
+
+    @property
+    def _rebuilds(self) -> bool:
+        return self.settings.full_refresh and not self.stream.descriptor.is_ours
+
+    @property
+    def _writer(self) -> TableWriter:
+        return TableWriter(self._lake, self.stream, self._lease)
+
+    def _files_after(self, stored: StoredTable | None) -> list[DataFile]:
+        return self.stream.folder.files(after=watermark_of(stored))
+
+    def _apply_files(self, stored: StoredTable | None, files: Sequence[DataFile]) -> None:
+        self._note(position=watermark_of(stored))
         if not self._is_applied:
             self._is_applied = True
             self._note(position_before=self.state.position)
-        files = self.stream.folder.files(after=self.state.position)
         self._report_pending(files)
         applied = apply(
-            self._lake,
-            self.stream,
-            self._lease,
+            self._writer,
+            stored,
             files,
             current=lambda known: with_current_configuration(known, self.settings.project()),
             step_bytes=self.settings.bytes,

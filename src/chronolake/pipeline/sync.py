@@ -169,7 +169,7 @@ def sync(
     streams = select_streams(offered, pipeline, only)
     if full_refresh:
         lake.note_work(math.inf)
-    tables = [lake.catalog.find(stream.table) for stream in streams]
+    tables = lake.catalog.peek([stream.table for stream in streams])
     lake.note_found(tables)
     above = greatest_token(tables)
     with hold_lease(store, pipeline, above=above) as lease:
@@ -235,9 +235,14 @@ def _run(
         after = store.checkpoints(lease.pipeline)
         for name, stream in syncs.items():
             stream.note_states(before.get(name), after.get(name))
-        report.note(stream.state for stream in syncs.values())
+            report.note_soon(stream.state)
+    streams = list(syncs.values())
+    tables = lake.catalog.peek([stream.stream.table for stream in streams])
     return map_in_threads(
-        StreamSync.finish, list(syncs.values()), threads=_threads(), cancel=lake.cancel_jobs
+        lambda given: StreamSync.finish(*given),
+        list(zip(streams, tables, strict=True)),
+        threads=_threads(),
+        cancel=lake.cancel_jobs,
     )
 
 

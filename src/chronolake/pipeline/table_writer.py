@@ -75,7 +75,10 @@ class TableWriter:
 
     def find(self) -> StoredTable | None:
         """Return the current table, or None if it does not exist."""
-        table = self.lake.catalog.find(self.stream.table)
+        return self.stored(self.lake.catalog.find(self.stream.table))
+
+    def stored(self, table: IcebergTable | None) -> StoredTable | None:
+        """Return a state of the stream's table with this context; None for a missing table."""
         return None if table is None else StoredTable(self, table)
 
     @property
@@ -335,14 +338,13 @@ def _names_to_json(names: dict[int, str]) -> str:
     return orjson.dumps({str(number): name for number, name in sorted(names.items())}).decode()
 
 
-def watermark_of(writer: TableWriter) -> str | None:
+def watermark_of(stored: StoredTable | None) -> str | None:
     """Return the file after which the next are applied to a stream's table; None to apply all.
 
     Raises:
         TableExistsError: the table has another owner.
         SourceError: the table was built from another lake's files.
     """
-    stored = writer.find()
     if stored is None:
         return None
     stored.expect_own()
