@@ -47,6 +47,8 @@ _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000"
 _SMALL_WORK_BYTES: Final = 64 * 2**20
 #: Reading the metadata of more tables would take longer than the options can save.
 _MAX_NOTED_TABLES: Final = 100
+#: A table with 1,000 columns takes half a megabyte.
+_MAX_CACHED_TABLES: Final = 200
 #: Seconds for which a missing requirement is reported again without another attempt to start.
 _RETRY_SECONDS: Final = 30.0
 #: Without a timeout, a call would wait forever for a server that does not respond.
@@ -69,6 +71,7 @@ class Lake:
         self._started: session.Sessions | None = None
         self._start_lock = threading.RLock()
         self._work: float | None = None
+        self._metadata: dict[str, StoredMetadata] = {}
         self._missing: tuple[MissingRequirementError, float] | None = None
         self.containment = Containment(config)
         is_listed = config.catalog.kind is not CatalogKind.REST
@@ -219,8 +222,14 @@ class Lake:
     def _read_metadata(self, names: Collection[TableName]) -> dict[TableName, StoredMetadata]:
         """Read the current metadata of those tables that exist, without a JVM."""
         properties = {**self.config.catalog.properties, "warehouse": self.config.warehouse_location}
-        files = identity.metadata_files(self.config, names)
-        return {name: read_metadata(file, properties) for name, file in files.items()}
+        found = {}
+        for name, file in identity.metadata_files(self.config, names).items():
+            # Metadata files never change. In an object store, each read takes a request.
+            metadata = self._metadata.get(file) or read_metadata(file, properties)
+            if len(self._metadata) >= _MAX_CACHED_TABLES:
+                self._metadata = {}
+            found[name] = self._metadata[file] = metadata
+        return found
 
     def __repr__(self) -> str:
         where = self.config.catalog.label if self.config.catalog.uri else "SQLite"
