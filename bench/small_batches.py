@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from chronolake.core.sql import temp_view
+from chronolake.frames import temp_view
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from harness import batches, customers, lakes, statements

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from chronolake.core.sql import temp_view
+from chronolake.frames import temp_view
 from chronolake.lake import Lake
 from harness import duckdb_baseline, lakes
 from harness.batches import Batch

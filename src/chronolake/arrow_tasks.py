@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from chronolake.errors import ChronolakeError, LakeError
+from chronolake.frames import map_in_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,10 +125,9 @@ def map_in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataF
             executors.
         schema: the columns of the result.
     """
-    names = rows.columns
-    # `mapInArrow` resolves its input columns by name and fails on some names with backticks.
-    numbered = rows.toDF(*(f"c{number}" for number in range(len(names))))
-    return numbered.mapInArrow(partial(_run_both, partial(_rename_columns, names), step), schema)
+    return map_in_arrow(
+        rows, partial(_run_both, partial(_rename_columns, rows.columns), step), schema
+    )
 
 
 def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:

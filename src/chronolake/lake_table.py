@@ -297,7 +297,7 @@ class LakeTable:
             )
         hidden = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
         shown = [column.name for column in description.columns if column.name not in hidden]
-        state = F.struct(*(F.col(quote(name)) for name in shown))
+        state = F.expr(f"struct({', '.join(map(quote, shown))})")
         found = (
             self.df.withColumns(
                 {

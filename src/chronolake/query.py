@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -25,12 +24,14 @@ from pyspark.sql.types import (
 
 from chronolake.errors import QueryError
 from chronolake.formatting import Cell, date, instant, plain, single
+from chronolake.frames import rename, select
 from chronolake.iceberg import java_class_of
+from chronolake.types import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.lake import Lake
 
@@ -116,10 +117,9 @@ class QueryResult:
         frame = self.frame if limit is None else self.frame.limit(limit)
         forms = [_form(field.dataType) for field in frame.schema]
         # Columns are numbered because names may be duplicates, or contain dots and backticks.
-        numbered = frame.toDF(*(f"c{place}" for place in range(len(forms))))
-        stored = numbered.select(
-            *(form(F.col(f"c{place}")) for place, (form, _) in enumerate(forms))
-        )
+        names = [f"c{place}" for place in range(len(forms))]
+        cells = [form.format(name) for name, (form, _) in zip(names, forms, strict=True)]
+        stored = select(rename(frame, names), cells)
         try:
             for row in stored.toLocalIterator():
                 yield tuple(
@@ -258,26 +258,27 @@ def _number_duplicates(names: list[str]) -> tuple[str, ...]:
 
 def _form(  # noqa: PLR0911 - one line a type
     kind: DataType,
-) -> tuple[Callable[[Column], Column], Callable[..., Cell]]:
-    """Return how a column is read from Spark, and how each value is converted to a cell.
+) -> tuple[str, Callable[..., Cell]]:
+    """Return the SQL that reads a column `{}`, and how each value is converted to a cell.
 
     Times are read as integers, because Python's datetime does not support the ends of the range.
     """
     match kind:
         case TimestampType():
-            return F.unix_micros, instant
+            return "unix_micros({})", instant
         case TimestampNTZType():
-            return (lambda column: F.unix_micros(column.cast("timestamp"))), _naive
+            return "unix_micros(CAST({} AS TIMESTAMP))", _naive
         case DateType():
-            return F.unix_date, date
+            return "unix_date({})", date
         case FloatType():
-            return (lambda column: column), single
+            return "{}", single
         case _ if isinstance(kind, _NESTED):
-            return (lambda column: F.to_json(column, _JSON_TIMES)), plain
+            options = ", ".join(literal(text) for pair in _JSON_TIMES.items() for text in pair)
+            return f"to_json({{}}, map({options}))", plain
         case DayTimeIntervalType() | YearMonthIntervalType() | VariantType():
-            return (lambda column: column.cast("string")), plain
+            return "CAST({} AS STRING)", plain
         case _:
-            return (lambda column: column), plain
+            return "{}", plain
 
 
 def _naive(micros: int) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812
-
+from chronolake.frames import select
 from chronolake.query import QueryResult
 from chronolake.types import quote
 
@@ -102,9 +101,9 @@ def compare(table: LakeTable, before: Instant, after: Instant) -> Comparison:
     key = table.describe().record_key
     columns = tuple(name for name in found.schema["old"].dataType.names if name not in key)
 
-    def parts(of: str, names: tuple[str, ...]) -> list[Any]:
-        return [F.col(f"{of}.{quote(name)}") for name in names]
+    def parts(of: str, names: tuple[str, ...]) -> list[str]:
+        return [f"{of}.{quote(name)}" for name in names]
 
     cells = [*parts("key", key), *parts("old", columns), *parts("new", columns)]
-    flat = found.select("change", *cells).orderBy(*parts("key", key))
+    flat = select(found.orderBy(*parts("key", key)), ["change", *cells])
     return Comparison(key, columns, QueryResult(("change", *key, *columns, *columns), flat))

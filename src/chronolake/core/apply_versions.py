@@ -50,7 +50,6 @@ from chronolake.core.sql import (
     column_list,
     numbered_key,
     same_row,
-    temp_view,
 )
 from chronolake.core.staging import (
     BATCH_PROPERTY,
@@ -62,6 +61,7 @@ from chronolake.core.staging import (
 from chronolake.description import describe_loaded
 from chronolake.errors import LakeError, TableNotFoundError
 from chronolake.failpoints import reach
+from chronolake.frames import temp_view
 from chronolake.iceberg import HIDDEN, MAIN
 from chronolake.types import ACTIVE, END, HASH, START, VERSION, Mode
 

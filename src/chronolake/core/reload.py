@@ -24,7 +24,7 @@ from chronolake.core import usage
 from chronolake.core.batch_profile import profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
-from chronolake.core.sql import TABLE, column_list, temp_view
+from chronolake.core.sql import TABLE, column_list
 from chronolake.core.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -33,6 +33,7 @@ from chronolake.core.staging import (
     write_staged,
 )
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.frames import temp_view
 from chronolake.types import (
     ACTIVE,
     END,
@@ -153,7 +154,8 @@ def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords)
             table=table,
             hint=f"Add the column, or keep all records active ({MissingRecords.STAY}).",
         )
-    for column in rows.columns:
+    given = rows.columns
+    for column in given:
         if column not in description.by_name:
             raise UnknownColumnError(
                 "The re-sync has a column that the table does not have.",
@@ -162,7 +164,7 @@ def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords)
                 hint="Add it with AlterTable before the re-sync.",
             )
     for column in description.record_key:
-        if column not in rows.columns:
+        if column not in given:
             raise BatchError(
                 "The re-sync lacks a key column.",
                 table=table,
@@ -179,7 +181,9 @@ def _changes(
     It has all columns of the table: columns that the source no longer has keep their values in an
     unchanged version.
     """
-    has_start = START in rows.columns
+    # Spark is asked once, because it sends the whole schema each time.
+    given = set(rows.columns)
+    has_start = START in given
     same_version = "true" if has_start else _is_same(description, rows)
     # A changed row starts at the re-sync's start, but never before its last known change.
     changed = f"greatest(timestamp_micros({at}), {TABLE}.{START})"
@@ -195,7 +199,7 @@ def _changes(
     def cell(name: str) -> str:
         if name in system:
             return system[name]
-        if name in rows.columns:
+        if name in given:
             return f"{_SOURCE}.{quote(name)}"
         return f"IF({same_version}, {TABLE}.{quote(name)}, NULL)"
 

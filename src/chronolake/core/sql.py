@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -17,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.classic.dataframe import DataFrame
 
 from chronolake.change_set import RESERVED
+from chronolake.frames import temp_view
 from chronolake.types import Kind, literal, quote
 
 if TYPE_CHECKING:
@@ -37,17 +37,6 @@ _SAMPLE_LENGTH: Final = 200
 TABLE: Final = f"{RESERVED}table"
 KEYS: Final = f"{RESERVED}keys"
 BATCH: Final = f"{RESERVED}batch"
-
-
-@contextmanager
-def temp_view(frame: DataFrame) -> Iterator[str]:
-    """Yield a SQL name for a frame while the block runs. Every statement computes it again."""
-    name = f"chronolake_{uuid4().hex}"
-    frame.createOrReplaceTempView(name)
-    try:
-        yield name
-    finally:
-        frame.sparkSession.catalog.dropTempView(name)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from chronolake.change_set import (
     SEQUENCE,
 )
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.bad_file import naming_bad_files
 from chronolake.landing.control_records import Namings
@@ -164,7 +165,7 @@ class Landing:
         # A field with this name hides Spark's own column; `metadataColumn` still finds it.
         place = rows.metadataColumn("_metadata")
         reported = {name: place[part].alias(name) for name, part in _PLACE.items()}
-        return rows.select("*", *reported.values()).selectExpr(*chosen)
+        return select(rows.select("*", *reported.values()), chosen)
 
     def _is_erasable(self, name: str) -> bool:
         """Return whether a field is data of the record, as opposed to its key or version."""
@@ -398,7 +399,7 @@ def _observe_types(rows: DataFrame, group: Group, undecided: AbstractSet[str]) -
             measured += [found, *bounds]
             meaning.append((name, form))
     aliased = (f"{value} AS {RESERVED}{number}" for number, value in enumerate(measured))
-    (row,) = rows.selectExpr(*aliased).collect()
+    (row,) = select(rows, aliased).collect()
     observed: TypesByField = {}
     for number, (name, form) in enumerate(meaning):
         is_there, least, greatest = row[3 * number : 3 * number + 3]

@@ -17,6 +17,7 @@ from chronolake.arrow_tasks import ArrowRows
 from chronolake.change_set import OMITTED, RESERVED
 from chronolake.errors import ConfigurationError
 from chronolake.formatting import did_you_mean
+from chronolake.frames import select
 from chronolake.source.protocol import ChangeBatch, Reconciliation, Snapshot
 from chronolake.types import (
     ACTIVE,
@@ -190,11 +191,12 @@ def _rename_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataF
 def _rename_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
     pairs = ", ".join(f"{literal(name)}, {literal(new)}" for name, new in names.items())
     omitted = f"transform({OMITTED}, item -> coalesce(map({pairs})[item], item)) AS {OMITTED}"
-    return rows.selectExpr(
-        *(
+    return select(
+        rows,
+        (
             omitted if name == OMITTED else f"{quote(name)} AS {quote(names.get(name, name))}"
             for name in rows.columns
-        )
+        ),
     )
 
 

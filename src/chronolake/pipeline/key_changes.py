@@ -18,6 +18,7 @@ from chronolake.change_set import FOLLOWS, MODIFIED, OMITTED, PROVIDES_DATA, RES
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
+from chronolake.frames import group, select
 from chronolake.landing import as_type, wider
 from chronolake.session import CATALOG
 from chronolake.types import VERSION, Column, literal, quote
@@ -40,6 +41,8 @@ _KEY: Final = f"{RESERVED}key"
 #: A value; or the row that has it, if that row follows another one, too.
 _CELL: Final = f"{RESERVED}cell"
 _OPEN: Final = f"{RESERVED}open"
+_OTHER_CELL: Final = f"{RESERVED}other_cell"
+_OTHER_OPEN: Final = f"{RESERVED}other_open"
 #: Where a value was found: sequence of the row in the batch or time in the table, and the value.
 _PLACE: Final = f"{RESERVED}place"
 _BATCH: Final = f"{RESERVED}batch"
@@ -80,27 +83,31 @@ def fill_omitted_values(
     values = links.join(_values_in_batch(rows, links, omitted, both, given), _ROW, "left")
     current = lake.spark.table(f"{CATALOG}.{table.name.sql}")
     values = values.join(_values_in_table(current, links, omitted, stored, both), _ROW, "left")
-    values = values.selectExpr(
-        _ROW,
-        *(
-            f"IF({_BATCH}{n} IS NULL, {_TABLE}{n}, {_BATCH}{n}.value) AS {_CELL}{n}"
-            for n in range(len(omitted))
-        ),
-        *(f"{_BATCH}{n}.open AS {_OPEN}{n}" for n in range(len(omitted))),
+    values = select(
+        values,
+        [
+            _ROW,
+            *(
+                f"IF({_BATCH}{n} IS NULL, {_TABLE}.v{n}, {_BATCH}{n}.value) AS {_CELL}{n}"
+                for n in range(len(omitted))
+            ),
+            *(f"{_BATCH}{n}.open AS {_OPEN}{n}" for n in range(len(omitted))),
+        ],
     )
     values = _resolve_references(values, len(omitted))
     cells = []
+    places = {name: number for number, name in enumerate(omitted)}
     for column in both:
         cell = given[column.name]
-        if column.name in names:
+        if column.name in places:
             is_open = f"{FOLLOWS} IS NOT NULL AND array_contains({OMITTED}, {literal(column.name)})"
-            cell = f"IF({is_open}, {_CELL}{omitted.index(column.name)}, {cell})"
+            cell = f"IF({is_open}, {_CELL}{places[column.name]}, {cell})"
         cells.append(f"{cell} AS {quote(column.name)}")
     left_out = f"IF({FOLLOWS} IS NULL, {OMITTED}, NULL) AS {OMITTED}"
     data = {column.name for column in columns}
     others = [name for name in rows.columns if name not in {*data, OMITTED, FOLLOWS}]
     joined = rows.join(values, rows[SEQUENCE] == values[_ROW], "left")
-    return joined.selectExpr(*cells, left_out, *map(quote, others)), both
+    return select(joined, [*cells, left_out, *map(quote, others)]), both
 
 
 def _cast_columns(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
@@ -154,15 +161,13 @@ def _values_in_batch(
             f"named_struct('value', CAST(NULL AS {types[name]}), 'open', {SEQUENCE}) "
             f"END AS {_BATCH}{number}"
         )
-    events = rows.where(PROVIDES_DATA).selectExpr(
-        f"{_key(given[name] for name in key)} AS {_OLD}", f"{SEQUENCE} AS {_PLACE}", *facts
-    )
+    old = f"{_key(given[name] for name in key)} AS {_OLD}"
+    events = select(rows.where(PROVIDES_DATA), [old, f"{SEQUENCE} AS {_PLACE}", *facts])
     latest = (
         f"max_by({_BATCH}{n}, IF({_BATCH}{n} IS NULL, NULL, {_PLACE})) AS {_BATCH}{n}"
         for n in range(len(omitted))
     )
-    found = links.join(events, _OLD).where(f"{_PLACE} < {_ROW}")
-    return found.groupBy(_ROW).agg(*map(expr, latest))
+    return group(links.join(events, _OLD).where(f"{_PLACE} < {_ROW}"), [_ROW], latest)
 
 
 def _values_in_table(
@@ -176,6 +181,9 @@ def _values_in_table(
 
     If the table does not have older versions, the rows may have landed already: then the records of
     the new keys have the values.
+
+    Returns:
+        For each row with a match: a struct of the values, `v0`, `v1`, …, in the order of `omitted`.
     """
     wide = {column.name: column for column in both}
     key = [stored[column.name] for column in both if column.primary_key]
@@ -199,10 +207,9 @@ def _values_in_table(
     found = links.join(versions, expr(f"({is_before}) OR ({_KEY} = {_NEW} AND {is_after})"))
     latest = (
         f"coalesce(max_by({_CELL}, {_PLACE}) FILTER (WHERE {is_before}), "
-        f"min_by({_CELL}, {_PLACE}) FILTER (WHERE {is_after})).v{n} AS {_TABLE}{n}"
-        for n in range(len(omitted))
+        f"min_by({_CELL}, {_PLACE}) FILTER (WHERE {is_after})) AS {_TABLE}"
     )
-    return found.groupBy(_ROW).agg(*map(expr, latest))
+    return group(found, [_ROW], [latest])
 
 
 def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column]) -> str:
@@ -218,23 +225,23 @@ def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column])
 
 
 def _resolve_references(values: DataFrame, number: int) -> DataFrame:
-    """Replace references to rows that follow others by the values of those rows."""
-    is_open = " OR ".join(f"{_OPEN}{n} IS NOT NULL" for n in range(number))
+    """Replace references to rows that follow others by the values of those rows.
+
+    All references of a row are to the same row, the latest one before it that follows another one:
+    that row either has a value of a column or follows another one for it.
+    """
+    reference = f"coalesce({', '.join(f'{_OPEN}{n}' for n in range(number))})"
+    others = [f"{_ROW} AS {_OPEN}"]
+    resolved = [_ROW]
+    for n in range(number):
+        others += [f"{_CELL}{n} AS {_OTHER_CELL}{n}", f"{_OPEN}{n} AS {_OTHER_OPEN}{n}"]
+        resolved += [
+            f"IF({_OPEN}{n} IS NULL, {_CELL}{n}, {_OTHER_CELL}{n}) AS {_CELL}{n}",
+            f"IF({_OPEN}{n} IS NULL, NULL, {_OTHER_OPEN}{n}) AS {_OPEN}{n}",
+        ]
     values = values.localCheckpoint()
-    while not values.where(is_open).isEmpty():
-        for n in range(number):
-            others = values.selectExpr(
-                f"{_ROW} AS {_OPEN}{n}",
-                f"{_CELL}{n} AS {_CELL}_other",
-                f"{_OPEN}{n} AS {_OPEN}_other",
-            )
-            cells = {
-                f"{_CELL}{n}": f"IF({_OPEN}{n} IS NULL, {_CELL}{n}, {_CELL}_other)",
-                f"{_OPEN}{n}": f"{_OPEN}_other",
-            }
-            joined = values.join(others, f"{_OPEN}{n}", "left")
-            values = joined.selectExpr(
-                *(f"{cells.get(name, name)} AS {name}" for name in values.columns)
-            )
-        values = values.localCheckpoint()
+    while not values.where(f"{reference} IS NOT NULL").isEmpty():
+        opened = values.selectExpr("*", f"{reference} AS {_OPEN}")
+        joined = opened.join(select(values, others), _OPEN, "left")
+        values = select(joined, resolved).localCheckpoint()
     return values

@@ -16,6 +16,7 @@ from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT
 from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.landing import as_type
 from chronolake.pipeline.snapshot_diff import PRESENT, Sides
 from chronolake.session import CATALOG
@@ -99,12 +100,13 @@ class TableComparison:
         # The time of the change is one of the compared values, if records have it.
         same = [*self._same_key, f"{_NEW_VALUES} <=> {_OLD_VALUES}"]
         at = MODIFIED if self.reconciliation.is_dated else self._at(MODIFIED)
-        return self._without(self._present, same).selectExpr(*self._cells, at, SEQUENCE, *_NEVER)
+        found = self._without(self._present, same)
+        return select(found, [*self._cells, at, SEQUENCE, *_NEVER])
 
     def returned_records(self) -> DataFrame:
         """Return records that exist but are deleted in the table, as of the read's begin."""
         found = self._without(self._present, self._same_key)
-        return found.selectExpr(*self._cells, self._at(MODIFIED), SEQUENCE, *_NEVER)
+        return select(found, [*self._cells, self._at(MODIFIED), SEQUENCE, *_NEVER])
 
     def tombstones(self) -> tuple[DataFrame, list[Column]]:
         """Return tombstones of the table's records that were not read, and their columns."""
@@ -152,15 +154,18 @@ class TableComparison:
     def _read_versions(self) -> DataFrame:
         """Return the versions that were read, with keys cast for comparison with the table."""
         keys = zip(_numbered_names(_THEIRS, self._key), self._key, strict=True)
-        return self.reconciliation.versions.selectExpr(
-            *self._cells,
-            MODIFIED,
-            SEQUENCE,
-            f"{self._sides.new_values} AS {_NEW_VALUES}",
-            *(
-                f"{as_type(column, self._sides.common[column.name])} AS {name}"
-                for name, column in keys
-            ),
+        return select(
+            self.reconciliation.versions,
+            [
+                *self._cells,
+                MODIFIED,
+                SEQUENCE,
+                f"{self._sides.new_values} AS {_NEW_VALUES}",
+                *(
+                    f"{as_type(column, self._sides.common[column.name])} AS {name}"
+                    for name, column in keys
+                ),
+            ],
         )
 
     @property

@@ -23,6 +23,7 @@ from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.description import describe_loaded
+from chronolake.frames import select
 from chronolake.landing import as_type, wider
 from chronolake.session import CATALOG
 from chronolake.types import (
@@ -161,14 +162,17 @@ def diff_snapshot(
         new_values, old_values = sides.new_values, sides.old_values
     else:
         new_values, old_values = hash_of(hashed, quote), quote(HASH)
-    now = rows.selectExpr(
-        f"IF({exists}, {_struct(quote(column.name) for column in columns)}, NULL) AS {_RECORD}",
-        f"IF({exists}, {new_values}, NULL) AS {_NEW_VALUES}",
-        *(
-            f"{as_type(column, common[column.name])} AS {name}"
-            for column, name in zip(key, keys, strict=True)
-        ),
-        *snapshot.texts.values(),
+    now = select(
+        rows,
+        [
+            f"IF({exists}, {_struct(quote(column.name) for column in columns)}, NULL) AS {_RECORD}",
+            f"IF({exists}, {new_values}, NULL) AS {_NEW_VALUES}",
+            *(
+                f"{as_type(column, common[column.name])} AS {name}"
+                for column, name in zip(key, keys, strict=True)
+            ),
+            *snapshot.texts.values(),
+        ],
     )
     before = (
         lake.spark.table(f"{CATALOG}.{table.name.sql}")
@@ -200,7 +204,7 @@ def diff_snapshot(
         f"IF({_RECORD} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
         f"{_RECORD} IS NOT NULL AS {PROVIDES_DATA}",
     )
-    return found.selectExpr(*cells, *at, *deletion, *snapshot.texts.values()), columns
+    return select(found, [*cells, *at, *deletion, *snapshot.texts.values()]), columns
 
 
 def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataFrame, list[Column]]:
@@ -218,7 +222,7 @@ def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataF
     if not merged:
         return rows, columns
     cells = (f"{merged.get(name, quote(name))} AS {quote(name)}" for name in rows.columns)
-    return rows.selectExpr(*cells), columns
+    return select(rows, cells), columns
 
 
 def _comparable_hashes(
@@ -299,21 +303,23 @@ def drop_repeats(
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     order = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY {MODIFIED}, {SEQUENCE})"
     cells = [quote(column.name) for column in columns]
-    given = versions.selectExpr(
-        *cells,
-        *_FACTS,
-        f"{new_values} AS {_NEW_VALUES}",
-        *(
-            f"{as_type(column, common[column.name])} AS {name}"
-            for column, name in zip(key, keys, strict=True)
-        ),
+    given = select(
+        versions,
+        [
+            *cells,
+            *_FACTS,
+            f"{new_values} AS {_NEW_VALUES}",
+            *(
+                f"{as_type(column, common[column.name])} AS {name}"
+                for column, name in zip(key, keys, strict=True)
+            ),
+        ],
     ).selectExpr(
         "*", f"lag({_NEW_VALUES}) {order} AS {_BEFORE}", f"row_number() {order} = 1 AS {_IS_FIRST}"
     )
     if table is None or description is None or sides is None:
-        return given.where(f"{_IS_FIRST} OR NOT {_NEW_VALUES} <=> {_BEFORE}").selectExpr(
-            *cells, *_FACTS
-        )
+        is_new = f"{_IS_FIRST} OR NOT {_NEW_VALUES} <=> {_BEFORE}"
+        return select(given.where(is_new), [*cells, *_FACTS])
 
     stored = [f"{_STORED_KEY}{number}" for number in range(len(key))]
     present = lake.spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
@@ -335,7 +341,7 @@ def drop_repeats(
         f"{_NEW_VALUES} <=> {_BEFORE})"
     )
     found = given.join(present, expr(same), "left").where(f"NOT {is_repeated}")
-    return found.selectExpr(*cells, *_FACTS)
+    return select(found, [*cells, *_FACTS])
 
 
 def _struct_of(columns: Sequence[Column]) -> str:

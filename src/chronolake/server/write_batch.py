@@ -13,6 +13,7 @@ import structlog
 from chronolake import batch_files, core
 from chronolake.change_set import Op
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.frames import rename
 from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode, sent_name
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> Dat
     stored = {sent_name(column.name): column.name for column in plan.columns}
     if all(sent == own for sent, own in stored.items()):
         return changes
-    return changes.toDF(*(stored.get(name, name) for name in changes.columns))
+    return rename(changes, [stored.get(name, name) for name in changes.columns])
 
 
 def _publish(

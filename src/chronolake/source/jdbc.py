@@ -17,6 +17,7 @@ from pyspark.sql import types as spark_types
 
 from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.iceberg import spark_words
 from chronolake.landing import landed_micros
 from chronolake.source.protocol import (
@@ -304,7 +305,7 @@ def snapshot_of(
     """
     columns = columns_of(rows.schema, key, name)
     cells = map(cell_expression, rows.schema)
-    checked = expect_distinct(rows, key, name).selectExpr(*cells)
+    checked = select(expect_distinct(rows, key, name), cells)
     return Snapshot(name, checked, columns, at_micros, sequence, position)
 
 

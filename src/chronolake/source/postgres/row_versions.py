@@ -39,6 +39,7 @@ from chronolake.change_set import (
     RESERVED,
     SEQUENCE,
 )
+from chronolake.frames import group, select
 from chronolake.source.postgres.columns import TypeConversion, can_hold
 from chronolake.source.postgres.messages import Kind
 from chronolake.types import ROW_ID, Column, ColumnType, literal, quote
@@ -319,10 +320,11 @@ class RowKey:
 
 def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
     """Return rows keyed by the hash of all their values and a number among identical rows."""
-    names = [quote(column.name) for column in columns]
-    counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
-    exploded = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
-    return exploded.selectExpr(_hash(columns, _SAME), *names)
+    names = [column.name for column in columns]
+    counted = group(texts, names, [f"count(1) AS {_SAME}"])
+    cells = [quote(name) for name in names]
+    exploded = select(counted, [*cells, f"explode(sequence(1L, {_SAME})) AS {_SAME}"])
+    return select(exploded, [_hash(columns, _SAME), *cells])
 
 
 def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:

@@ -23,6 +23,7 @@ from chronolake.change_set import (
     SEQUENCE,
 )
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.source.jdbc import cell_expression, columns_of, latest_micros, snapshot_of
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
@@ -229,12 +230,13 @@ class CapturedTable(TableRead):
         """Return all rows as a snapshot, with the columns of the capture instance."""
         rows = self.all_rows()
         # The table may have lost a column that its instance still has.
-        names = [name for name in instance.columns if name in rows.columns]
+        existing = set(rows.columns)
+        names = [name for name in instance.columns if name in existing]
         latest = max(position.last_micros, position.copied_micros, self.landed_micros)
         at = max(at_micros - _COPY_MARGIN_MICROS, latest + 1)
         return snapshot_of(
             self.name,
-            rows.select(*map(quote, names)),
+            select(rows, map(quote, names)),
             self.key,
             at_micros=at,
             # Of the same length as those of changes, and later than all of them up to the offset.
@@ -265,14 +267,17 @@ class CapturedTable(TableRead):
         command = f"lpad(hex(coalesce({COMMAND}, 0)), {_DIGITS[1]}, '0')"
         sequence = f"concat(substr({START}, 3), {command}, substr({SEQVAL}, 3), {OPERATION})"
         # A change without a known commit would have no time, and is rejected.
-        versions = rows.join(commits, START, "left_outer").selectExpr(
-            *cells,
-            f"{_MICROS} AS {MODIFIED}",
-            f"{sequence} AS {SEQUENCE}",
-            f"IF({is_tombstone}, {_MICROS}, NULL) AS {DELETED_AT}",
-            f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
-            f"NOT {is_tombstone} AS {PROVIDES_DATA}",
-            f"{_OPERATIONS} AS {OPERATED}",
+        versions = select(
+            rows.join(commits, START, "left_outer"),
+            [
+                *cells,
+                f"{_MICROS} AS {MODIFIED}",
+                f"{sequence} AS {SEQUENCE}",
+                f"IF({is_tombstone}, {_MICROS}, NULL) AS {DELETED_AT}",
+                f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+                f"NOT {is_tombstone} AS {PROVIDES_DATA}",
+                f"{_OPERATIONS} AS {OPERATED}",
+            ],
         )
         columns = columns_of(captured, self.key, self.name)
         return ChangeBatch(self.name, versions, columns, position.as_json()), position

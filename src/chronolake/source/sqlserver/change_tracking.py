@@ -16,6 +16,7 @@ import structlog
 
 from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.source.jdbc import latest_micros, snapshot_of
 from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
@@ -131,7 +132,7 @@ class TrackedTable(TableRead):
         exists = f"{quote(self.key[0])} IS NOT NULL AS {_PRESENT}"
         snapshot = snapshot_of(
             self.name,
-            rows.selectExpr(*aliased, exists),
+            select(rows, [*aliased, exists]),
             self.key,
             at_micros=now.last_micros,
             sequence=now.sequence,

@@ -20,6 +20,7 @@ from chronolake import exact_json
 from chronolake.arrow_tasks import rows_at, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.landing import as_type
 from chronolake.types import Column, ColumnType, Kind, now_micros, quote
 
@@ -260,11 +261,11 @@ def read_files(
     frames = []
     for given, group in groups:
         types = {column.name: column for column in given}
-        cells = (
+        cells = [
             f"{_cast_sql(types.get(column.name), column.type)} AS {quote(column.name)}"
             for column in columns
-        )
-        frames.append(to_spark(read_equal_files(lake, group)).selectExpr(*cells, *known))
+        ]
+        frames.append(select(to_spark(read_equal_files(lake, group)), [*cells, *known]))
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
 from chronolake.arrow_tasks import to_arrow
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
+from chronolake.frames import select
 from chronolake.source.postgres.columns import TypeConversion
 from chronolake.source.postgres.initial_copy import copy_table, lock_table
 from chronolake.source.postgres.row_versions import RowKey, sequence_of
@@ -32,7 +32,7 @@ from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
 )
 from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintQuery
 from chronolake.source.protocol import ChangeBatch, ReadProgress, Snapshot, StreamFailure
-from chronolake.types import Kind, quote
+from chronolake.types import Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -283,9 +283,9 @@ def _measure(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Differences:
         for column in columns
         if column.out_of_range_pattern
     ]
-    flags = [F.bool_or(F.col(quote(name)).rlike(pattern)) for name, pattern in checked]
-    unknown = F.count_if(F.col(EXISTS).isNull())
-    (row,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
+    flags = [f"bool_or({quote(name)} RLIKE {literal(pattern)})" for name, pattern in checked]
+    counts = ["count(1)", f"count_if({EXISTS} IS NULL)"]
+    (row,) = select(rows, [*counts, *flags]).collect()
     count, duplicates, *is_out_of_range = row
     out_of_range = {
         name for (name, _), has_values in zip(checked, is_out_of_range, strict=True) if has_values
