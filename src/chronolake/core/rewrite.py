@@ -24,7 +24,7 @@ from chronolake.core.publish import TableMovedError, expect_unmoved, publish
 from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
-from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of, type_name
+from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of, metadata_with_columns
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_stored
 from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
@@ -50,33 +50,12 @@ def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str
         columns: the wanted columns. Columns that the table has keep their field id.
         replaced: columns that get a new field instead, without the old field's values.
     """
-    catalog = table.catalog
     transaction = table.java.newTransaction()
-    update = transaction.updateSchema().caseSensitive(True)
-    stored = {field.name: field for field in table.fields}
-    wanted = dict.fromkeys(column.name for column in columns)
-    for name in stored:
-        if name not in wanted or name in replaced:
-            update.deleteColumn(name)
-    new = [column for column in columns if column.name not in stored]
-    if new:
-        # One call for any number of columns.
-        update.unionByNameWith(catalog.schema(new))
-    for column in columns:
-        if column.name in replaced:
-            # With an explicit null parent: without it, a dot in the name would separate a parent.
-            update.addColumn(None, column.name, catalog.type(column.type))
-        elif column.name in stored and (
-            type_name(column.type) != stored[column.name].type.replace(" ", "")
-        ):
-            update.updateColumn(column.name, catalog.type(column.type))
-    if replaced:
-        for before, name in zip([None, *wanted], wanted, strict=False):
-            if before is None:
-                update.moveFirst(name)
-            else:
-                update.moveAfter(name, before)
-    update.commit()
+    operations = transaction.table().operations()
+    before = operations.current()
+    operations.commit(
+        before, metadata_with_columns(table.catalog, before, columns, replaced.keys())
+    )
     return transaction
 
 
@@ -94,11 +73,12 @@ def publish_columns(table: IcebergTable, columns: Sequence[Column]) -> None:
     """
     check_columns(table.name, columns)
 
-    def with_columns(current: IcebergTable) -> Any:
+    def change(current: IcebergTable) -> Any:
         expect_unmoved(table, current)
-        return current.catalog.builder_from(evolved_metadata(evolve(current, columns, {})))
+        catalog = current.catalog
+        return catalog.builder_from(metadata_with_columns(catalog, current.metadata, columns, ()))
 
-    publish(table, with_columns, column_properties(columns))
+    publish(table, change, column_properties(columns))
 
 
 def rewrite(
@@ -178,12 +158,8 @@ def _create_scratch(
         | {"format-version": "3"},
         partition_by=[str(field.name()) for field in spec.fields()],
     )
-    scratch_table = lake.catalog.load(scratch)
-    update = scratch_table.java.updateSchema()
-    for column in wanted:
-        if column.name.startswith(_FILLER):
-            update.deleteColumn(column.name)
-    update.commit()
+    created = lake.catalog.load(scratch)
+    created.commit(created.metadata.updateSchema(schema))
 
 
 def _replace_files(

@@ -17,8 +17,8 @@ from chronolake.iceberg.catalog import (
     java_message_of,
     jvm_ended,
     spark_words,
-    type_name,
 )
+from chronolake.iceberg.schema_update import metadata_with_columns
 from chronolake.iceberg.stored_metadata import StoredMetadata, read_metadata
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "java_class_of",
     "java_message_of",
     "jvm_ended",
+    "metadata_with_columns",
     "read_metadata",
     "spark_words",
-    "type_name",
 ]

@@ -734,6 +734,10 @@ class Catalog:
             {"id": number, "name": column.name, "required": False, "type": type_name(column.type)}
             for number, column in enumerate(columns, start=1)
         ]
+        return self.schema_of(fields)
+
+    def schema_of(self, fields: Sequence[Mapping[str, Any]]) -> Any:
+        """Return a Java `Schema` of top-level fields as in its JSON, with one call to Java."""
         reported = {"type": "struct", "schema-id": 0, "fields": fields}
         return self._connection.schema_parser.fromJson(orjson.dumps(reported).decode())
 
@@ -744,16 +748,18 @@ class Catalog:
         ]
         return found
 
-    def type(self, column_type: ColumnType) -> Any:
-        """Return the Java type in which columns of a logical type are stored."""
-        return self.schema([Column("value", column_type)]).findType("value")
-
     def map(self, items: Mapping[str, str]) -> Any:
         """Return a Java map of strings."""
         java = self._connection.maps()
         for key, value in items.items():
             java.put(key, value)
         return java
+
+    def keys(self, java: Any) -> Sequence[str]:
+        """Return the keys of a Java map of strings, with one call for all of them."""
+        # No key contains the separator: NUL is not allowed in names of columns.
+        joined = str(self._connection.strings.join("\0", java.keySet()))
+        return joined.split("\0") if joined else []
 
     def list(self, items: Iterable[str]) -> Any:
         """Return a Java list of strings."""
