@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
@@ -25,15 +26,14 @@ from chronolake.core.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.core.sql import col
 from chronolake.description import describe_loaded
 from chronolake.errors import DuplicateKeyError, SchemaError, TypeChangeError
+from chronolake.frames import select
 from chronolake.parsing.columns import EMPTY_IS_VALUE, TEXT_KINDS, parse_fitting
 from chronolake.session import CATALOG
-from chronolake.types import END, START, Column, ColumnType, Kind, Mode, mode_of, quote
+from chronolake.types import END, START, Column, ColumnType, Kind, Mode, literal, mode_of, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
-    from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame
 
     from chronolake.description import TableDescription
@@ -47,6 +47,8 @@ _FLOATING: Final = {Kind.FLOAT, Kind.DOUBLE}
 _NUMBERS: Final = _WHOLE | _FLOATING | {Kind.DECIMAL, Kind.BOOLEAN}
 _TIMES: Final = {Kind.NAIVE_DATE, Kind.NAIVE_DATETIME, Kind.UTC_DATETIME}
 _SHORT_LIMITS: Final = (-(2**15), 2**15 - 1)
+_INFINITE: Final = "CAST('Infinity' AS DOUBLE)"
+_SECONDS: Final = literal("yyyy-MM-dd'T'HH:mm:ss")
 _WIDENING: Final = {
     (Kind.SHORT, Kind.INT),
     (Kind.SHORT, Kind.LONG),
@@ -70,35 +72,42 @@ def is_parsed(old: ColumnType, new: ColumnType) -> bool:
     return old.kind in TEXT_KINDS and new.kind not in {*TEXT_KINDS, Kind.BINARY}
 
 
-def convert(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    """Return a value in its new type, or null if it does not fit; texts may need `parse_texts`.
+def convert(value: str, old: ColumnType, new: ColumnType) -> str:
+    """Return SQL for a value in its new type, or null if it does not fit.
 
-    Values are formatted as in batch files (`seeds/destination-connector.txt`, "Examples of data
-    types"), except binary values, which are a text's UTF-8 bytes. Numbers are not converted to
-    times, nor times to numbers, because they have no unit. Fractions are rounded: half up to a
-    decimal with fewer digits, and to the nearest floating-point number, which must be finite. All
-    other values fit if converting them back gives the same value.
+    Texts need `parse_texts` (`is_parsed`). Values are formatted as in batch files
+    (`seeds/destination-connector.txt`, "Examples of data types"), except binary values, which are a
+    text's UTF-8 bytes. Numbers are not converted to times, nor times to numbers, because they have
+    no unit. Fractions are rounded: half up to a decimal with fewer digits, and to the nearest
+    floating-point number, which must be finite. All other values fit if converting them back gives
+    the same value.
+
+    Args:
+        value: the value as SQL.
+        old: its type.
+        new: its new type.
     """
     if new.kind is Kind.BINARY:
-        return _as_text(value, old.kind).cast("binary")
+        return f"CAST({_as_text(value, old.kind)} AS BINARY)"
     if new.kind in TEXT_KINDS and old.kind is Kind.BINARY:
-        return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
+        text = f"CAST({value} AS STRING)"
+        return f"CASE WHEN is_valid_utf8({text}) THEN {text} END"
     if new.kind in TEXT_KINDS:
         return _as_text(value, old.kind)
     if not any({old.kind, new.kind} <= alike for alike in (_NUMBERS, _TIMES)):
-        return F.lit(None).cast(new.sql)
+        return f"CAST(NULL AS {new.sql})"
     return _cast(value, old, new)
 
 
-def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    """Return whether `convert` turned a value into null.
+def is_lost(value: str, result: str, old: ColumnType, new: ColumnType) -> str:
+    """Return a SQL condition: `convert` turned a value into null.
 
     An empty text counts as null if it is not a valid value of the new type, as in batch files.
     """
-    is_value = value.isNotNull()
+    is_value = f"{value} IS NOT NULL"
     if old.kind in TEXT_KINDS and new.kind not in EMPTY_IS_VALUE:
-        is_value &= value != ""
-    return is_value & result.isNull()
+        is_value += f" AND {value} <> ''"
+    return f"{is_value} AND {result} IS NULL"
 
 
 def parse_texts(rows: DataFrame, types: Mapping[str, ColumnType]) -> DataFrame:
@@ -123,50 +132,50 @@ def _parse_columns(
     types: Mapping[str, ColumnType], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        parsed = batch
-        for name, kind in types.items():
-            values = parse_fitting(batch.column(name), kind)
-            parsed = parsed.append_column(_parsed_name(name), values)
-        yield parsed
+        cells = dict(zip(batch.schema.names, batch.columns, strict=True))
+        parsed = {
+            _parsed_name(name): parse_fitting(cells[name], kind) for name, kind in types.items()
+        }
+        yield pa.RecordBatch.from_pydict({**cells, **parsed})
 
 
 def _parsed_name(column: str) -> str:
     return f"{RESERVED}parsed_{column}"
 
 
-def _cast(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    result = value.try_cast(new.sql)
+def _cast(value: str, old: ColumnType, new: ColumnType) -> str:
+    result = f"try_cast({value} AS {new.sql})"
+    fits = []
     if new.kind is Kind.SHORT:
-        result = F.when(result.between(*_SHORT_LIMITS), result)
+        least, greatest = _SHORT_LIMITS
+        fits.append(f"{result} BETWEEN {least} AND {greatest}")
     if new.kind not in {*_FLOATING, Kind.DECIMAL} or old.kind in _WHOLE:
         # A value that differs when it is converted back has lost something: a fraction, a time of
         # day, or a number that became true.
-        result = F.when(result.try_cast(old.sql).eqNullSafe(value), result)
+        fits.append(f"try_cast({result} AS {old.sql}) <=> {value}")
     if new.kind in _FLOATING:
         if old.kind in _WHOLE:
             # 2**63 itself passes the round trip, because casting it back saturates at the maximum.
-            result = F.when(result < F.lit(2.0**63), result)
-        overflows = F.abs(result) == F.lit(float("inf")).cast(new.sql)
-        was_infinite = F.abs(value.try_cast("double")) == F.lit(float("inf"))
-        result = F.when(~overflows | was_infinite, result)
-    return result
+            fits.append(f"{result} < {float(2**63)}D")
+        was_infinite = f"abs(try_cast({value} AS DOUBLE)) = {_INFINITE}"
+        fits.append(f"(abs({result}) <> {_INFINITE} OR {was_infinite})")
+    return f"CASE WHEN {' AND '.join(fits)} THEN {result} END" if fits else result
 
 
-def _as_text(value: Expression, kind: Kind) -> Expression:
+def _as_text(value: str, kind: Kind) -> str:
     match kind:
         case Kind.UTC_DATETIME:
-            return F.concat(_iso(value), F.lit("Z"))
+            return f"concat({_iso(value)}, 'Z')"
         case Kind.NAIVE_DATETIME:
             return _iso(value)
         case _:
-            return value.cast("string")
+            return f"CAST({value} AS STRING)"
 
 
-def _iso(value: Expression) -> Expression:
-    """Return an ISO time without trailing zeros of its fraction, and without an empty fraction."""
-    seconds = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss")
-    fraction = F.regexp_replace(F.date_format(value, "SSSSSS"), "0+$", "")
-    return F.concat(seconds, F.when(fraction != "", F.concat(F.lit("."), fraction)).otherwise(""))
+def _iso(value: str) -> str:
+    """Return SQL for an ISO time without trailing zeros of its fraction, or an empty fraction."""
+    seconds = f"date_format({value}, {_SECONDS})"
+    return f"concat({seconds}, regexp_replace(date_format({value}, '.SSSSSS'), '[.]?0+$', ''))"
 
 
 _SAME: Final = f"{RESERVED}same"
@@ -304,20 +313,17 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
     if parsed:
         stored = parse_texts(stored, parsed)
     new = {
-        name: col(_parsed_name(name))
+        name: quote(_parsed_name(name))
         if name in parsed
-        else convert(col(name), before.type, types[name])
+        else convert(quote(name), before.type, types[name])
         for name, before in plan.converted.items()
     }
-    lost = stored.agg(
-        *(
-            F.count_if(is_lost(col(name), value, plan.converted[name].type, types[name])).alias(
-                f"lost{number}"
-            )
-            for number, (name, value) in enumerate(new.items())
-        )
-    ).first()
-    for column, count in zip(plan.converted.values(), lost or (), strict=False):
+    lost = (
+        f"count_if({is_lost(quote(name), value, plan.converted[name].type, types[name])}) AS c{n}"
+        for n, (name, value) in enumerate(new.items())
+    )
+    (counts,) = select(stored, lost).collect()
+    for column, count in zip(plan.converted.values(), counts, strict=True):
         if count:
             raise TypeChangeError(
                 f"{count} stored {'value' if count == 1 else 'values'} of type {column.type} "
@@ -326,13 +332,13 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
                 column=column.name,
                 hint="Choose a type that can store them, or correct them at the source.",
             )
-    return stored.select(
-        *(
-            (new.get(column.name, col(column.name)) if column.name in old else F.lit(None))
-            .cast(column.type.sql)
-            .alias(column.name)
+    cells = {name: new.get(name, quote(name)) for name in old}
+    return select(
+        stored,
+        (
+            f"CAST({cells.get(column.name, 'NULL')} AS {column.type.sql}) AS {quote(column.name)}"
             for column in plan.columns
-        )
+        ),
     )
 
 
