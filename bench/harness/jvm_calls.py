@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 from py4j.protocol import MEMORY_COMMAND_NAME
@@ -49,7 +50,7 @@ def counted(spark: SparkSession) -> Iterator[Calls]:
 
 def _line() -> str:
     """Return the innermost line of Chronolake that is running, or an empty text."""
-    frame = sys._getframe(2)  # noqa: SLF001 - traceback.walk_stack reads all of the stack
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - traceback.walk_stack reads all of the stack
     while frame is not None:
         _, is_ours, file = frame.f_code.co_filename.rpartition(_OURS)
         if is_ours:
