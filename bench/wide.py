@@ -1,10 +1,11 @@
 """Wide tables: what grows with the number of columns, and how fast.
 
-Claims, for tables of text columns and two rows: CreateTable and AlterTable (as many columns again)
-of 1,000 columns take at most 10 times as long as those of 10, and so do a sync of a data lake, a
-batch (a replaced and an updated row) and a history batch.
+Claims, for tables of two rows: no step makes a call to the JVM for each column, and each takes at
+most 10 times as long with 10 times as many columns. The steps are CreateTable and AlterTable (as
+many columns again; half of them dropped; all texts to integers and back), a sync of a data lake, a
+batch (a replaced and an updated row), a history batch, a query, and a switch to history mode.
 
-Spark's own statements for the same work are printed beside ours. All of it runs twice for each
+Spark's own statements for some of this work are printed beside ours. All of it runs twice for each
 width, the first round as a warm-up.
 
     python bench/wide.py [--quick] [--columns N ...] [--repeat N]
@@ -13,7 +14,9 @@ width, the first round as a warm-up.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -21,7 +24,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from chronolake import core
 from chronolake.change_set import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
@@ -29,6 +32,7 @@ from chronolake.config import Project, load_project
 from chronolake.lake import Lake
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
+from chronolake.query import run_query
 from chronolake.session import CATALOG
 from chronolake.types import (
     ACTIVE,
@@ -39,18 +43,41 @@ from chronolake.types import (
     Column,
     ColumnType,
     Kind,
+    Mode,
     TableName,
 )
 from harness import lakes
 from harness.clock import Times, say, show
+from harness.jvm_calls import counted
 
 CREATE: Final = "create"
-ALTER: Final = "alter"
+ALTER: Final = "alter: add"
+DROP: Final = "alter: drop"
+RETYPE: Final = "alter: types"
 FIRST: Final = "first sync"
 NEXT: Final = "next sync"
 BATCH: Final = "batch"
 HISTORY: Final = "history batch"
+QUERY: Final = "query"
+SWITCH: Final = "switch to history"
+STEPS: Final = (CREATE, ALTER, DROP, RETYPE, FIRST, NEXT, BATCH, HISTORY, QUERY, SWITCH)
 _numbers = count()
+
+
+@dataclass
+class Measured:
+    """Times of steps, and the calls to the JVM of each."""
+
+    spark: SparkSession
+    times: Times = field(default_factory=Times)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the time and the calls of the block."""
+        with self.times.of(name), counted(self.spark) as calls:
+            yield
+        self.calls[name] = calls.total
 
 
 def columns_of(width: int) -> list[Column]:
@@ -75,13 +102,24 @@ def write_file(folder: Path, number: int, width: int) -> Path:
     return file
 
 
-def ours(lake: Lake, project: Project, source: Path, width: int, times: Times) -> None:
+def ours(lake: Lake, project: Project, source: Path, width: int, times: Measured) -> None:
     name = TableName("bench", f"ours{next(_numbers)}")
     wanted = columns_of(2 * width)
+    columns = wanted[: width + 2]
     with times.of(f"{CREATE} {width}"):
-        core.create(lake, name, wanted[: width + 2])
+        core.create(lake, name, columns)
     with times.of(f"{ALTER} {width}"):
         core.alter(lake, name, wanted, drop_columns=False)
+    with times.of(f"{DROP} {width}"):
+        core.alter(lake, name, columns, drop_columns=True)
+    cells = ["explode(array('1', '2'))", "current_timestamp()", *["'1'"] * width]
+    lake.spark.sql(f"INSERT INTO {CATALOG}.{name.sql} SELECT {', '.join(cells)}")
+    integers = [*columns[:2], *(replace(c, type=ColumnType(Kind.INT)) for c in columns[2:])]
+    with times.of(f"{RETYPE} {width}"):
+        core.alter(lake, name, integers, drop_columns=False)
+        core.alter(lake, name, columns, drop_columns=False)
+    with times.of(f"{SWITCH} {width}"):
+        core.switch_mode(lake, name, Mode.HISTORY, marker=None)
     for number, step in enumerate((FIRST, NEXT), start=1):
         write_file(source, number, width)
         with times.of(f"{step} {width}"):
@@ -120,8 +158,8 @@ def change(
     return spark.createDataFrame(pa.table(rows)), [by_name[column] for column in names]
 
 
-def batches(lake: Lake, width: int, times: Times) -> None:
-    """Write a batch and a history batch into tables of two rows."""
+def batches(lake: Lake, width: int, times: Measured) -> None:
+    """Write a batch and a history batch into tables of two rows, and read the latter."""
     for step, write in ((BATCH, core.write_batch), (HISTORY, core.write_history_batch)):
         name = TableName("bench", f"batch{next(_numbers)}")
         columns = columns_of(width)
@@ -134,9 +172,11 @@ def batches(lake: Lake, width: int, times: Times) -> None:
         core.create(lake, name, columns)
         for number in (1, 2):
             rows, carried = change(lake, name, columns, number, is_history=step == HISTORY)
-            passed = times if number > 1 else Times()
+            passed = times if number > 1 else Measured(lake.spark)
             with passed.of(f"{step} {width}"):
                 write(lake, name, rows, columns=carried, batch=f"{number}")
+    with times.of(f"{QUERY} {width}"):
+        list(run_query(lake, f"SELECT * FROM {name.sql}").rows())
 
 
 def theirs(lake: Lake, source: Path, width: int, times: Times) -> None:
@@ -171,6 +211,7 @@ def main() -> int:
     flags = parser.parse_args()
     widths = flags.columns or ([5, 10] if flags.quick else [10, 100, 1_000])
     times = Times()
+    calls: dict[str, int] = {}
     with lakes.opened(flags) as (lake, sent):
         for width in widths:
             for turn in range(flags.repeat + 1):
@@ -182,24 +223,28 @@ def main() -> int:
                     f"pipelines: {{crm: {{source: {{type: data_lake_v2, path: {source}, org: X}}, "
                     f"schema: crm_{width}_{turn}}}}}\n"
                 )
-                round_times = Times()
-                ours(
-                    lake, load_project(file, lake=sent.parent / "lake"), source, width, round_times
-                )
-                batches(lake, width, round_times)
-                theirs(lake, sent / f"plain-{width}-{turn}", width, round_times)
+                measured = Measured(lake.spark)
+                project = load_project(file, lake=sent.parent / "lake")
+                ours(lake, project, source, width, measured)
+                batches(lake, width, measured)
+                theirs(lake, sent / f"plain-{width}-{turn}", width, measured.times)
                 if turn:
-                    for name, seconds in round_times.seconds.items():
+                    for name, seconds in measured.times.seconds.items():
                         times.seconds[name] += seconds
+                    calls |= measured.calls
     rows = []
-    for step in (CREATE, ALTER, FIRST, NEXT, BATCH, HISTORY):
-        for width in widths:
-            mine, other = times.median(f"{step} {width}"), times.median(f"{step} {width}, Spark")
-            growth = mine / times.median(f"{step} {widths[0]}")
-            rows.append((f"{step}, {width:,} columns", mine, other, mine / other, growth))
+    for step in STEPS:
+        for narrower, width in zip([widths[0], *widths], widths, strict=False):
+            name = f"{step} {width}"
+            mine = times.median(name)
+            other: object = "-"
+            if f"{name}, Spark" in times.seconds:
+                other = times.median(f"{name}, Spark")
+            growth = mine / times.median(f"{step} {narrower}")
+            rows.append((f"{step}, {width:,} columns", mine, other, growth, calls[name]))
     show(
         "Wide tables, two rows",
-        ("way", "ours s", "Spark s", "ours / Spark", f"of {widths[0]} columns"),
+        ("way", "ours s", "Spark s", "of the narrower", "JVM calls"),
         rows,
     )
     return 0

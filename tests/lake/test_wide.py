@@ -149,7 +149,8 @@ def test_changing_types_costs_no_call_for_each_column(
         widened = [_retyped(column, Kind.INT, Kind.LONG) for column in typed]
         texts = [*typed[:2], *(Column(c.name, ColumnType(Kind.STRING)) for c in typed[2:])]
         core.create(lake, name, typed)
-        lake.spark.sql(f"INSERT INTO {CATALOG}.{name.sql} (id) VALUES (1), (2)")
+        cells = ["explode(array(1L, 2L))", *["NULL"] * (width + 1)]
+        lake.spark.sql(f"INSERT INTO {CATALOG}.{name.sql} SELECT {', '.join(cells)}")
         for step, columns in {"widen": widened, "to texts": texts, "from texts": typed}.items():
             steps.count(step, lambda n=name, c=columns: core.alter(lake, n, c, drop_columns=False))
             found = lake.describe(name)
