@@ -33,6 +33,7 @@ from chronolake.change_set import (
 )
 from chronolake.core.apply_versions import write_versions
 from chronolake.core.pipeline_table import create_pipeline_table
+from chronolake.iceberg import metadata_with_columns
 from chronolake.lake import Lake
 from chronolake.pipeline.key_changes import fill_omitted_values
 from chronolake.query import run_query
@@ -137,6 +138,35 @@ def test_creating_and_altering_cost_no_call_for_each_column(
             assert [field.field_id for field in fields] == list(range(1, len(columns) + 1))
         steps.count("mode", lambda n=name: core.switch_mode(lake, n, Mode.HISTORY))
     steps.expect_none_for_each_column()
+
+
+def test_a_catalog_gets_the_changes_that_iceberg_makes_itself(lake: Lake) -> None:
+    """A REST catalog is sent these changes, and not the new metadata."""
+    name, dropped = _name(), "write.metadata.metrics.column.c.`2\"'"
+    core.create(lake, name, _columns(20))
+    table = lake.catalog.load(name)
+    table.commit(table.builder().setProperties(lake.catalog.map({dropped: "none"})).build())
+    table = table.reload()
+    wanted = [_retyped(column, Kind.INT, Kind.LONG) for column in _columns(21)]
+    del wanted[4]
+    ours = metadata_with_columns(lake.catalog, table.metadata, wanted, ())
+
+    transaction = table.java.newTransaction()
+    update = transaction.updateSchema().caseSensitive(True).deleteColumn("c.`2\"'")
+    update.unionByNameWith(lake.catalog.schema([wanted[-1]]))
+    long = lake.catalog.schema([Column("long", ColumnType(Kind.LONG))]).findType("long")
+    for stored, column in zip(_columns(20)[5:], wanted[4:], strict=False):
+        if stored.type != column.type:
+            update.updateColumn(column.name, long)
+    update.commit()
+    theirs = transaction.table().operations().current()
+
+    assert lake.catalog.fields(ours.schema()) == lake.catalog.fields(theirs.schema())
+    assert dict(ours.properties()) == dict(theirs.properties())
+    assert dropped not in dict(ours.properties())
+    assert ours.lastColumnId() == theirs.lastColumnId()
+    kinds = [[str(change.getClass()) for change in each.changes()] for each in (ours, theirs)]
+    assert kinds[0] == kinds[1]
 
 
 def test_changing_types_costs_no_call_for_each_column(
