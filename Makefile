@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
 COMPAT := .venv-compat/.locked
+STORE := $(VENV)/.store
 SPARK40 := .venv-spark40/.locked
 #: Number of test processes; each runs its own Spark, in about 3 GiB.
 WORKERS ?= 2
@@ -75,10 +76,15 @@ demo-api: setup  ## sync an HTTP API, described by a manifest, twice
 demo-destination: setup  ## start a destination, replay real batch files, show the tables
 	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
 
-test: setup  ## run the tests that CI runs: all except the long ones
+#: The S3 server of tests; without Go, its tests are skipped.
+$(STORE): $(LOCKED) tests/support/store/server.py
+	@PYTHONPATH=tests $(BIN)/python -m support.store.server
+	@touch $@
+
+test: setup $(STORE)  ## run the tests that CI runs: all except the long ones
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) -m "not long" $(ARGS)
 
-test-all: setup $(COMPAT)  ## run all tests, with new random examples each time, or those of SEED=n
+test-all: setup $(COMPAT) $(STORE)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
 	@$(MAKE) test-up test-spark40

@@ -8,6 +8,7 @@ ChronolakeError
 │   └── MissingExtraError     an extra of the package, such as chronolake[ui], is not installed
 ├── LakeError                 the lake's catalog or folder cannot be used
 │   ├── StorageError          a disk is full, or a folder cannot be written
+│   │   └── ObjectStoreError  an object store refuses a request, or does not respond
 │   └── LakeLocationError     the lake or a table was copied or moved
 ├── TableNotFoundError
 ├── TableExistsError
@@ -137,6 +138,10 @@ class LakeError(ChronolakeError):
 
 class StorageError(LakeError):
     """A disk is full, or a folder or file cannot be written; `file` is its path."""
+
+
+class ObjectStoreError(StorageError):
+    """An object store refuses a request or does not respond; `file` is the object's URL."""
 
 
 class LakeLocationError(LakeError):

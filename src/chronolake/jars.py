@@ -20,7 +20,7 @@ from chronolake import env
 from chronolake.errors import MissingRequirementError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 log = structlog.get_logger(__name__)
@@ -73,6 +73,30 @@ _DRIVERS: Final = (
         1_098_916,
     ),
 )
+#: The clients of object stores, by scheme and version of Spark.
+_CLIENTS: Final[Mapping[str, Mapping[str, Jar]]] = {
+    "s3": {
+        "4.0": Jar(
+            "org.apache.iceberg:iceberg-aws-bundle:1.11.0",
+            "38f01da7e96850cdd05e6616d758b77b43314b712a8808e3f9a824d56976162f",
+            63_613_165,
+        ),
+        "4.1": Jar(
+            "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+            "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957",
+            69_034_612,
+        ),
+    },
+    # Its clients are those of Google; Iceberg 1.12 works with them.
+    "gs": dict.fromkeys(
+        ("4.0", "4.1"),
+        Jar(
+            "org.apache.iceberg:iceberg-gcp-bundle:1.11.0",
+            "d9248fc76d94d232e153bf760631229cd3b7c6bc3b20f47d4b2caffe011a8a2f",
+            64_210_864,
+        ),
+    ),
+}
 _PROGRESS_SECONDS: Final = 0.2
 #: What Ivy prints about a registry that does not respond, and about one that lacks a jar.
 _REASONS: Final = (
@@ -100,6 +124,18 @@ def required(spark: str = pyspark.__version__) -> tuple[Jar, ...]:
     return (iceberg, *_DRIVERS)
 
 
+def clients(schemes: Iterable[str], spark: str = pyspark.__version__) -> tuple[Jar, ...]:
+    """Return the jars for object stores, in addition to `required`.
+
+    Args:
+        schemes: the schemes of their URLs. Those of Azure have no jar that can be downloaded as
+            one file.
+        spark: the version of Spark.
+    """
+    version = ".".join(spark.split(".")[:2])
+    return tuple(_CLIENTS[scheme][version] for scheme in sorted(schemes) if scheme in _CLIENTS)
+
+
 def folder() -> Path:
     """Return the folder that stores the jars.
 
@@ -112,13 +148,16 @@ def folder() -> Path:
     return Path(cache or Path.home() / ".cache") / "chronolake" / "jars"
 
 
-def missing() -> list[Jar]:
+def missing(schemes: Iterable[str] = ()) -> list[Jar]:
     """Return the jars that `paths` would download: those without a file of the right size.
+
+    Args:
+        schemes: the schemes of the object stores that are used.
 
     Raises:
         MissingRequirementError: the installed version of PySpark is not supported.
     """
-    return [jar for jar in required() if not _is_complete(jar)]
+    return [jar for jar in (*required(), *clients(schemes)) if not _is_complete(jar)]
 
 
 def _is_complete(jar: Jar) -> bool:
@@ -129,7 +168,12 @@ def _is_complete(jar: Jar) -> bool:
         return False
 
 
-def paths(java_home: str, progress: Callable[[int], None] | None = None) -> list[Path]:
+def paths(
+    java_home: str,
+    progress: Callable[[int], None] | None = None,
+    *,
+    schemes: Iterable[str] = (),
+) -> list[Path]:
     """Return the files of all jars; download missing ones, and check their hashes.
 
     Spark's own resolver downloads them. `$CHRONOLAKE_IVY_SETTINGS` is the path of an Ivy settings
@@ -138,14 +182,16 @@ def paths(java_home: str, progress: Callable[[int], None] | None = None) -> list
     Args:
         java_home: the folder of the Java that runs the resolver.
         progress: called several times a second with the number of downloaded bytes.
+        schemes: the schemes of the object stores that are used; their jars are the last ones.
 
     Raises:
         MissingRequirementError: a jar cannot be downloaded, or its hash is not the pinned one.
     """
-    if jars := missing():
+    schemes = sorted(schemes)
+    if jars := missing(schemes):
         log.info("downloading_jars", folder=str(folder()), bytes=sum(jar.size for jar in jars))
         _download(jars, folder(), java_home, progress or (lambda _: None))
-    return [folder() / jar.file_name for jar in required()]
+    return [folder() / jar.file_name for jar in (*required(), *clients(schemes))]
 
 
 def _download(

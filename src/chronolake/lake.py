@@ -214,6 +214,7 @@ class Lake:
                     config.spark.master,
                     spark_conf(config),
                     catalog_settings(config),
+                    schemes=config.schemes,
                     is_small=self._is_small,
                 )
             _make_durable(config, sessions.spark)
@@ -221,7 +222,7 @@ class Lake:
 
     def _read_metadata(self, names: Collection[TableName]) -> dict[TableName, StoredMetadata]:
         """Read the current metadata of those tables that exist, without a JVM."""
-        properties = {**self.config.catalog.properties, "warehouse": self.config.warehouse_location}
+        properties = self.config.pyiceberg_properties
         found = {}
         for name, file in identity.metadata_files(self.config, names).items():
             # Metadata files never change. In an object store, each read takes a request.
@@ -419,7 +420,8 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
     an `http(s)://` address an Iceberg REST catalog. The configuration's own properties override
     these.
     """
-    return {**_address_settings(config), **config.catalog.properties}
+    storage = config.object_storage.for_java(config.warehouse_location)
+    return {**_address_settings(config), **storage, **config.catalog.properties}
 
 
 def _address_settings(config: LakeConfig) -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Final
 
 _LOCAL: Final = re.compile(r"file:(?:/|///+)(?!/)(.*)", re.DOTALL)
 _S3: Final = re.compile(r"s3[an]?://")
+#: The schemes of object stores in a configuration.
+SCHEMES: Final = ("s3", "gs", "abfss")
 #: Characters at which PyIceberg ends the path of a URL.
 _CUT_IN_URLS: Final = "#?"
 
@@ -24,6 +26,12 @@ def local_path(location: str) -> Path | None:
         return Path(location)
     found = _LOCAL.fullmatch(location)
     return None if found is None else Path(f"/{found[1]}")
+
+
+def scheme_of(location: str) -> str | None:
+    """Return the scheme of an object store's URL (`SCHEMES`), or None for other locations."""
+    scheme, is_url, _ = plain(location).partition("://")
+    return scheme if is_url and scheme in SCHEMES else None
 
 
 def as_url(location: str) -> str:

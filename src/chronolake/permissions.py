@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chronolake.config import CatalogKind
+from chronolake.location import scheme_of
 from chronolake.storage import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from chronolake.config import LakeConfig
 
@@ -38,7 +39,8 @@ def make_lake(config: LakeConfig) -> None:
     if not is_new:
         # Readers of an existing lake create nothing.
         return
-    make_folder(config.path / "raw", shared=config.shared)
+    if scheme_of(config.raw_location) is None:
+        make_folder(Path(config.raw_location), shared=config.shared)
     if config.local_warehouse is not None:
         make_folder(config.local_warehouse / "tables", shared=config.shared)
     if has_file and not config.shared:

@@ -37,7 +37,7 @@ from chronolake.py4j_nodelay import acknowledge_at_once
 from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 
@@ -81,6 +81,14 @@ _JAVA_VERSIONS: Final = ("17", "21")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
+#: A variable with jars that follow Spark's own on the class path.
+_APPENDED_PATH: Final = "SPARK_DIST_CLASSPATH"
+#: A class of each object store's client.
+_CLIENT_CLASSES: Final = {
+    "s3": "software.amazon.awssdk.services.s3.S3Client",
+    "gs": "com.google.cloud.storage.Storage",
+    "abfss": "com.azure.storage.file.datalake.DataLakeFileClient",
+}
 _CLASSIC_SESSION: Final = "org.apache.spark.sql.classic.SparkSession"
 _CLOSEABLE: Final = "java.io.Closeable"
 #: Variables with options for every JVM.
@@ -318,7 +326,12 @@ def _java_version(home: Path) -> str | None:
 
 
 def start(
-    master: str, conf: Mapping[str, str], catalog: Mapping[str, str], *, is_small: bool = False
+    master: str,
+    conf: Mapping[str, str],
+    catalog: Mapping[str, str],
+    *,
+    schemes: Collection[str] = (),
+    is_small: bool = False,
 ) -> Sessions:
     """Create the sessions of one lake, on the process's one JVM.
 
@@ -326,6 +339,7 @@ def start(
         master: Spark's master URL. Only the first call in a process uses it.
         conf: Spark settings of the user; they override the defaults.
         catalog: settings of the Iceberg catalog, without their `spark.sql.catalog.…` prefix.
+        schemes: the schemes of the object stores that are used.
         is_small: whether little work is known to follow. Only the first call in a process uses it.
 
     Raises:
@@ -334,21 +348,34 @@ def start(
             process.
     """
     with _discarding_java():
-        return _start(master, conf, catalog, is_small=is_small)
+        return _start(master, conf, catalog, schemes=schemes, is_small=is_small)
 
 
 def _start(
-    master: str, conf: Mapping[str, str], catalog: Mapping[str, str], *, is_small: bool
+    master: str,
+    conf: Mapping[str, str],
+    catalog: Mapping[str, str],
+    *,
+    schemes: Collection[str],
+    is_small: bool,
 ) -> Sessions:
     running = SparkContext._active_spark_context  # noqa: SLF001
     if running is None:
-        base = _launch(master, conf, is_small=is_small)
+        base = _launch(master, conf, schemes=schemes, is_small=is_small)
     else:
         base = SparkSession.builder.getOrCreate()
         if EXTENSIONS not in (base.conf.get("spark.sql.extensions", "") or ""):
             raise LakeError(
                 "A Spark session without Iceberg is running in this process.",
                 hint=_OPEN_FIRST,
+            )
+    for scheme in schemes:
+        if not _has_class(base, _CLIENT_CLASSES[scheme]):
+            raise LakeError(
+                f"The Spark session of this process was started without the jars for {scheme}://.",
+                hint="Open the lake in a process of its own, or before lakes in other stores."
+                if jars.clients([scheme])
+                else f"Add the jars of its client to `{_CLASS_PATH}` in `spark.conf`.",
             )
     acknowledge_at_once(base)
     partitions = 2 * base.sparkContext.defaultParallelism
@@ -407,9 +434,19 @@ class StartSettings:
 
     Attributes:
         values: the settings by name, secret ones included.
+        appended: jars at the end of the class path, so that the archive of classes stays valid.
     """
 
     values: Mapping[str, str] = field(repr=False)
+    appended: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables with which the JVM starts."""
+        if not self.appended:
+            return {}
+        given = filter(None, [os.environ.get(_APPENDED_PATH)])
+        return {_APPENDED_PATH: os.pathsep.join([*self.appended, *given])}
 
     @property
     def for_java(self) -> dict[str, str]:
@@ -423,7 +460,7 @@ class StartSettings:
     def fingerprint(self) -> str:
         """Return a hash of the settings, except Java's options, which change no result."""
         relevant = sorted((key, text) for key, text in self.values.items() if key != JAVA_OPTIONS)
-        return hashlib.sha256(repr(relevant).encode()).hexdigest()
+        return hashlib.sha256(repr((relevant, self.appended)).encode()).hexdigest()
 
     @property
     def heap_bytes(self) -> int:
@@ -481,7 +518,12 @@ def starting() -> Iterator[None]:
 
 
 def start_settings(
-    master: str, conf: Mapping[str, str], home: str, *, special: Sequence[str] = ()
+    master: str,
+    conf: Mapping[str, str],
+    home: str,
+    *,
+    schemes: Collection[str] = (),
+    special: Sequence[str] = (),
 ) -> StartSettings:
     """Return the settings with which Spark starts.
 
@@ -489,6 +531,7 @@ def start_settings(
         master: Spark's master URL.
         conf: Spark settings of the user; they override the defaults.
         home: the folder of Java.
+        schemes: the schemes of the object stores that are used.
         special: options of Java that come before all others.
 
     Raises:
@@ -501,40 +544,48 @@ def start_settings(
         "spark.driver.memory": f"{_driver_gibibytes()}g",
         **conf,
     }
-    own = [str(path) for path in jars.paths(home)]
-    if is_local(master) and not any(os.pathsep in path for path in own):
+    found = [str(path) for path in jars.paths(home, schemes=schemes)]
+    own, clients = found[: len(jars.required())], found[len(jars.required()) :]
+    if is_local(master) and not any(os.pathsep in path for path in found):
         # The archive of classes contains only those of the class path, and Spark copies the jars of
         # `spark.jars` at each start.
         values |= {_CLASS_PATH: os.pathsep.join([*own, *filter(None, [conf.get(_CLASS_PATH)])])}
     else:
-        values |= {"spark.jars": ",".join([*own, *filter(None, [conf.get("spark.jars")])])}
+        values |= {"spark.jars": ",".join([*found, *filter(None, [conf.get("spark.jars")])])}
+        clients = []
     # Java uses the last of duplicate options, and refuses two collectors.
     options = [*special, _STATIC[JAVA_OPTIONS], *filter(None, [conf.get(JAVA_OPTIONS)])]
-    return StartSettings({**values, JAVA_OPTIONS: " ".join(options)})
+    return StartSettings({**values, JAVA_OPTIONS: " ".join(options)}, tuple(clients))
 
 
-def settings_of_java(master: str, conf: Mapping[str, str], home: str) -> StartSettings:
+def settings_of_java(
+    master: str, conf: Mapping[str, str], home: str, *, schemes: Collection[str] = ()
+) -> StartSettings:
     """Return the settings with which a JVM starts that several commands will use.
 
     Args:
         master: Spark's master URL.
         conf: Spark settings of the user; they override the defaults.
         home: the folder of Java.
+        schemes: the schemes of the object stores that are used.
 
     Raises:
         MissingRequirementError: a jar is missing.
     """
-    return start_settings(master, conf, home, special=class_archive.java_options(home))
+    special = class_archive.java_options(home)
+    return start_settings(master, conf, home, schemes=schemes, special=special)
 
 
-def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSession:
+def _launch(
+    master: str, conf: Mapping[str, str], *, schemes: Collection[str], is_small: bool
+) -> SparkSession:
     # Executors must run the interpreter that has this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = home = java_home()
     archive = class_archive.java_options(home)
     small = _SMALL_WORK if is_small and JAVA_OPTIONS not in conf and not _names_collector() else ()
-    settings = start_settings(master, conf, home, special=[*archive, *small])
+    settings = start_settings(master, conf, home, schemes=schemes, special=[*archive, *small])
     builder = SparkSession.builder
     for name, value in settings.values.items():
         builder = builder.config(name, value)
@@ -551,7 +602,7 @@ def _launch(master: str, conf: Mapping[str, str], *, is_small: bool) -> SparkSes
                 raise
             class_archive.discard(home)
             archive = []
-            _start_java(start_settings(master, conf, home))
+            _start_java(start_settings(master, conf, home, schemes=schemes))
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
@@ -661,7 +712,16 @@ def _start_java(settings: StartSettings) -> None:
     if SparkContext._gateway is None:  # noqa: SLF001 - nothing else starts it with fewer settings
         conf = SparkConf(loadDefaults=False)
         conf.setAll(list(settings.for_java.items()))
-        SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001
+        before = {name: os.environ.get(name) for name in settings.environment}
+        os.environ |= settings.environment
+        try:
+            SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _is_for_command_line(key: str, value: str) -> bool:
@@ -684,8 +744,12 @@ def _write_no_checksum_files(session: SparkSession) -> None:
 
 
 def _has_iceberg(session: SparkSession) -> bool:
+    return _has_class(session, EXTENSIONS)
+
+
+def _has_class(session: SparkSession, name: str) -> bool:
     loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # noqa: SLF001
-    return loader.getResource(f"{EXTENSIONS.replace('.', '/')}.class") is not None
+    return loader.getResource(f"{name.replace('.', '/')}.class") is not None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from chronolake.errors import BatchError, LeaseLostError, SchemaError, SourceErr
 from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
 from chronolake.landing import ObjectFolder, inspect_files, parse_field_type, type_of
-from chronolake.landing.file_sequence import publish, staging
+from chronolake.landing.file_sequence import StagedFiles, publish, staging
 from chronolake.landing.writer import land
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import Lease, hold_lease
@@ -713,11 +713,12 @@ def test_names_increase_when_the_clock_jumps_back(own: Own) -> None:
 def _publish_many(root: Path, process: int, times: int) -> None:
     folder = ObjectFolder(root, "shop", "orders")
     for number in range(times):
-        with staging(folder) as place:
-            staged = [place / f"{part}.parquet" for part in range(3)]
-            for part, path in enumerate(staged):
-                path.write_text(f"{process} {number} {part}")
-            publish(folder, staged, guard=lambda: None)
+        with staging(folder) as staged:
+            assert isinstance(staged, StagedFiles)
+            names = [f"{part}.parquet" for part in range(3)]
+            for part, name in enumerate(names):
+                (staged.place / name).write_text(f"{process} {number} {part}")
+            publish(folder, staged, names, guard=lambda: None)
 
 
 def _contents(folder: ObjectFolder) -> Iterator[tuple[int, ...]]:
@@ -769,14 +770,16 @@ def test_what_died_leaves_nothing_behind(tmp_path: Path) -> None:
     with staging(folder) as mine:
         with staging(folder):
             # A folder in use is left alone.
-            assert mine.is_dir()
+            assert isinstance(mine, StagedFiles)
+            assert mine.place.is_dir()
         assert not left.exists()
     assert list((folder.path / "_staging").iterdir()) == []
 
 
 def _die_while_staging(root: Path) -> None:
-    with staging(ObjectFolder(root, "shop", "orders")) as place:
-        (place / "half.parquet").write_bytes(b"half")
+    with staging(ObjectFolder(root, "shop", "orders")) as staged:
+        assert isinstance(staged, StagedFiles)
+        (staged.place / "half.parquet").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -86,7 +86,7 @@ def test_the_lakes_own_file_wins_over_the_working_folders(tmp_path: Path) -> Non
         ("catalog: {}", "'lake.catalog'"),
         (
             "lake: {zebra: 1}",
-            "Known keys are: catalog, warehouse, fsync, shared, spark, maintenance, path.",
+            "Known keys are: catalog, warehouse, raw, storage, fsync, shared, spark",
         ),
     ],
 )

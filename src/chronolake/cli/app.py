@@ -294,14 +294,14 @@ def open_lake(config: LakeConfig, *, json: bool, is_short_lived: bool = True) ->
     quiet_logs()
     from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
 
-    starting = partial(_starting_spark, json=json)
+    starting = partial(_starting_spark, schemes=config.schemes, json=json)
     return Lake.prepare(config, starting=starting, is_short_lived=is_short_lived)
 
 
 @contextmanager
-def _starting_spark(*, json: bool) -> Iterator[None]:
+def _starting_spark(*, schemes: frozenset[str], json: bool) -> Iterator[None]:
     """Print that Spark starts, and discard the output of its start."""
-    _download_jars(json=json)
+    _download_jars(schemes, json=json)
     from chronolake import session  # noqa: PLC0415 - PySpark is slow to import
 
     if not (json or session.is_shared()):
@@ -310,11 +310,11 @@ def _starting_spark(*, json: bool) -> Iterator[None]:
         yield
 
 
-def _download_jars(*, json: bool) -> None:
+def _download_jars(schemes: frozenset[str], *, json: bool) -> None:
     """Download missing jars of Spark, with progress on standard error."""
     from chronolake import jars, session  # noqa: PLC0415 - PySpark is slow to import
 
-    missing = jars.missing()
+    missing = jars.missing(schemes)
     if not missing:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
@@ -335,7 +335,7 @@ def _download_jars(*, json: bool) -> None:
     ) as bars:
         total = sum(jar.size for jar in missing)
         task = bars.add_task(f"{len(missing)} jars", total=total)
-        jars.paths(java_home, lambda done: bars.update(task, completed=done))
+        jars.paths(java_home, lambda done: bars.update(task, completed=done), schemes=schemes)
 
 
 @contextmanager

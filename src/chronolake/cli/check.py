@@ -232,7 +232,7 @@ def _check_tables(
     empty = [
         stream.name
         for stream in streams
-        if not stream.descriptor.is_ours and not stream.folder.path.is_dir()
+        if not stream.descriptor.is_ours and stream.folder.last() is None
     ]
     return f"{words}; the source lake has no files of {', '.join(empty)} yet" if empty else words
 

@@ -70,6 +70,7 @@ from chronolake.config.sections import (
     is_never,
     parse_address,
 )
+from chronolake.config.storage import StorageConfig
 
 __all__ = [
     "FILE_NAME",
@@ -97,6 +98,7 @@ __all__ = [
     "SparkConfig",
     "SqlServerMethod",
     "SqlServerSource",
+    "StorageConfig",
     "StreamConfig",
     "UpConfig",
     "WatchedFile",

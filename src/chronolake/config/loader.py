@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Union, get
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from chronolake.config.pipelines import PipelineConfig, PostgresMethod, PostgresSource
+from chronolake.config.section import Section, known_keys
 from chronolake.config.sections import (
+    CatalogConfig,
     EngineConfig,
     LakeConfig,
     LakeSection,
-    Section,
+    SparkConfig,
     UpConfig,
-    known_keys,
 )
 from chronolake.env import KNOWN, PREFIX
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.location import scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,6 +50,9 @@ class FileConfig(Section):
     lake: ProjectLake = Field(
         default=ProjectLake(), description="The lake in which tables are stored."
     )
+    spark: SparkConfig | None = Field(
+        default=None, description="The Spark session of the lake; the same as `lake.spark`."
+    )
     engine: EngineConfig = Field(
         default=EngineConfig(), description="The process that keeps Spark running between commands."
     )
@@ -58,6 +63,13 @@ class FileConfig(Section):
         default_factory=dict,
         description="The pipelines that replicate data into the lake, keyed by name.",
     )
+
+    @model_validator(mode="after")
+    def _check_spark(self) -> Self:
+        """Raise if Spark's settings are written twice, because one of them would be ignored."""
+        if self.spark is not None and "spark" in self.lake.model_fields_set:
+            raise ValueError("spark: the settings are also in lake.spark; write them once")
+        return self
 
     @model_validator(mode="after")
     def _check_slots(self) -> Self:
@@ -202,11 +214,17 @@ def load(
     settings = _read_yaml(source) if source else {}
     named = set(_referenced_variables(settings))
     # Environment variables that only pipelines need may be missing.
-    settings = {"lake": _resolve(settings.get("lake"), str(source), "lake")} | {
-        name: value for name, value in settings.items() if name not in {"lake", "pipelines"}
+    sources = _source_schemes(settings)
+    settings = {
+        "lake": _resolve(settings.get("lake"), str(source), "lake"),
+        "spark": _resolve(settings.get("spark"), str(source), "spark"),
+    } | {
+        name: value
+        for name, value in settings.items()
+        if name not in {"lake", "spark", "pipelines"}
     }
     _check(FileConfig, settings, str(source) if source else "the configuration")
-    return _lake_config(folder, settings.get("lake"), overrides, named)
+    return _lake_config(folder, _lake_section(settings), overrides, named, sources)
 
 
 def find_project(project: Path | None = None) -> Path | None:
@@ -281,9 +299,10 @@ def load_project(
         file.resolve(),
         _lake_config(
             folder.expanduser().resolve(),
-            settings.get("lake"),
+            _lake_section(settings),
             overrides,
             set(_referenced_variables(written)),
+            _source_schemes(written),
         ),
         checked.pipelines,
         checked.up,
@@ -307,7 +326,11 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
     checked = _check(FileConfig, settings, str(file))
     folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()
     return _lake_config(
-        folder, settings.get("lake"), overrides, set(_referenced_variables(written))
+        folder,
+        _lake_section(settings),
+        overrides,
+        set(_referenced_variables(written)),
+        _source_schemes(written),
     )
 
 
@@ -338,11 +361,31 @@ def sources_of_project(file: Path) -> dict[str, str]:
     return found
 
 
+def _lake_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key `lake` of a valid file, with the settings of Spark from either place."""
+    lake = dict(settings.get("lake") or {})
+    if settings.get("spark"):
+        lake["spark"] = settings["spark"]
+    return lake
+
+
+def _source_schemes(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Return the schemes of object stores that the pipelines of a file, valid or not, read."""
+    pipelines = settings.get("pipelines")
+    found = set()
+    for pipeline in pipelines.values() if isinstance(pipelines, dict) else ():
+        source = pipeline.get("source") if isinstance(pipeline, dict) else None
+        path = source.get("path") if isinstance(source, dict) else None
+        found.add(scheme_of(path) if isinstance(path, str) else None)
+    return frozenset(scheme for scheme in found if scheme is not None)
+
+
 def _lake_config(
     folder: Path,
-    section: Mapping[str, Any] | None,
+    section: Mapping[str, Any],
     overrides: Mapping[str, Any] | None,
     named: Collection[str],
+    sources: frozenset[str] = frozenset(),
 ) -> LakeConfig:
     """Return a lake's configuration from the file's section, the environment, and the flags.
 
@@ -351,8 +394,12 @@ def _lake_config(
         section: the key `lake` of the file.
         overrides: values of flags.
         named: the environment variables that the file references.
+        sources: the schemes of the object stores that pipelines read.
     """
-    lake = {name: value for name, value in (section or {}).items() if name != "path"}
+    lake = {name: value for name, value in section.items() if name != "path"}
+    if isinstance(lake.get("catalog"), str):
+        # The environment or a flag may set one of the section's other keys.
+        lake["catalog"] = CatalogConfig.section_of(lake["catalog"])
     for key, value in _from_environment(named):
         _put(lake, key, value)
         _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
@@ -361,7 +408,7 @@ def _lake_config(
             # In the file, the key is below `lake`; both spellings are accepted.
             _put(lake, key.removeprefix("lake."), value)
             _check(LakeSection, lake, f"the setting {key}")
-    return LakeConfig(path=folder, **lake)
+    return LakeConfig(path=folder, source_schemes=sources, **lake)
 
 
 def variable_of(key: str) -> str:

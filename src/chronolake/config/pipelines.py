@@ -10,10 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from chronolake.config.sections import (
-    Period,
-    Section,
-)
+from chronolake.config.section import Section
+from chronolake.config.sections import Period, check_location
+from chronolake.config.storage import StorageConfig  # noqa: TC001 - pydantic reads it
 from chronolake.schedule import Timing
 from chronolake.types import Mode
 
@@ -47,8 +46,13 @@ class DataLakeSource(Section):
     type: Literal["data_lake_v2"]
     path: str = Field(
         min_length=1,
-        description="The folder that contains `parquet/v2`. A relative path is resolved against "
-        "the folder of chronolake.yml.",
+        description="The folder that contains `parquet/v2`, or s3://bucket/path, gs://bucket/path "
+        "or abfss://container@account.dfs.core.windows.net/path. A relative path is resolved "
+        "against the folder of chronolake.yml.",
+    )
+    storage: StorageConfig | None = Field(
+        default=None,
+        description="How the object store is reached. Default: as that of the lake.",
     )
     org: str = Field(min_length=1, description="The organization: X in `org=X`.")
     objects: list[str] | None = Field(
@@ -63,9 +67,7 @@ class DataLakeSource(Section):
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str) -> str:
-        if "://" in path:
-            raise ValueError("path must be a folder; object stores are not supported yet")
-        return path
+        return check_location(path)
 
 
 class PostgresMethod(StrEnum):

@@ -5,21 +5,20 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     field_validator,
-    model_validator,
 )
 
+from chronolake.config.section import Section
+from chronolake.config.storage import StorageConfig
 from chronolake.durations import length_of, seconds_of
-from chronolake.location import is_inside
+from chronolake.location import SCHEMES, is_inside, scheme_of
 from chronolake.masking import may_show_password
 from chronolake.types import RELIED_ON
 
@@ -126,29 +125,6 @@ def _interval_seconds(text: str) -> float:
 Settings = Annotated[dict[str, str], BeforeValidator(_as_text)]
 
 
-class Section(BaseModel):
-    """A part of chronolake.yml, which rejects unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unset_keys(cls, values: Any) -> Any:
-        """Remove keys without a value, which means that they are not set."""
-        if not isinstance(values, dict):
-            return values
-        return {
-            name: value
-            for name, value in values.items()
-            if value is not None or name not in known_keys(cls)
-        }
-
-
-def known_keys(section: type[BaseModel]) -> list[str]:
-    """Return the keys of a section as they are written in the file."""
-    return [field.alias or name for name, field in section.model_fields.items()]
-
-
 class CatalogConfig(Section):
     """The Iceberg catalog that lists the lake's tables."""
 
@@ -164,6 +140,13 @@ class CatalogConfig(Section):
         description="Additional properties of the Iceberg catalog, such as s3.endpoint or token. "
         "Spark's and PyIceberg's catalogs both get them.",
     )
+
+    @classmethod
+    def section_of(cls, value: object) -> object:
+        """Return the section for a catalog that is written as its URI only, or as `sqlite`."""
+        if not isinstance(value, str):
+            return value
+        return {} if value == CatalogKind.SQLITE else {"uri": value}
 
     @field_validator("uri")
     @classmethod
@@ -380,15 +363,48 @@ class UpConfig(Section):
         return _interval_seconds(self.grace)
 
 
+def check_location(location: str) -> str:
+    """Check a folder or the URL of a bucket, and return it.
+
+    Raises:
+        ValueError: it is a URL of another scheme, or has no bucket.
+    """
+    scheme, has_scheme, rest = location.partition("://")
+    if not has_scheme or scheme == "file":
+        return location
+    if scheme not in SCHEMES:
+        raise ValueError(
+            "not a valid location; write a folder, s3://bucket/path, gs://bucket/path or "
+            "abfss://container@account.dfs.core.windows.net/path"
+        )
+    bucket = rest.partition("/")[0]
+    if not bucket or (scheme == "abfss" and "@" not in bucket):
+        raise ValueError("the URL does not contain a bucket")
+    return location
+
+
 class LakeSection(Section):
     """The key `lake` of chronolake.yml."""
 
-    catalog: CatalogConfig = Field(default=CatalogConfig())
+    catalog: Annotated[CatalogConfig, BeforeValidator(CatalogConfig.section_of)] = Field(
+        default=CatalogConfig()
+    )
     warehouse: str | None = Field(
         default=None,
         min_length=1,
-        description="Where tables are stored: a folder (relative to the lake's folder) or "
-        "s3://bucket/path. Default: the lake's folder.",
+        description="Where tables are stored: a folder (relative to the lake's folder), "
+        "s3://bucket/path, gs://bucket/path or "
+        "abfss://container@account.dfs.core.windows.net/path. Default: the lake's folder.",
+    )
+    raw: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where pipelines land files: a folder (relative to the lake's folder) or a URL "
+        "as for `warehouse`. Default: `raw` in the warehouse if that is a bucket, otherwise in the "
+        "lake's folder, where it also stays if it has files already.",
+    )
+    storage: StorageConfig = Field(
+        default=StorageConfig(), description="How the object store of the lake is reached."
     )
     fsync: bool = Field(
         default=True,
@@ -404,18 +420,18 @@ class LakeSection(Section):
     spark: SparkConfig = Field(default=SparkConfig())
     maintenance: MaintenanceConfig = Field(default=MaintenanceConfig())
 
-    @field_validator("warehouse")
+    @field_validator("warehouse", "raw")
     @classmethod
-    def _check_warehouse(cls, warehouse: str | None) -> str | None:
-        if warehouse and "://" in warehouse and not warehouse.startswith("s3://"):
-            raise ValueError("not a valid warehouse; write a folder or s3://bucket/path")
-        return warehouse
+    def _check_location(cls, location: str | None) -> str | None:
+        return None if location is None else check_location(location)
 
 
 class LakeConfig(LakeSection):
     """A lake's complete and validated configuration."""
 
     path: Path
+    #: The schemes of the object stores that pipelines read.
+    source_schemes: frozenset[str] = frozenset()
 
     @property
     def catalog_file(self) -> Path:
@@ -426,16 +442,47 @@ class LakeConfig(LakeSection):
     def local_warehouse(self) -> Path | None:
         """Return the root of the tables' storage as a folder, or None if it is a bucket."""
         location = self.warehouse_location
-        return None if location.startswith("s3://") else Path(location.removeprefix("file://"))
+        return None if scheme_of(location) else Path(location)
 
     @property
     def warehouse_location(self) -> str:
-        """Return the root of the tables' storage: an absolute path, or an `s3://` URL."""
-        if self.warehouse is None:
-            return str(self.path)
-        if self.warehouse.startswith("s3://"):
-            return self.warehouse.rstrip("/")
-        return str((self.path / Path(self.warehouse).expanduser()).resolve())
+        """Return the root of the tables' storage: an absolute path, or the URL of a bucket."""
+        return str(self.path) if self.warehouse is None else self._resolve(self.warehouse)
+
+    @property
+    def raw_location(self) -> str:
+        """Return the root of the landed files: an absolute path, or the URL of a bucket."""
+        if self.raw is not None:
+            return self._resolve(self.raw)
+        folder = self.path / "raw"
+        if scheme_of(self.warehouse_location) is None or (folder / "parquet").is_dir():
+            return str(folder)
+        return f"{self.warehouse_location}/raw"
+
+    @property
+    def schemes(self) -> frozenset[str]:
+        """Return the schemes of the object stores that Spark has to reach."""
+        found = {scheme_of(self.warehouse_location), scheme_of(self.raw_location)}
+        return self.source_schemes | {scheme for scheme in found if scheme is not None}
+
+    @property
+    def object_storage(self) -> StorageConfig:
+        """Return how the object store is reached; the catalog's properties fill what is not set."""
+        return self.storage.with_properties(self.catalog.properties)
+
+    @property
+    def pyiceberg_properties(self) -> dict[str, str]:
+        """Return the properties of the catalog for PyIceberg, with those of its FileIO."""
+        return {
+            **self.object_storage.for_pyiceberg(self.warehouse_location),
+            **self.catalog.properties,
+            "warehouse": self.warehouse_location,
+        }
+
+    def _resolve(self, location: str) -> str:
+        if scheme_of(location):
+            return location.rstrip("/")
+        return str((self.path / Path(location.removeprefix("file://")).expanduser()).resolve())
 
     def contains(self, location: str) -> bool:
         """Return whether a location is in the warehouse or in the lake's folder."""

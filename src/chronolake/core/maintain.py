@@ -27,7 +27,7 @@ from chronolake.iceberg import (
     spark_words,
 )
 from chronolake.identity import version_of
-from chronolake.location import is_inside, plain
+from chronolake.location import is_inside, plain, scheme_of
 from chronolake.session import CATALOG
 from chronolake.shared_storage import are_executors_elsewhere
 from chronolake.types import START, literal, now_micros, quote
@@ -371,9 +371,12 @@ def _orphans(lake: Lake, name: TableName, limit: int) -> list[str]:
     """List old files in a table's folder that its own metadata does not list, up to a limit."""
     # Dry run: the procedure would delete everything that this table's metadata does not list,
     # including files of other tables.
+    # Spark has no file system for buckets, whose files Iceberg lists by their prefix.
+    is_bucket = scheme_of(lake.config.warehouse_location) is not None
     rows = lake.spark.sql(
         f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
-        f"older_than => {_timestamp(limit)}, dry_run => true, stream_results => true)"
+        f"older_than => {_timestamp(limit)}, dry_run => true, stream_results => true, "
+        f"prefix_listing => {str(is_bucket).lower()})"
     )
     return [row[0] for row in rows.take(_LISTED_ORPHANS)]
 

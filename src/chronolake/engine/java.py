@@ -85,6 +85,7 @@ class EngineJava:
             [*command, "pyspark-shell"],
             env={
                 **os.environ,
+                **settings.environment,
                 "JAVA_HOME": java_home,
                 "SPARK_CONNECT_MODE": "0",
                 "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "address"),
@@ -292,7 +293,9 @@ class JavaKeeper:
             MissingRequirementError: Java or a jar is missing.
         """
         home = session.java_home()
-        return session.settings_of_java(config.spark.master, spark_conf(config), home), home
+        conf = spark_conf(config)
+        schemes = config.schemes
+        return session.settings_of_java(config.spark.master, conf, home, schemes=schemes), home
 
 
 def release() -> None:

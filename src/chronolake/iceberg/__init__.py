@@ -19,6 +19,7 @@ from chronolake.iceberg.catalog import (
     spark_words,
 )
 from chronolake.iceberg.schema_update import metadata_with_columns
+from chronolake.iceberg.store_files import store_options
 from chronolake.iceberg.stored_metadata import StoredMetadata, read_metadata
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "metadata_with_columns",
     "read_metadata",
     "spark_words",
+    "store_options",
 ]

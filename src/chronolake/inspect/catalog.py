@@ -282,10 +282,6 @@ def _query_postgresql(
         ) from None
 
 
-def _properties(config: LakeConfig) -> dict[str, str]:
-    return {**config.catalog.properties, "warehouse": config.warehouse_location}
-
-
 def _load_current(config: LakeConfig, name: TableName, location: str) -> Table | None:
     """Return a table's current metadata, or None if it was dropped since its location was read."""
     for _ in range(_MAX_ATTEMPTS):
@@ -303,7 +299,7 @@ def _load_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
     from pyiceberg.table import StaticTable  # noqa: PLC0415 - slow to import
 
     try:
-        return StaticTable.from_metadata(location, _properties(config))
+        return StaticTable.from_metadata(location, config.pyiceberg_properties)
     except Exception as failure:  # damaged files raise any error
         if not config.contains(location):
             raise LakeLocationError(
@@ -327,7 +323,7 @@ def _open_rest_catalog(config: LakeConfig) -> Catalog:
     from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - slow to import
 
     with _rest_errors(config):
-        return RestCatalog(CATALOG, uri=config.catalog.uri or "", **_properties(config))
+        return RestCatalog(CATALOG, uri=config.catalog.uri or "", **config.pyiceberg_properties)
 
 
 def _list_rest_tables(config: LakeConfig) -> list[TableName]:

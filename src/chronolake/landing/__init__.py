@@ -35,7 +35,14 @@ from chronolake.landing.field_types import (
     wider,
 )
 from chronolake.landing.footers import landed_micros, rows_in
-from chronolake.landing.layout import DataFile, ObjectFolder, files_up_to, objects_of
+from chronolake.landing.layout import (
+    DataFile,
+    Location,
+    ObjectFolder,
+    files_up_to,
+    location_of,
+    objects_of,
+)
 from chronolake.landing.purge import erase, purges_in
 from chronolake.landing.reader import Landing, columns_of, inspect_files, literal_path, merge_types
 from chronolake.landing.writer import declare, land
@@ -49,6 +56,7 @@ __all__ = [
     "Field",
     "Form",
     "Landing",
+    "Location",
     "Namings",
     "ObjectFolder",
     "ObservedType",
@@ -68,6 +76,7 @@ __all__ = [
     "land_control",
     "landed_micros",
     "literal_path",
+    "location_of",
     "merge_types",
     "naming_bad_files",
     "namings_of",

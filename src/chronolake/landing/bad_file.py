@@ -128,7 +128,7 @@ def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadF
     if _LOST.search(text):
         return []
     for found in _FILE.finditer(text):
-        file = by_path.get(unquote(urlsplit(found[1]).path))
+        file = by_path.get(unquote(urlsplit(found[1]).path)) or by_path.get(unquote(found[1]))
         if file is not None:
             return [BadFile(file.mark, f"The file cannot be read: {_cause_in(text)}.")]
     return []

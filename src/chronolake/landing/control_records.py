@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from chronolake.errors import SourceError
-from chronolake.landing.file_sequence import make_durable, publish_control, staging
+from chronolake.errors import ObjectStoreError, SourceError
+from chronolake.landing.encoding import DECLARING
+from chronolake.landing.file_sequence import publish_control
 from chronolake.landing.layout import rank
+from chronolake.landing.writer import encode_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from chronolake.landing.layout import ControlFile, DataFile, ObjectFolder
 
 _FORMAT: Final = 1
+#: Metadata of the data file without rows that has the number of a record in a bucket: the record.
+_RECORD: Final = b"chronolake.control"
 
 
 class ControlKind(StrEnum):
@@ -78,11 +82,9 @@ def land_control(folder: ObjectFolder, control: Control, *, guard: Callable[[], 
     if earlier and earlier[-1] == control:
         return False
     reported = {"format": _FORMAT, "kind": control.kind, **control.content}
-    with staging(folder) as place:
-        path = place / "control.json"
-        path.write_bytes(orjson.dumps(reported, option=orjson.OPT_APPEND_NEWLINE))
-        make_durable(path)
-        publish_control(folder, path, guard=guard)
+    content = orjson.dumps(reported, option=orjson.OPT_APPEND_NEWLINE)
+    placeholder = encode_file(DECLARING.empty_table(), b"", metadata={_RECORD: content})
+    publish_control(folder, content, placeholder, guard=guard)
     return True
 
 
@@ -98,7 +100,7 @@ def controls_of(folder: ObjectFolder) -> list[tuple[ControlFile, Control]]:
 def _read(file: ControlFile) -> Control:
     try:
         reported: dict[str, Any] = orjson.loads(file.path.read_bytes())
-    except (OSError, ValueError) as failure:
+    except (OSError, ValueError, ObjectStoreError) as failure:
         raise SourceError(
             f"The control record cannot be read: {failure}.",
             file=str(file.path),

@@ -13,17 +13,24 @@ import re
 import shutil
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid4
 
-from chronolake.errors import PipelineBusyError, SourceError
+from chronolake.errors import PipelineBusyError
 from chronolake.failpoints import reach
-from chronolake.landing.layout import DataFile
+from chronolake.landing.bucket_sequence import (
+    StagedObjects,
+    publish_control_object,
+    publish_objects,
+    staged_objects,
+)
+from chronolake.landing.layout import BATCH_SECONDS, DataFile
 from chronolake.storage import register_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from chronolake.landing.layout import ObjectFolder
 
@@ -33,18 +40,43 @@ _LOCK: Final = "_lock"
 #: The names of staging folders; other names belong to other programs.
 _STAGED: Final = re.compile(r"[0-9a-f]{32}")
 _PATIENCE_SECONDS: Final = 60.0
-#: Names are milliseconds since 1970, in hexadecimal; a batch covers half a day.
-_BATCH_SECONDS: Final = 43_200
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """New files of a raw lake in a folder before they have their names.
+
+    Attributes:
+        place: the staging folder, which every executor shares.
+    """
+
+    place: Path
+
+    def new_path(self) -> Path:
+        """Return the path of a new file."""
+        return self.place / f"{uuid4().hex}.parquet"
+
+
+#: New files of a raw lake before they have their names; it can be sent to Spark's tasks.
+Staged: TypeAlias = StagedFiles | StagedObjects
 
 
 @contextmanager
-def staging(folder: ObjectFolder) -> Iterator[Path]:
-    """Yield a staging folder, which is removed when the block ends.
+def staging(folder: ObjectFolder, *, in_driver: bool = False) -> Iterator[Staged]:
+    """Yield a place for new files, which is removed when the block ends.
 
     Folders of dead processes are removed: the lock of a folder is released when its process ends.
+
+    Args:
+        folder: the object.
+        in_driver: whether only the driver writes files, of a few rows.
     """
-    root = folder.path / _STAGING
-    register_folder(folder.root)
+    if not isinstance(folder.path, Path):
+        with staged_objects(folder.path, in_driver=in_driver) as objects:
+            yield objects
+        return
+    root = folder.local_path / _STAGING
+    register_folder(folder.local_root)
     root.mkdir(parents=True, exist_ok=True)
     place = root / uuid4().hex
     with ExitStack() as alive:
@@ -56,7 +88,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         place.mkdir()
         try:
-            yield place
+            yield StagedFiles(place)
         finally:
             shutil.rmtree(place, ignore_errors=True)
             _lock_of(place).unlink(missing_ok=True)
@@ -74,7 +106,7 @@ def _lock_of(place: Path) -> Path:
 
 
 def publish(
-    folder: ObjectFolder, staged: Sequence[Path], *, guard: Callable[[], None]
+    folder: ObjectFolder, staged: Staged, names: Sequence[str], *, guard: Callable[[], None]
 ) -> list[DataFile]:
     """Give staged files their names and move them to their final locations.
 
@@ -82,7 +114,8 @@ def publish(
 
     Args:
         folder: the object.
-        staged: files in the same file system, already durable, in the order of their future names.
+        staged: the place of the files, already durable.
+        names: their names there, in the order of their future names.
         guard: called while no other process can publish; raises if this process must not either.
 
     Raises:
@@ -90,27 +123,34 @@ def publish(
         SourceError: the newest file's name has another format.
         Exception: any error of `guard`; no file has been moved.
     """
+    if isinstance(staged, StagedObjects):
+        return publish_objects(folder, staged, names, guard=guard)
+    make_durable(staged.place)
     with lock_object(folder):
         guard()
-        published = []
-        last = _number_of(folder)
-        for path in staged:
+        published: list[DataFile] = []
+        paths: list[Path] = []
+        last = folder.newest_number() or 0
+        for path in (staged.place / name for name in names):
             last = _next_number(last)
             batch, name = _names_of(last)
             size = path.stat().st_size
-            file = DataFile(batch, name, _move(folder, path, batch, f"data-{name}.parquet"), size)
-            published.append(file)
+            paths.append(_move(folder, path, batch, f"data-{name}.parquet"))
+            published.append(DataFile(batch, name, paths[-1], size))
             reach("land.file-published")
-        _make_names_durable(folder, [file.path for file in published])
+        _make_names_durable(folder, paths)
         return published
 
 
-def publish_control(folder: ObjectFolder, staged: Path, *, guard: Callable[[], None]) -> None:
-    """Give a staged control record its name and move it to its final location.
+def publish_control(
+    folder: ObjectFolder, content: bytes, placeholder: bytes, *, guard: Callable[[], None]
+) -> None:
+    """Append a control record durably.
 
     Args:
         folder: the object.
-        staged: a file in the same file system, already durable.
+        content: the record.
+        placeholder: a data file without rows that differs for different records.
         guard: called while no other process can publish; raises if this process must not either.
 
     Raises:
@@ -118,10 +158,17 @@ def publish_control(folder: ObjectFolder, staged: Path, *, guard: Callable[[], N
         SourceError: the newest file's name has another format.
         Exception: any error of `guard`; the record has not been moved.
     """
-    with lock_object(folder):
+    if folder.is_in_bucket:
+        publish_control_object(folder, content, placeholder, guard=guard)
+        return
+    with staging(folder) as staged, lock_object(folder):
+        assert isinstance(staged, StagedFiles)  # noqa: S101 - the object is in a folder
+        path = staged.place / "control.json"
+        path.write_bytes(content)
+        make_durable(path)
         guard()
-        batch, name = _names_of(_next_number(_number_of(folder)))
-        path = _move(folder, staged, batch, f"control-{name}.json")
+        batch, name = _names_of(_next_number(folder.newest_number() or 0))
+        path = _move(folder, path, batch, f"control-{name}.json")
         reach("land.file-published")
         _make_names_durable(folder, [path])
 
@@ -136,15 +183,16 @@ def make_durable(path: Path) -> None:
 
 
 def _make_names_durable(folder: ObjectFolder, paths: Iterable[Path]) -> None:
-    parents = [parent for parent in folder.path.parents if parent.is_relative_to(folder.root)]
+    here, root = folder.local_path, folder.local_root
+    parents = [parent for parent in here.parents if parent.is_relative_to(root)]
     # The root's own directory entry, too.
-    for place in {folder.path, *parents, folder.root.parent, *(path.parent for path in paths)}:
+    for place in {here, *parents, root.parent, *(path.parent for path in paths)}:
         make_durable(place)
 
 
 def _move(folder: ObjectFolder, staged: Path, batch: str, name: str) -> Path:
     """Move a staged file to its final location."""
-    path = folder.path / f"batch={batch}" / name
+    path = folder.local_path / f"batch={batch}" / name
     path.parent.mkdir(exist_ok=True)
     return staged.rename(path)
 
@@ -157,24 +205,8 @@ def _next_number(number: int) -> int:
 def _names_of(number: int) -> tuple[str, str]:
     """Return the names of a file's batch and of the file itself."""
     # Derived from the number, so that both increase together.
-    begin = number // 1_000 // _BATCH_SECONDS * _BATCH_SECONDS
+    begin = number // 1_000 // BATCH_SECONDS * BATCH_SECONDS
     return f"{begin:09x}", f"{number:x}"
-
-
-def _number_of(folder: ObjectFolder) -> int:
-    """Return the number of an object's newest file."""
-    newest = folder.newest()
-    if newest is None:
-        return 0
-    try:
-        return int(newest, 16)
-    except ValueError as failure:
-        raise SourceError(
-            f"The newest file has a name that Chronolake does not use, {newest}: another program "
-            "writes to the folder.",
-            file=str(folder.path),
-            hint="Use a separate folder for the pipeline's raw lake.",
-        ) from failure
 
 
 @contextmanager
@@ -185,7 +217,7 @@ def lock_object(folder: ObjectFolder) -> Iterator[None]:
         PipelineBusyError: another process has held the lock for a minute.
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
-    with (folder.path / _LOCK).open("a") as lock:
+    with (folder.local_path / _LOCK).open("a") as lock:
         while not _try_lock(lock.fileno()):
             if time.monotonic() > patience:
                 raise PipelineBusyError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chronolake.errors import SourceError
+from chronolake.errors import ObjectStoreError, SourceError
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.bad_file import BadFile, bad_file_error
 from chronolake.landing.field_types import GUARANTEED, fields_of
@@ -27,6 +29,8 @@ from chronolake.landing.file_schema import (
     from_json,
     with_names,
 )
+from chronolake.landing.layout import open_file
+from chronolake.object_store import BucketPath
 from chronolake.parquet_footer import flaw_in
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from chronolake.config import StorageConfig
     from chronolake.landing.control_records import Namings
     from chronolake.landing.field_types import Fields
     from chronolake.landing.layout import DataFile, ObjectFolder
@@ -179,18 +184,24 @@ def _read_footers(
             "path": pa.array([str(file.path) for file in files], pa.string()),
         }
     )
+    first = files[0].path if files else None
+    summarize = partial(
+        _summarize, storage=first.storage if isinstance(first, BucketPath) else None
+    )
     if len(files) <= _FILES_PER_TASK:
         # Reading these files takes less time than starting a Spark job.
         reported: list[Mapping[str, Any]] = pa.Table.from_batches(
-            _summarize(listed.to_batches())
+            summarize(listed.to_batches())
         ).to_pylist()
         return reported
     tasks = min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK)
-    found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summarize, _SCHEMA)
+    found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(summarize, _SCHEMA)
     return [row.asDict() for row in found.collect()]
 
 
-def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _summarize(
+    batches: Iterable[pa.RecordBatch], *, storage: StorageConfig | None
+) -> Iterator[pa.RecordBatch]:
     """Aggregate footers by schema, in an executor."""
     by_schema: dict[
         tuple[int, bytes], tuple[list[int], list[int], dict[str, ColumnStatistics]]
@@ -200,13 +211,17 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = (batch.column(name).to_pylist() for name in ("number", "renamed", "path"))
         for number, renamed, path in zip(*columns, strict=True):
             try:
-                with pa.OSFile(path) as file:
+                location = Path(path) if storage is None else BucketPath(path, storage)
+                with open_file(location) as file:
                     footer = pq.read_metadata(file)
                     schema = _schema_of(footer)
                     problem = _unsupported_in(file, footer)
                 statistics = [] if problem else list(_statistics(footer))
             except UnicodeDecodeError:
                 problems.append((number, _unreadable("a name in it is not UTF-8"), False))
+                continue
+            except ObjectStoreError as failure:
+                problems.append((number, failure.message.rstrip("."), True))
                 continue
             except (OSError, pa.ArrowException) as failure:
                 is_lost = isinstance(failure, OSError) and failure.errno is not None
@@ -397,7 +412,8 @@ def landed_micros(folder: ObjectFolder) -> int:
     """
     for file in reversed(folder.files()):
         try:
-            times = pq.read_table(file.path, columns=[lake_fields.MODIFIED]).column(0)
+            with open_file(file.path) as content:
+                times = pq.read_table(content, columns=[lake_fields.MODIFIED]).column(0)
         except (OSError, pa.ArrowException) as failure:
             raise SourceError(
                 _unreadable(str(failure)),
@@ -412,4 +428,8 @@ def landed_micros(folder: ObjectFolder) -> int:
 
 def rows_in(files: Iterable[DataFile]) -> int:
     """Return the number of rows in files."""
-    return sum(pq.read_metadata(file.path).num_rows for file in files)
+    rows = 0
+    for file in files:
+        with open_file(file.path) as content:
+            rows += pq.read_metadata(content).num_rows
+    return rows

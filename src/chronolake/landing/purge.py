@@ -7,11 +7,12 @@ a crash, the purge can be repeated.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -20,16 +21,19 @@ from chronolake.errors import SourceError
 from chronolake.failpoints import reach
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.file_schema import DECLARATION, IS_MARK, OPERATION, UNMODIFIED, from_json
-from chronolake.landing.file_sequence import lock_object, make_durable, staging
+from chronolake.landing.file_sequence import StagedFiles, lock_object, make_durable, staging
+from chronolake.landing.layout import location_like, open_file
 from chronolake.landing.reader import read_files
-from chronolake.landing.writer import write_file
+from chronolake.landing.writer import write_staged
+from chronolake.object_store import BucketPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
-    from chronolake.landing.layout import DataFile, ObjectFolder
+    from chronolake.landing.file_sequence import Staged
+    from chronolake.landing.layout import DataFile, Location, ObjectFolder
 
 #: Columns of a frame of purges.
 AT: Final = "at"
@@ -38,7 +42,7 @@ _KEPT: Final = frozenset({*lake_fields.OF_THE_LAKE, OPERATION, UNMODIFIED, IS_MA
 _READ: Final = (
     f"{lake_fields.ID} string, {lake_fields.MODIFIED} timestamp, {lake_fields.PURGED} timestamp"
 )
-_RESULT: Final = "old string, new string"
+_RESULT: Final = "old string, new string, read binary"
 
 
 def purges_in(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
@@ -99,44 +103,67 @@ def erase(
         .select("path", "rows")
     )
     # Locked: a rewritten file must replace exactly the file that was read.
-    with staging(folder) as place, lock_object(folder):
-        guard()
-        reported = found.mapInArrow(partial(_rewrite_files, folder=str(place)), _RESULT).collect()
-        if not reported:
-            return 0
-        guard()
-        for row in reported:
-            (place / row["new"]).replace(row["old"])
-            reach("land.file-replaced")
-        for parent in {Path(row["old"]).parent for row in reported}:
-            make_durable(parent)
+    with staging(folder) as staged:
+        lock = lock_object(folder) if isinstance(staged, StagedFiles) else nullcontext()
+        with lock:
+            guard()
+            rewrite = partial(_rewrite_files, root=folder.root, staged=staged)
+            reported = found.mapInArrow(rewrite, _RESULT).collect()
+            if not reported:
+                return 0
+            guard()
+            for row in reported:
+                _replace(folder.root, staged, row)
+                reach("land.file-replaced")
+            if isinstance(staged, StagedFiles):
+                for parent in {Path(row["old"]).parent for row in reported}:
+                    make_durable(parent)
     return len(reported)
+
+
+def _replace(root: Location, staged: Staged, row: Row) -> None:
+    """Replace a file that has not changed since it was read."""
+    if isinstance(staged, StagedFiles):
+        (staged.place / row["new"]).replace(row["old"])
+    else:
+        path = location_like(row["old"], root)
+        assert isinstance(path, BucketPath)  # noqa: S101 - as the staged files
+        path.replace(staged.read(row["new"]), identity=orjson.loads(row["read"]))
 
 
 # In an executor.
 
 
-def _rewrite_files(batches: Iterable[pa.RecordBatch], *, folder: str) -> Iterator[pa.RecordBatch]:
+def _rewrite_files(
+    batches: Iterable[pa.RecordBatch], *, root: Location, staged: Staged
+) -> Iterator[pa.RecordBatch]:
     """Rewrite files without the values of some of their rows; yield their old and new names."""
     for batch in batches:
         for path, rows in zip(batch.column("path"), batch.column("rows"), strict=True):
-            new = _rewrite(path.as_py(), rows.values, Path(folder))
-            yield pa.RecordBatch.from_pydict({"old": [path.as_py()], "new": [new]})
+            location = location_like(path.as_py(), root)
+            read = location.find() if isinstance(location, BucketPath) else None
+            new = _rewrite(location, rows.values, staged)
+            columns = {
+                "old": [path.as_py()],
+                "new": [new],
+                "read": [orjson.dumps(read and read.identity)],
+            }
+            yield pa.RecordBatch.from_pydict(columns)
 
 
-def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
-    with pq.ParquetFile(path) as file:
+def _rewrite(path: Location, rows: pa.Array, staged: Staged) -> str:
+    with open_file(path) as content, pq.ParquetFile(content) as file:
         reported = (file.metadata.metadata or {}).get(DECLARATION)
         if reported is None:
             raise SourceError(
                 "The file was not written by Chronolake, so its values cannot be erased.",
-                file=path,
+                file=str(path),
                 hint="Use a separate folder for the pipeline's raw lake.",
             )
         table = file.read()
     keys = {
         name
-        for placed in from_json(reported, file=path)
+        for placed in from_json(reported, file=str(path))
         if placed.column.primary_key
         for name in (placed.text, placed.typed)
     }
@@ -144,6 +171,4 @@ def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
     for place, name in enumerate(table.column_names):
         if name not in _KEPT and name not in keys:
             table = table.set_column(place, name, pc.if_else(stays, table[name], None))
-    new = f"{uuid4().hex}.parquet"
-    write_file(table, folder / new, reported)
-    return new
+    return write_staged(table, staged, reported)

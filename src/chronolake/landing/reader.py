@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import (
@@ -25,6 +26,7 @@ from chronolake.change_set import (
 )
 from chronolake.errors import SourceError
 from chronolake.frames import select
+from chronolake.iceberg import store_options
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.bad_file import naming_bad_files
 from chronolake.landing.control_records import Namings
@@ -42,17 +44,17 @@ from chronolake.landing.field_types import (
 )
 from chronolake.landing.file_schema import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.landing.footers import ColumnStatistics, Footers, read_footers
+from chronolake.object_store import BucketPath
 from chronolake.types import Column, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.landing.field_types import Field
-    from chronolake.landing.layout import DataFile
+    from chronolake.landing.layout import DataFile, Location
 
 #: The column that identifies a record.
 KEY: Final = Column(lake_fields.ID, ColumnType(Kind.STRING), primary_key=True)
@@ -303,12 +305,17 @@ def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> 
     """Return columns of files, given as a Spark schema; null in files without the column."""
     # Without this option, the folders' names would become columns.
     reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
+    first = files[0].path
+    if isinstance(first, BucketPath):
+        settings = first.storage.for_java(first.url)
+        reader = reader.options(**store_options(spark, first.url, settings))
     return reader.parquet(*(literal_path(file.path) for file in files))
 
 
-def literal_path(path: Path) -> str:
+def literal_path(path: Location) -> str:
     """Return a path that Spark takes literally: not as a pattern, and not on `fs.defaultFS`."""
-    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
+    scheme = "file://" if isinstance(path, Path) else ""
+    return scheme + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 
 # Values.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -16,22 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chronolake.arrow_tasks import to_arrow
+from chronolake.arrow_tasks import are_here, to_arrow
 from chronolake.errors import BatchError
 from chronolake.failpoints import reach
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.encoding import DECLARING, count_incomplete, rows_of_file, texts_of
 from chronolake.landing.file_schema import DECLARATION, declare_fields, to_json
-from chronolake.landing.file_sequence import make_durable, publish, staging
+from chronolake.landing.file_sequence import StagedFiles, make_durable, publish, staging
 from chronolake.shared_storage import expect_written
 from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
     from chronolake.arrow_tasks import ArrowRows
+    from chronolake.landing.file_sequence import Staged
     from chronolake.landing.layout import DataFile, ObjectFolder
 
 #: Bytes of rows in memory that make a file. The file is smaller: at most 100 MiB, as in
@@ -83,10 +84,10 @@ def land(
         Exception: any error of `guard` or from computing `versions`; nothing has landed.
     """
     declaration = declare_fields(columns)
-    with staging(folder) as place:
+    with staging(folder, in_driver=are_here(versions)) as staged:
         write = partial(
             _write_partition,
-            folder=str(place),
+            staged=staged,
             columns=tuple(columns),
             texts=texts or {},
             each_once=uuid4().hex if each_once else None,
@@ -102,14 +103,14 @@ def land(
                 hint=f"Every version needs {key}, a modification time and a sequence.",
             )
         names = [row["name"] for row in reported]
-        expect_written((place / name for name in names), table=folder.name)
+        if isinstance(staged, StagedFiles):
+            expect_written((staged.place / name for name in names), table=folder.name)
         if not names and has_new_columns:
-            names = [_write_staged(DECLARING.empty_table(), str(place), to_json(declaration))]
+            names = [write_staged(DECLARING.empty_table(), staged, to_json(declaration))]
         if not names:
             return []
-        make_durable(place)
         reach("land.staged")
-        return publish(folder, [place / name for name in names], guard=guard)
+        return publish(folder, staged, names, guard=guard)
 
 
 def declare(
@@ -130,11 +131,10 @@ def declare(
         PipelineBusyError: another process is publishing files of the object, and does not finish.
         SourceError: the object is written by another program.
     """
-    with staging(folder) as place:
-        name = _write_staged(DECLARING.empty_table(), str(place), to_json(declare_fields(columns)))
-        make_durable(place)
+    with staging(folder, in_driver=True) as staged:
+        name = write_staged(DECLARING.empty_table(), staged, to_json(declare_fields(columns)))
         reach("land.staged")
-        return publish(folder, [place / name], guard=guard)
+        return publish(folder, staged, [name], guard=guard)
 
 
 # In an executor.
@@ -143,7 +143,7 @@ def declare(
 def _write_partition(
     versions: Iterable[pa.RecordBatch],
     *,
-    folder: str,
+    staged: Staged,
     columns: tuple[Column, ...],
     texts: Mapping[str, str],
     each_once: str | None,
@@ -159,7 +159,7 @@ def _write_partition(
         found = {name for name, text in texts.items() if batch[text].null_count < batch.num_rows}
         if found - beyond:
             if pending:
-                yield _write_pending(pending, folder, footer)
+                yield _write_pending(pending, staged, footer)
                 pending, size = [], 0
             beyond |= found
             declaration = declare_fields([_text_if(beyond, column) for column in columns])
@@ -167,12 +167,12 @@ def _write_partition(
         rows = rows_of_file(_with_texts(batch, columns, texts, beyond), declaration)
         for piece in _pieces(rows, limit):
             if pending and size + piece.nbytes > limit:
-                yield _write_pending(pending, folder, footer)
+                yield _write_pending(pending, staged, footer)
                 pending, size = [], 0
             pending.append(piece)
             size += piece.nbytes
     if pending:
-        yield _write_pending(pending, folder, footer)
+        yield _write_pending(pending, staged, footer)
 
 
 def _text_if(beyond: set[str], column: Column) -> Column:
@@ -202,6 +202,15 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
+def write_staged(rows: pa.Table, staged: Staged, declaration: bytes) -> str:
+    """Write rows of a raw lake to a new staged file; return its name."""
+    if isinstance(staged, StagedFiles):
+        path = staged.new_path()
+        write_file(rows, path, declaration)
+        return path.name
+    return staged.write(encode_file(rows, declaration))
+
+
 def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
     """Write a file of a raw lake durably.
 
@@ -210,6 +219,29 @@ def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
         path: the file's path.
         declaration: the declaration of its columns (`file_schema.to_json`).
     """
+    _write_parquet(rows, path, {DECLARATION: declaration})
+    make_durable(path)
+
+
+def encode_file(
+    rows: pa.Table, declaration: bytes, *, metadata: Mapping[bytes, bytes] | None = None
+) -> bytes:
+    """Return the content of a file of a raw lake.
+
+    Args:
+        rows: rows with the columns of such a file.
+        declaration: the declaration of its columns; empty for a file that declares none.
+        metadata: further metadata of the file.
+    """
+    content = pa.BufferOutputStream()
+    declared = {DECLARATION: declaration} if declaration else {}
+    _write_parquet(rows, content, {**declared, **(metadata or {})})
+    return bytes(content.getvalue())
+
+
+def _write_parquet(
+    rows: pa.Table, where: Path | pa.NativeFile, metadata: Mapping[bytes, bytes]
+) -> None:
     # Only fields with values are written.
     empty = [
         name
@@ -218,24 +250,16 @@ def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
     ]
     rows = rows.drop_columns(empty)
     # An Arrow schema would be redundant to Parquet's own.
-    with pq.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as file:
+    with pq.ParquetWriter(where, rows.schema, compression="zstd", store_schema=False) as file:
         file.write_table(rows)
-        file.add_key_value_metadata({DECLARATION: declaration})
-    make_durable(path)
+        file.add_key_value_metadata(metadata)
 
 
 def _write_pending(
-    batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes
+    batches: Sequence[pa.RecordBatch], staged: Staged, declaration: bytes
 ) -> pa.RecordBatch:
     rows = pa.Table.from_batches(batches)
-    name = _write_staged(rows, folder, declaration)
+    name = write_staged(rows, staged, declaration)
     return pa.RecordBatch.from_pydict(
         {"name": [name], "rows": [rows.num_rows], "incomplete": [count_incomplete(rows)]}
     )
-
-
-def _write_staged(rows: pa.Table, folder: str, declaration: bytes) -> str:
-    """Write rows to a new file in a folder; return its name."""
-    path = Path(folder) / f"{uuid4().hex}.parquet"
-    write_file(rows, path, declaration)
-    return path.name

@@ -7,11 +7,10 @@ files, without a connection to the source and without Spark.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from chronolake.errors import SourceError
-from chronolake.landing import ObjectFolder
+from chronolake.errors import ObjectStoreError, SourceError
+from chronolake.landing import ObjectFolder, location_of
 from chronolake.pipeline.properties import (
     CAPTURE_METHOD_PROPERTY,
     LAKE_PROPERTY,
@@ -23,7 +22,7 @@ from chronolake.types import STREAM_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from chronolake.config import LakeConfig
+    from chronolake.config import LakeConfig, StorageConfig
     from chronolake.inspect.catalog import CatalogTable
     from chronolake.pipeline.run_history import LastRuns
     from chronolake.pipeline.runs import StreamRun, VerificationResult
@@ -107,7 +106,12 @@ def freshness(
     runs_by_stream = {"/".join(key): (key, last) for key, last in last_runs(config).items()}
     checked = last_verifications(config)
     return {
-        table.name: _freshness(table, runs_by_stream, checked.get(str(table.name)), with_waiting)
+        table.name: _freshness(
+            table,
+            runs_by_stream,
+            checked.get(str(table.name)),
+            config.object_storage if with_waiting else None,
+        )
         for table in tables
     }
 
@@ -126,7 +130,7 @@ def _freshness(
     table: StreamProperties,
     runs_by_stream: dict[str, tuple[tuple[str, str], LastRuns]],
     checked: VerificationResult | None,
-    with_waiting: bool,  # noqa: FBT001 - passed on by `freshness`
+    storage: StorageConfig | None,
 ) -> Freshness:
     if table.stream is None:
         return Freshness(table, verified=checked)
@@ -139,18 +143,18 @@ def _freshness(
         stream,
         fresh,
         behind_seconds(fresh),
-        _waiting_files(table) if with_waiting else None,
+        None if storage is None else _waiting_files(table, storage),
         None if found is None else found.last,
         checked,
     )
 
 
-def _waiting_files(table: StreamProperties) -> WaitingFiles | None:
-    folder = None if table.folder is None else ObjectFolder.at(Path(table.folder))
-    if folder is None or not folder.path.is_dir():
+def _waiting_files(table: StreamProperties, storage: StorageConfig) -> WaitingFiles | None:
+    folder = None if table.folder is None else ObjectFolder.at(location_of(table.folder, storage))
+    if folder is None or not (folder.is_in_bucket or folder.local_path.is_dir()):
         return None
     try:
         return waiting_in(folder, table.watermark)
-    except SourceError:
+    except (SourceError, ObjectStoreError):
         # It was just removed, or the reader has no permission.
         return None

@@ -253,7 +253,7 @@ class StreamLanding:
     ) -> list[DataFile]:
         if not are_here(versions):
             # Executors write files of the raw lake, which the driver renames.
-            self.lake.containment.expect_shared(self.lake.spark, str(self.lake.config.path))
+            self.lake.containment.expect_shared(self.lake.spark, self.lake.config.raw_location)
         return land(
             versions,
             columns,

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from chronolake.config import OnBadFile
 from chronolake.errors import ConfigurationError
-from chronolake.landing import ObjectFolder, objects_of
+from chronolake.landing import ObjectFolder, location_of, objects_of
+from chronolake.location import scheme_of
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
     from chronolake.config import DataLakeSource, Project
+    from chronolake.landing import Location
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,17 @@ class DataLake:
     pipeline: str
     config: DataLakeSource
 
+    @property
+    def _root(self) -> Location:
+        path = self.config.path
+        if scheme_of(path) is not None:
+            return location_of(path, self.config.storage or self.project.lake.object_storage)
+        return (self.project.file.parent / Path(path).expanduser()).resolve()
+
     def discover(self) -> list[StreamDescriptor]:
         """Return the configured objects, or all objects if none are configured."""
         file = self.project.file
-        root = (file.parent / Path(self.config.path).expanduser()).resolve()
+        root = self._root
         existing = objects_of(root, self.config.org)
         configured = self.config.objects
         names = existing if configured is None else list(dict.fromkeys(configured))

@@ -21,7 +21,7 @@ from chronolake.change_set import (
     SEQUENCE,
 )
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.landing import ObjectFolder
+from chronolake.landing import ObjectFolder, location_of
 from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
@@ -462,10 +462,11 @@ class TokenHoldingSource(Source, Protocol):
 
 
 def raw_folder(project: Project, pipeline: str, stream: str) -> ObjectFolder:
-    """Return the folder where a stream's changes land: below `raw` in the project's lake."""
+    """Return the folder, or the folder of a bucket, where a stream's changes land."""
     # Characters that names of tables may contain and those of folders may not.
     safe = stream.replace("%", "%25").replace("/", "%2F")
-    return ObjectFolder(project.lake.path / "raw", pipeline, safe)
+    lake = project.lake
+    return ObjectFolder(location_of(lake.raw_location, lake.object_storage), pipeline, safe)
 
 
 def spool_folder(project: Project, pipeline: str) -> Path:
