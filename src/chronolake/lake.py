@@ -129,6 +129,8 @@ class Lake:
             require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
         storage.register_folder(settings.path)
+        if settings.local_warehouse is None:
+            storage.register_bucket(settings.warehouse_location)
         if settings.fsync:
             durability.make_names_durable(settings.path)
         return cls(settings, starting, is_short_lived=is_short_lived)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from chronolake.errors import ObjectStoreError
 from chronolake.location import plain
+from chronolake.storage import is_temporary, object_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,11 +42,6 @@ _READ_BYTES: Final = 256 * 2**10
 LISTED_AT_ONCE: Final = 1_000
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
-_CREDENTIALS: Final = (
-    "Check the credentials (`storage` in chronolake.yml, or the provider's default chain), and "
-    "that they may list, read, write and delete there."
-)
-_REACHABLE: Final = "Check `storage.endpoint` and the network, and run the command again."
 
 
 @dataclass(frozen=True)
@@ -276,7 +272,7 @@ class BucketPath:
                     request()
                 except (AlreadyExistsError, PreconditionError, GenericError) as failure:
                     is_refused = not isinstance(failure, GenericError)
-                    if not (is_refused or _is_temporary(failure)):
+                    if not (is_refused or is_temporary(_status_of(failure))):
                         raise
                     # This attempt or an earlier one may have succeeded, also one that the library
                     # has repeated. A store may also end the connection instead of refusing.
@@ -390,12 +386,6 @@ def _errors(path: BucketPath) -> Iterator[None]:
 
 
 def _error_of(failure: BaseException, location: str) -> ObjectStoreError:
-    """Return the error for a failed request.
-
-    Args:
-        failure: the library's error.
-        location: the URL of the object or folder.
-    """
     from obstore.exceptions import (  # noqa: PLC0415 - slow to import
         NotFoundError,
         PermissionDeniedError,
@@ -404,56 +394,17 @@ def _error_of(failure: BaseException, location: str) -> ObjectStoreError:
 
     text = str(failure)
     code = found[1] if (found := _CODE.search(text)) else None
-    if code == "NoSuchBucket":
-        return ObjectStoreError(
-            "The bucket does not exist.",
-            file=location,
-            hint="Create it, or correct the URL in chronolake.yml.",
-        )
-    status = found[1] if (found := _STATUS.search(text)) else None
-    if isinstance(failure, PermissionDeniedError | UnauthenticatedError) or status in {
-        "401",
-        "403",
-    }:
-        return ObjectStoreError(
-            f"The object store refuses access ({code or status or 'permission denied'}).",
-            file=location,
-            hint=_CREDENTIALS,
-        )
-    if isinstance(failure, FileNotFoundError | NotFoundError):
+    status = _status_of(failure)
+    if isinstance(failure, PermissionDeniedError | UnauthenticatedError):
+        status = status or 403
+    if code != "NoSuchBucket" and isinstance(failure, FileNotFoundError | NotFoundError):
         return _missing_error(location)
-    if status is not None:
-        return ObjectStoreError(
-            f"The object store responds with an error ({code or f'status {status}'}).",
-            file=location,
-            hint="Run the command again when the store has recovered."
-            if _is_temporary(failure)
-            else "Check the URL and `storage` in chronolake.yml.",
-        )
-    if "credential" in text.lower() or "metadata" in text.lower():
-        return ObjectStoreError(
-            "No credentials for the object store were found.", file=location, hint=_CREDENTIALS
-        )
-    return ObjectStoreError(
-        f"The object store does not respond ({_reason(text)}).", file=location, hint=_REACHABLE
-    )
+    return object_store_error(status, code, location)
 
 
-def _is_temporary(failure: BaseException) -> bool:
-    status = _STATUS.search(str(failure))
-    # Without a status, the connection failed, or the response was lost.
-    return status is None or status[1] in {"408", "409", "429"} or status[1].startswith("5")
-
-
-def _reason(text: str) -> str:
-    for words, reason in (
-        ("timed out", "timeout"),
-        ("refused", "connection refused"),
-        ("dns", "unknown host"),
-    ):
-        if words in text.lower():
-            return reason
-    return "the connection failed"
+def _status_of(failure: BaseException) -> int | None:
+    found = _STATUS.search(str(failure))
+    return None if found is None else int(found[1])
 
 
 def _missing_error(location: str) -> ObjectStoreError:

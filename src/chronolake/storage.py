@@ -11,11 +11,12 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from chronolake.errors import ChronolakeError, StorageError
+from chronolake.errors import ChronolakeError, ObjectStoreError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ def _is_denied(folder: Path) -> bool:
 
 
 _FULL_BYTES: Final = 2**20
+_TEMPORARY: Final = frozenset({408, 409, 429})
 _REASONS: Final = (
     _Reason(
         "No space left on device.",
@@ -95,12 +97,96 @@ _PATHS: Final = tuple(
     )
 )
 
+#: Messages of the clients of object stores in Java (AWS, Google, Azure) and in Arrow.
+_STORE_STATUS: Final = re.compile(
+    r"\(Service: S3, Status Code: (\d{3})|HTTP Status Code: (\d{3})|Status code (\d{3}),"
+    r"|HTTP status (\d{3})|StorageException: (\d{3}) "
+)
+_STORE_CODE: Final = re.compile(r"<Code>(\w+)</Code>|AWS Error ([A-Z_]+) during")
+_STORE_SILENT: Final = re.compile(
+    r"SdkClientException|ApiCallTimeoutException|AWS Error NETWORK_CONNECTION"
+    r"|AWS Error (?:SLOW_DOWN|INTERNAL_FAILURE|REQUEST_TIMEOUT)"
+)
+_STORE_LOCATION: Final = re.compile(r"\b((?:s3[an]?|gs|abfss?)://[^\s,;'\")]+)")
+_CREDENTIALS: Final = (
+    "Check the credentials (`storage` in chronolake.yml, or the provider's default chain), and "
+    "that they may list, read, write and delete there."
+)
+_NO_SUCH_BUCKET: Final = frozenset({"NoSuchBucket", "NO_SUCH_BUCKET"})
+
 _folders: set[Path] = set()
+_buckets: set[str] = set()
 
 
 def register_folder(folder: Path) -> None:
     """Register a folder that this process writes to, as a candidate for errors without a path."""
     _folders.add(folder)
+
+
+def register_bucket(url: str) -> None:
+    """Register a bucket that this process writes to, as the location of errors without one."""
+    _buckets.add(url)
+
+
+def object_store_error(
+    status: int | None, code: str | None, location: str | None
+) -> ObjectStoreError:
+    """Return the error for a request that an object store refused or did not answer.
+
+    Args:
+        status: the HTTP status; None if there was no response.
+        code: the store's name of the error, or None.
+        location: the URL of the object or folder, or None.
+    """
+    where = location or ", ".join(sorted(_buckets)) or None
+    if code in _NO_SUCH_BUCKET:
+        return ObjectStoreError(
+            "The bucket does not exist.",
+            file=where,
+            hint="Create it, or correct the URL in chronolake.yml.",
+        )
+    if status in {401, 403}:
+        return ObjectStoreError(
+            f"The object store refuses access ({code or f'status {status}'}).",
+            file=where,
+            hint=_CREDENTIALS,
+        )
+    if status == HTTPStatus.NOT_FOUND:
+        return ObjectStoreError(
+            "The object or the bucket does not exist.",
+            file=where,
+            hint="Check the URL in chronolake.yml, and that nothing else removes objects.",
+        )
+    if status is None:
+        return ObjectStoreError(
+            "The object store does not respond.",
+            file=where,
+            hint="Check `storage.endpoint` and the network, and run the command again.",
+        )
+    return ObjectStoreError(
+        f"The object store responds with an error ({code or f'status {status}'}).",
+        file=where,
+        hint="Run the command again when the store has recovered."
+        if is_temporary(status)
+        else "Check the URL and `storage` in chronolake.yml.",
+    )
+
+
+def is_temporary(status: int | None) -> bool:
+    """Return whether a request may succeed later; without a status, there was no response."""
+    return status is None or status in _TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _object_store_error(text: str) -> ObjectStoreError | None:
+    """Return the error for a message of an object store's client, or None for other messages."""
+    found = _STORE_STATUS.search(text)
+    if found is None and _STORE_SILENT.search(text) is None:
+        return None
+    status = None if found is None else int(next(filter(None, found.groups())))
+    named = _STORE_CODE.search(text)
+    code = None if named is None else next(filter(None, named.groups()))
+    place = _STORE_LOCATION.search(text)
+    return object_store_error(status, code, None if place is None else place[1])
 
 
 def storage_error(failure: BaseException) -> StorageError | None:
@@ -113,6 +199,8 @@ def storage_error(failure: BaseException) -> StorageError | None:
         if isinstance(cause, StorageError):
             return cause
         for text, number, path in _messages_of(cause):
+            if number is None and (refused := _object_store_error(text)) is not None:
+                return refused
             for reason in _REASONS:
                 if number in reason.numbers or (number is None and reason.words.search(text)):
                     return _error(reason, path or _path_in(text) or _affected(reason))

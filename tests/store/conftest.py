@@ -34,4 +34,4 @@ def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
 @pytest.fixture
 def faulty(bucket: BucketPath, proxy: FaultyProxy) -> BucketPath:
     """Return the bucket as it is reached through the proxy."""
-    return BucketPath(bucket.url, storage_at(proxy.port), timeout_seconds=2)
+    return BucketPath(str(bucket), storage_at(proxy.port), timeout_seconds=2)

@@ -238,7 +238,7 @@ def test_names_increase_across_processes(s3: S3Server, folder: ObjectFolder) -> 
         mine = [number for number in found if number // 1_000 == part]
         assert mine == sorted(mine)
     # A later file never appeared before an earlier one.
-    written = [s3.folder_of(file.path).stat().st_mtime_ns for file in files]  # type: ignore[arg-type]
+    written = [s3.folder_of(file.path).stat().st_mtime_ns for file in files]
     assert written == sorted(written)
 
 

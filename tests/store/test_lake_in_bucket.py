@@ -1,0 +1,259 @@
+"""A lake in a bucket: every command works with one setting, and failures are repeated."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from postgresql import server
+from pyiceberg.catalog.sql import SqlCatalog
+
+from chronolake.object_store import BucketPath
+from support.datalakes import DataLake
+from support.engines import AT
+from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
+from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
+from support.store.server import S3Server
+
+_SHOP: Final = {"mode": "history"}
+
+
+@pytest.fixture(scope="module")
+def socket() -> Iterator[str]:
+    # A socket's path has at most 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="chronolake-s3-"))
+    engine = BucketEngine(folder)
+    yield engine.start()
+    engine.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with server(wal_level="logical") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+Open = Callable[..., BucketProject]
+
+
+@pytest.fixture
+def open_project(tmp_path: Path, bucket: BucketPath, proxy: FaultyProxy, socket: str) -> Open:
+    def open_(**pipelines: Any) -> BucketProject:
+        return BucketProject(tmp_path, f"{bucket}/lake", proxy.port, pipelines, socket)
+
+    return open_
+
+
+@pytest.fixture
+def shop(address: str, open_project: Open) -> Iterator[BucketProject]:
+    """Yield a project that syncs a database with a table `orders`."""
+    _run(
+        address,
+        "DROP TABLE IF EXISTS orders",
+        "CREATE TABLE orders (id INT PRIMARY KEY, name TEXT, price NUMERIC(10, 2))",
+        "INSERT INTO orders SELECT n, 'name ' || n, n FROM generate_series(1, 500) n",
+    )
+    there = open_project(shop={**_SHOP, "source": {"type": "postgres", "dsn": address}})
+    there.run("check", "--create")
+    yield there
+    _run(
+        address,
+        "DROP PUBLICATION IF EXISTS chronolake_shop",
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
+    )
+
+
+def _run(address: str, *statements: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def _rows(there: BucketProject, schema: str, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table as PyIceberg reads them."""
+    lake = there.project.lake
+    catalog = SqlCatalog(
+        "chronolake",
+        uri=f"sqlite:///{lake.catalog_file}",
+        **{
+            "s3.endpoint": f"http://127.0.0.1:{there.port}",
+            "s3.region": "us-east-1",
+            "warehouse": lake.warehouse_location,
+        },
+    )
+    try:
+        found: list[dict[str, Any]] = (
+            catalog.load_table((schema, table)).scan().to_arrow().to_pylist()
+        )
+        return found
+    finally:
+        catalog.engine.dispose()
+
+
+def _expect_equal(there: BucketProject, address: str) -> None:
+    """Compare the active versions of `orders` with the database."""
+    active = [row for row in _rows(there, "shop", "orders") if row["_fivetran_active"]]
+    with psycopg.connect(address) as connection:
+        wanted = connection.execute("SELECT id, name, price FROM orders ORDER BY id").fetchall()
+    assert sorted((row["id"], row["name"], row["price"]) for row in active) == wanted
+
+
+def test_every_command_works_on_a_lake_in_a_bucket(
+    shop: BucketProject, address: str, s3: S3Server, bucket: BucketPath
+) -> None:
+    shop.run("sync", "shop")
+    _run(
+        address,
+        "UPDATE orders SET name = 'other' WHERE id <= 3",
+        "DELETE FROM orders WHERE id = 4",
+        "INSERT INTO orders VALUES (501, 'new', 1)",
+    )
+    shop.run("sync", "shop")
+    _expect_equal(shop, address)
+
+    table = "shop.orders"
+    assert [found["table"] for found in shop.json("tables")] == [table]
+    assert "other" in shop.run("history", table, "--key", "id=1")
+    count = f"SELECT count(*) AS n FROM {table} WHERE _fivetran_active"
+    assert shop.query(count) == [{"n": 500}]
+    shop.run("status")
+    shop.run("verify", table, "--against-lake")
+    shop.run("usage")
+    shop.run("diff", table, "--from", "2020-01-01", "--to", "2100-01-01")
+
+    shop.run("maintain", table)
+    _expect_equal(shop, address)
+    shop.run("rebuild", table)
+    _expect_equal(shop, address)
+    shop.run("verify", "--all")
+
+    shop.run("mode", table, "live")
+    assert len(_rows(shop, "shop", "orders")) == 500
+    shop.run("mode", table, "history")
+    _run(address, "UPDATE orders SET name = 'third' WHERE id = 1")
+    shop.run("resync", "shop")
+    _expect_equal(shop, address)
+    shop.run("verify", table, "--against-lake")
+
+    # Everything is in the bucket; what is in the folder are the settings, catalog and spools.
+    place = s3.folder_of(bucket)
+    assert list(place.glob("lake/tables/*/metadata/*.metadata.json"))
+    assert list(place.glob("lake/raw/parquet/v2/org=shop/object=*/batch=*/data-*"))
+    assert not list(shop.folder.rglob("*.parquet"))
+    assert not list(place.rglob("_staging/*/*"))
+
+
+class Accounts:
+    """A data lake in the bucket that another system writes, and the project that syncs it."""
+
+    def __init__(self, there: BucketProject, place: Path) -> None:
+        self.there = there
+        self._lake = DataLake(place)
+        self._wanted: dict[str, str] = {}
+
+    def write(self, **names: str) -> None:
+        self._wanted |= names
+        rows = [
+            {
+                "Id": key,
+                "source__modified": AT + self._lake.files,
+                "grax__idseq": str(self._lake.files),
+                "Name": name,
+            }
+            for key, name in names.items()
+        ]
+        self._lake.write("Account", rows)
+
+    def expect(self) -> None:
+        """Compare the active versions with what was written last, and all versions."""
+        rows = _rows(self.there, "crm", "Account")
+        active = {row["Id"]: row["Name"] for row in rows if row["_fivetran_active"]}
+        assert active == self._wanted
+        assert len({(row["Id"], row["_fivetran_start"]) for row in rows}) == len(rows)
+
+
+@pytest.fixture
+def accounts(open_project: Open, bucket: BucketPath, s3: S3Server) -> Accounts:
+    source = {"type": "data_lake_v2", "path": f"{bucket}/crm", "org": "X"}
+    there = open_project(crm={"mode": "history", "source": source})
+    found = Accounts(there, s3.folder_of(bucket) / "crm")
+    found.write(a="Ann", b="Bob")
+    there.run("sync", "crm")
+    found.expect()
+    found.write(a="Anna", c="Carl")
+    return found
+
+
+_SLOW_DOWN: Final = Refuse(503, "SlowDown")
+_FAULTS: Final = [
+    ("PUT .*/data/", _SLOW_DOWN),
+    ("PUT .*/data/", CutUpload()),
+    ("PUT .*/metadata/", LoseResponse()),
+    ("GET .*/crm/.*data-", _SLOW_DOWN),
+    ("PUT .*/metadata/", CutUpload()),
+    ("PUT .*/metadata/", _SLOW_DOWN),
+    ("PUT .*/data/", LoseResponse()),
+    ("GET .*/crm/.*data-", LoseResponse()),
+    ("GET .*/metadata/", LoseResponse()),
+    ("GET .*/metadata/", _SLOW_DOWN),
+    ("HEAD .*/crm/", LoseResponse()),
+    ("GET .*list-type", _SLOW_DOWN),
+    ("GET .*list-type", LoseResponse()),
+]
+
+
+@pytest.mark.parametrize(
+    ("requests", "fault"),
+    [
+        pytest.param(*case, marks=[] if number < 4 else [pytest.mark.long])
+        for number, case in enumerate(_FAULTS)
+    ],
+)
+def test_a_sync_repeats_what_fails_for_a_moment(
+    accounts: Accounts, proxy: FaultyProxy, requests: str, fault: Fault
+) -> None:
+    proxy.fail(requests, fault, times=2)
+
+    accounts.there.run("sync", "crm")
+
+    assert proxy.failed
+    accounts.expect()
+
+
+@pytest.mark.parametrize(
+    ("requests", "fault", "message"),
+    [
+        ("PUT .*/data/", Refuse(403, "AccessDenied"), "refuses access"),
+        ("PUT .*/metadata/", Refuse(404, "NoSuchBucket"), "bucket does not exist"),
+        pytest.param(
+            "GET .*/crm/", Refuse(403, "AccessDenied"), "refuses access", marks=pytest.mark.long
+        ),
+        pytest.param("PUT .*/data/", _SLOW_DOWN, "busy", marks=pytest.mark.long),
+        pytest.param("PUT .*/metadata/", LoseResponse(), "respond", marks=pytest.mark.long),
+    ],
+)
+def test_a_lasting_failure_is_reported_and_the_next_sync_continues(
+    accounts: Accounts, proxy: FaultyProxy, requests: str, fault: Fault, message: str
+) -> None:
+    proxy.fail(requests, fault, times=100_000)
+
+    reported = accounts.there.run("sync", "crm", code=1)
+
+    assert message in " ".join(reported.split()), reported
+    assert "s3://" in reported
+    assert "secret" not in reported
+    proxy.heal()
+    accounts.there.run("sync", "crm")
+    accounts.expect()

@@ -1,0 +1,96 @@
+"""Projects whose lake is in a bucket, and commands on them in an engine with the client's jars."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from chronolake.config import Project, load_project
+from support.engines import ENGINE, TIMEOUT, EngineProcess
+from support.lakes import SPARK
+from support.store.server import ACCESS_KEY, SECRET_KEY
+
+#: What the provider's default chain finds.
+CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+
+
+@dataclass
+class BucketProject:
+    """A project in a folder, whose tables and landed files are in a bucket."""
+
+    folder: Path
+    warehouse: str
+    port: int
+    pipelines: dict[str, Any]
+    socket: str = "off"
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "lake": {
+                "warehouse": self.warehouse,
+                "storage": {"endpoint": f"http://127.0.0.1:{self.port}"},
+            },
+            "spark": {"master": "local[2]", "conf": SPARK},
+            "pipelines": self.pipelines,
+        }
+        (self.folder / "chronolake.yml").write_text(yaml.safe_dump(content))
+
+    @property
+    def project(self) -> Project:
+        return load_project(self.folder / "chronolake.yml")
+
+    def start(self, *words: str, failpoint: str = "") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "chronolake", *words],
+            env={
+                **os.environ,
+                **CREDENTIALS,
+                "CHRONOLAKE_ENGINE": self.socket,
+                "CHRONOLAKE_FAILPOINT": failpoint,
+                "CHRONOLAKE_CLASS_ARCHIVE": "off",
+            },
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0, failpoint: str = "") -> str:
+        """Run a command, and return what it prints."""
+        command = self.start(*words, failpoint=failpoint)
+        output, errors = command.communicate(timeout=TIMEOUT)
+        assert command.returncode == code, output + errors
+        return output if code == 0 else output + errors
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json"))
+
+    def query(self, statement: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.run("query", statement, "--json").splitlines()]
+
+
+class BucketEngine(EngineProcess):
+    """An engine whose Java can reach S3."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.environment |= CREDENTIALS
+        self.project = BucketProject(folder, "s3://none", 1, {})
+
+    def start(self) -> str:
+        """Start the engine, and return its socket."""
+        file = str(self.folder / "chronolake.yml")
+        process = self.launch("-c", ENGINE, file, log="log", errors="errors")
+        sockets = self.folder / "chronolake"
+        while not list(sockets.glob("*.sock")):
+            assert process.poll() is None, (self.folder / "errors").read_text()
+        return str(next(sockets.glob("*.sock")))
