@@ -32,6 +32,10 @@ class BucketProject:
     socket: str = "off"
 
     def __post_init__(self) -> None:
+        self.configure()
+
+    def configure(self) -> None:
+        """Write the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {
             "lake": {
