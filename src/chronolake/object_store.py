@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -242,6 +243,16 @@ class BucketPath:
         """
         with _errors(self), suppress(FileNotFoundError):
             self._client.delete(self.key)
+
+    def raise_unless_writable(self) -> None:
+        """Create an object in this folder, and remove it.
+
+        Raises:
+            ObjectStoreError: one of these steps fails.
+        """
+        probe = self / f".chronolake-check-{uuid4().hex}"
+        probe.create(b"")
+        probe.delete()
 
     def _attempt(
         self,

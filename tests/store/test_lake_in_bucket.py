@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from postgresql import server
 from pyiceberg.catalog.sql import SqlCatalog
 
 from chronolake.object_store import BucketPath
+from chronolake.source.protocol import raw_folder
 from support.datalakes import DataLake
 from support.engines import AT
 from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
@@ -21,6 +26,7 @@ from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
 from support.store.server import S3Server
 
 _SHOP: Final = {"mode": "history"}
+_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +266,95 @@ def test_a_lasting_failure_is_reported_and_the_next_sync_continues(
     proxy.heal()
     accounts.there.run("sync", "crm")
     accounts.expect()
+
+
+def test_check_reports_a_bucket_that_cannot_be_written(
+    open_project: Open, proxy: FaultyProxy, bucket: BucketPath
+) -> None:
+    there = open_project()
+    assert "ok" in there.run("check")
+    assert list(bucket.objects()) == []
+
+    proxy.fail("PUT", Refuse(403, "AccessDenied"), times=100)
+
+    reported = there.run("check", code=1)
+    assert "refuses access (AccessDenied)" in reported
+    assert f"{bucket}/lake" in reported
+
+
+def test_a_destination_writes_to_a_bucket(
+    tmp_path: Path, bucket: BucketPath, proxy: FaultyProxy, s3: S3Server
+) -> None:
+    there = BucketProject(tmp_path, f"{bucket}/lake", proxy.port, {})
+    files = tmp_path / "files"
+    files.mkdir()
+    serving = there.start("serve", "--port", "0", "--files-root", str(files))
+    try:
+        assert serving.stdout is not None
+        port = next(json.loads(line)["port"] for line in serving.stdout if '"listening ' in line)
+        # Failures of the store are repeated, whatever the batch.
+        proxy.fail("PUT .*/data/", _SLOW_DOWN, times=3, after=2)
+        proxy.fail("PUT .*/metadata/", LoseResponse(), times=3, after=10)
+        words = ("--schema-name", "shop", "--work-dir", str(files), "--shuffle-seed", "1")
+        there.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
+        assert len(proxy.failed) == 6
+    finally:
+        serving.terminate()
+        serving.communicate(timeout=120)
+    assert serving.returncode == 0
+    assert {found["table"] for found in there.json("tables")} == {"shop.customers", "shop.orders"}
+    assert list(s3.folder_of(bucket).glob("lake/tables/*/data"))
+
+
+#: Lands rows by tasks, and erases one of them.
+_ERASE: Final = """
+import sys
+from pathlib import Path
+from chronolake.config import load_project
+from chronolake.lake import Lake
+from chronolake.landing import erase, land, purges_in
+from chronolake.source.protocol import raw_folder
+from chronolake.types import Column, ColumnType, Kind
+
+project = load_project(Path("chronolake.yml"))
+lake = Lake.open(project.lake.path, config=project.lake)
+folder = raw_folder(project, "shop", "orders")
+columns = [Column("id", ColumnType(Kind.LONG), True), Column("name", ColumnType(Kind.STRING))]
+guard = lambda: None
+
+def rows(ids, parts, name, at, purged):
+    return lake.spark.range(0, ids, 1, parts).selectExpr(
+        "id", f"{name} AS name", f"{at}L AS __chronolake_modified", "'1' AS __chronolake_sequence",
+        "CAST(NULL AS BIGINT) AS __chronolake_deleted_at", f"{purged} AS __chronolake_purged_at")
+
+landed = land(rows(400, 4, "'secret'", 1, "CAST(NULL AS BIGINT)"), columns, folder, guard=guard)
+assert len(landed) == 4, landed
+land(rows(1, 1, "CAST(NULL AS STRING)", 5, "5L"), columns, folder, guard=guard)
+files = folder.files()
+print(erase(purges_in(lake.spark, files), files, folder, guard=guard))
+"""
+
+
+def test_tasks_land_files_and_purged_values_are_erased(
+    tmp_path: Path, bucket: BucketPath, proxy: FaultyProxy
+) -> None:
+    there = BucketProject(tmp_path, f"{bucket}/lake", proxy.port, {})
+    proxy.fail("PUT .*_staging", _SLOW_DOWN, times=2)
+    proxy.fail("PUT .*batch=.*partNumber", LoseResponse())
+
+    done = subprocess.run(
+        [sys.executable, "-c", _ERASE], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1"]
+    folder = raw_folder(there.project, "shop", "orders")
+    names: dict[str, Any] = {}
+    for file in folder.files()[:-1]:
+        assert isinstance(file.path, BucketPath)
+        with file.path.open() as content:
+            table = pq.read_table(content)
+            names |= dict(zip(table["Id"].to_pylist(), table["name"].to_pylist(), strict=True))
+    assert len(names) == 400
+    assert {key for key, name in names.items() if name is None} == {"0"}
+    assert list((folder.bucket_path / "_staging").objects()) == []

@@ -98,19 +98,25 @@ def _check_lake(project: Project) -> str:
     """Check that a lake can be used, and return a message that it can.
 
     Raises:
-        StorageError: a disk is full, or a folder cannot be written.
+        StorageError: a disk is full, or a folder or bucket cannot be written.
         LakeError: the operational store is not reachable.
     """
+    from chronolake.landing import location_of
+    from chronolake.object_store import BucketPath
     from chronolake.pipeline.store import Store
 
-    raw = project.lake.path / "raw"
-    for folder in dict.fromkeys((project.lake.path, project.lake.local_warehouse)):
-        if folder is not None:
-            raise_unless_writable(folder)
-    # Whether it exists is known only if its parent folder is searchable.
-    if raw.is_dir():
-        raise_unless_writable(raw)
-    Store.open(project.lake)
+    lake = project.lake
+    places = [
+        location_of(text, lake.object_storage)
+        for text in (str(lake.path), lake.warehouse_location, lake.raw_location)
+    ]
+    for place in dict.fromkeys(places):
+        if isinstance(place, BucketPath):
+            place.raise_unless_writable()
+        # Whether it exists is known only if its parent folder is searchable.
+        elif str(place) != lake.raw_location or place.is_dir():
+            raise_unless_writable(place)
+    Store.open(lake)
     return "its folders are writable, and its database responds"
 
 
