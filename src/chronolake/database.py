@@ -1,4 +1,4 @@
-"""The database of the operational store: engines on the catalog's database, to write or to read."""
+"""Engines on the databases of the catalog and of the operational store, to write or to read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from urllib.parse import quote
 import sqlalchemy as sql
 from sqlalchemy.pool import NullPool
 
-from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.extras import POSTGRESQL_CATALOG, require
-from chronolake.permissions import make_lake
+from chronolake.permissions import make_folder, make_lake
 from chronolake.storage import register_folder, storage_error
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import ConnectionPoolEntry
@@ -56,7 +57,7 @@ def connection_error(failure: SQLAlchemyError, what: str) -> LakeError:
     if refused := refusal(failure):
         return LakeError(
             f"The catalog's database refused the connection: {refused}",
-            hint="Check user, password and database in `lake.catalog.uri`.",
+            hint="Check user, password and database in `lake.catalog.uri` and `lake.store`.",
         )
     # The driver's message may quote the address with its password.
     return LakeError(
@@ -65,27 +66,33 @@ def connection_error(failure: SQLAlchemyError, what: str) -> LakeError:
     )
 
 
-def write_engine(config: LakeConfig) -> sql.Engine:
-    """Return an engine that writes to the store's database; create a SQLite file's folder.
+def write_engine(config: LakeConfig, database: str | Path | None) -> sql.Engine:
+    """Return an engine that writes to a database; create a SQLite file's folder.
+
+    Args:
+        config: the lake.
+        database: its `catalog_database` or `store_database`.
 
     Raises:
-        LakeError: the catalog is a REST service.
-        MissingExtraError: the catalog is in PostgreSQL, and its driver is not installed.
+        LakeError: the catalog is a REST service, and the lake has no other store.
+        MissingExtraError: the database is in PostgreSQL, and its driver is not installed.
         StorageError: the folder cannot be created.
     """
-    if config.catalog.kind is CatalogKind.REST:
+    if database is None:
         # Leases must be visible to every process of the lake.
         raise LakeError(
-            "Pipelines need a catalog in SQLite or PostgreSQL: a REST catalog cannot store their "
+            "Pipelines need a database in SQLite or PostgreSQL: a REST catalog cannot store their "
             "runs and leases.",
-            hint="Set lake.catalog.uri to a PostgreSQL database, or remove it to use SQLite.",
+            hint="Set lake.store to a PostgreSQL database or a file, or lake.catalog.uri to a "
+            "PostgreSQL database.",
         )
-    if config.catalog.uri is not None:
-        return sql.create_engine(_postgresql(config.catalog.uri), poolclass=NullPool)
+    if isinstance(database, str):
+        return sql.create_engine(_postgresql(database), poolclass=NullPool)
     make_lake(config)
-    register_folder(config.path)
+    make_folder(database.parent, shared=config.shared)
+    register_folder(database.parent)
     engine = sql.create_engine(
-        sql.URL.create("sqlite", database=str(config.catalog_file)),
+        sql.URL.create("sqlite", database=str(database)),
         poolclass=NullPool,
         connect_args={"timeout": _BUSY_SECONDS},
     )
@@ -108,26 +115,29 @@ def write_engine(config: LakeConfig) -> sql.Engine:
     return engine
 
 
-def read_engine(config: LakeConfig) -> sql.Engine | None:
-    """Return an engine that only reads the store: it creates nothing and never blocks a writer.
+def read_engine(database: str | Path | None) -> sql.Engine | None:
+    """Return an engine that only reads a database: it creates nothing and never blocks a writer.
+
+    Args:
+        database: the `catalog_database` or `store_database` of a lake.
 
     Returns:
-        None if the catalog is a REST service, or if nothing was ever written.
+        None if there is no database, or if nothing was ever written to its file.
     """
-    if config.catalog.kind is CatalogKind.REST:
+    if database is None:
         return None
-    if config.catalog.uri is not None:
+    if isinstance(database, str):
         return sql.create_engine(
-            _postgresql(config.catalog.uri),
+            _postgresql(database),
             poolclass=NullPool,
             execution_options={"postgresql_readonly": True},
         )
-    if not config.catalog_file.is_file():
+    if not database.is_file():
         return None
     engine = sql.create_engine(
         sql.URL.create(
             "sqlite",
-            database=f"file:{quote(str(config.catalog_file))}",
+            database=f"file:{quote(str(database))}",
             query={"mode": "ro", "uri": "true"},
         ),
         poolclass=NullPool,

@@ -109,7 +109,7 @@ def expect_here(config: LakeConfig) -> None:
     if config.catalog.kind is CatalogKind.REST:
         return
     try:
-        engine = database.read_engine(config)
+        engine = database.read_engine(config.catalog_database)
         if engine is None:
             return
         with engine.begin() as connection:
@@ -123,7 +123,7 @@ def expect_here(config: LakeConfig) -> None:
 
 def _recorded_id(config: LakeConfig) -> str | None:
     """Return the recorded identity, or None if there is no record for the opened location."""
-    engine = database.read_engine(config)
+    engine = database.read_engine(config.catalog_database)
     if engine is None:
         return None
     with engine.begin() as connection:
@@ -136,7 +136,7 @@ def _recorded_id(config: LakeConfig) -> str | None:
 
 def _record(config: LakeConfig) -> str:
     """Record the lake's location, or raise if it belongs to another one."""
-    with database.write_engine(config).begin() as connection:
+    with database.write_engine(config, config.catalog_database).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
         recorded, tables = _read(connection), _tables(connection)
@@ -166,7 +166,7 @@ def metadata_files(
         LakeError: the catalog's database is not reachable.
     """
     try:
-        engine = database.read_engine(config)
+        engine = database.read_engine(config.catalog_database)
         if engine is None:
             return {}
         with engine.begin() as connection:

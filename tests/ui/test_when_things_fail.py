@@ -174,7 +174,8 @@ def test_all_streams_of_a_large_run_are_reached(lake: Path, asked: httpx.Client)
 def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake: Path) -> None:
     shutil.copytree(lake, tmp_path, dirs_exist_ok=True)
     # `Store.open` refuses a copied lake.
-    store = Store(database.write_engine(load(tmp_path)))
+    config = load(tmp_path)
+    store = Store(database.write_engine(config, config.store_database))
     with store.transaction() as connection:
         migrate(connection)
     store.begin_run(Run("senseless", "shop", "once", None, Status.SUCCEEDED, holder()))

@@ -10,6 +10,7 @@ import pytest
 from chronolake.config import (
     CatalogKind,
     FileConfig,
+    StorageConfig,
     keys,
     lake_of_project,
     load,
@@ -86,7 +87,7 @@ def test_the_lakes_own_file_wins_over_the_working_folders(tmp_path: Path) -> Non
         ("catalog: {}", "'lake.catalog'"),
         (
             "lake: {zebra: 1}",
-            "Known keys are: catalog, warehouse, raw, storage, fsync, shared, spark",
+            "Known keys are: catalog, store, warehouse, raw, storage, fsync, shared, spark",
         ),
     ],
 )
@@ -291,9 +292,128 @@ def test_a_relative_warehouse_is_below_the_lake(tmp_path: Path) -> None:
     assert rest.catalog.kind is CatalogKind.REST
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("lake: {catalog: sqlite}", CatalogKind.SQLITE),
+        ("lake: {catalog: 'postgresql://u:p@host/db'}", CatalogKind.POSTGRESQL),
+        ("lake: {catalog: 'https://catalog.example/api'}", CatalogKind.REST),
+    ],
+)
+def test_a_catalog_may_be_its_uri_alone(tmp_path: Path, text: str, kind: CatalogKind) -> None:
+    config = load(written(tmp_path, text), overrides={"catalog.properties.token": "t"})
+
+    assert config.catalog.kind is kind
+    assert config.catalog.properties == {"token": "t"}
+
+
+def test_spark_may_be_written_at_the_top(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "spark: {master: 'local[3]'}")).spark.master == "local[3]"
+    project = load_project(tmp_path / "chronolake.yml")
+    assert project.lake.spark.master == "local[3]"
+
+    twice = "lake: {spark: {master: 'local[2]'}}\nspark: {master: 'local[3]'}"
+    with pytest.raises(ConfigurationError, match="write them once"):
+        load(written(tmp_path, twice))
+
+
+def test_the_store_is_beside_the_catalog_unless_it_is_set(tmp_path: Path) -> None:
+    assert load(tmp_path).store_database == tmp_path / "catalog.db"
+    server = "postgresql://u:p@host/db"
+    assert load(tmp_path, overrides={"catalog.uri": server}).store_database == server
+    rest = {"catalog.uri": "https://catalog.example"}
+    assert load(tmp_path, overrides=rest).store_database is None
+    assert load(tmp_path, overrides={**rest, "store": server}).store_database == server
+    elsewhere = load(tmp_path, overrides={"store": "ops/store.db"})
+    assert elsewhere.store_database == tmp_path / "ops/store.db"
+    assert elsewhere.catalog_database == tmp_path / "catalog.db"
+    assert "host" not in repr(load(tmp_path, overrides={"store": server}))
+    with pytest.raises(ConfigurationError, match="not a valid store"):
+        load(tmp_path, overrides={"store": "https://catalog.example"})
+
+
+def test_files_land_in_the_bucket_of_the_warehouse_or_where_they_were(tmp_path: Path) -> None:
+    bucket = {"warehouse": "s3://bucket/lake"}
+    assert load(tmp_path).raw_location == str(tmp_path / "raw")
+    assert load(tmp_path, overrides=bucket).raw_location == "s3://bucket/lake/raw"
+    assert load(tmp_path, overrides={**bucket, "raw": "gs://b"}).raw_location == "gs://b"
+    assert load(tmp_path, overrides={**bucket, "raw": "r"}).raw_location == str(tmp_path / "r")
+
+    (tmp_path / "raw" / "parquet").mkdir(parents=True)
+    assert load(tmp_path, overrides=bucket).raw_location == str(tmp_path / "raw")
+
+
+def test_the_schemes_of_all_stores_are_known(tmp_path: Path) -> None:
+    assert load(tmp_path).schemes == frozenset()
+    text = (
+        "lake: {warehouse: 's3a://b/l'}\npipelines:\n"
+        "  a: {source: {type: data_lake_v2, path: 'gs://b/crm', org: '${ORG_OF_NOBODY}'}}"
+    )
+    with pytest.raises(ConfigurationError, match="not a valid location"):
+        load(written(tmp_path, text))
+    assert load(written(tmp_path, text.replace("s3a", "s3"))).schemes == {"s3", "gs"}
+    assert lake_of_project(tmp_path / "chronolake.yml").schemes == {"s3", "gs"}
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "abfss://container/path"])
+def test_other_urls_are_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        load(tmp_path, overrides={"warehouse": url})
+
+
+def test_one_section_has_the_settings_of_all_libraries() -> None:
+    storage = StorageConfig(endpoint="http://minio:9000/", access_key="id", secret_key="secret")
+    url = "s3://bucket/lake"
+
+    assert storage.for_java(url) == {
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": "http://minio:9000",
+        "client.region": "us-east-1",
+        "s3.path-style-access": "true",
+        "s3.access-key-id": "id",
+        "s3.secret-access-key": "secret",
+    }
+    assert storage.for_pyiceberg(url) == {
+        "s3.endpoint": "http://minio:9000",
+        "s3.region": "us-east-1",
+        "s3.access-key-id": "id",
+        "s3.secret-access-key": "secret",
+    }
+    assert storage.for_obstore(url)["virtual_hosted_style_request"] == "false"
+    assert StorageConfig().for_java(url) == {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
+    assert StorageConfig().for_pyiceberg(url) == {}
+    assert StorageConfig().for_java("/folder") == {}
+    assert "secret" not in repr(storage)
+
+
+def test_properties_of_the_catalog_fill_what_the_storage_does_not_set(tmp_path: Path) -> None:
+    properties = {
+        "s3.endpoint": "http://minio:9000",
+        "s3.access-key-id": "id",
+        "s3.secret-access-key": "secret",
+        "s3.path-style-access": "false",
+    }
+    config = load(
+        tmp_path, overrides={"catalog.properties": properties, "storage.region": "eu-west-1"}
+    )
+
+    found = config.object_storage
+    assert (found.endpoint, found.access_key, found.path_style, found.region) == (
+        "http://minio:9000",
+        "id",
+        False,
+        "eu-west-1",
+    )
+
+
+def test_a_key_without_its_secret_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="belong together"):
+        load(written(tmp_path, "lake: {storage: {access_key: id}}"))
+
+
 def test_every_key_is_described() -> None:
     schema = FileConfig.model_json_schema()
 
-    for section in ("CatalogConfig", "SparkConfig", "MaintenanceConfig"):
+    for section in ("CatalogConfig", "SparkConfig", "MaintenanceConfig", "StorageConfig"):
         for key, content in schema["$defs"][section]["properties"].items():
             assert content.get("description"), key

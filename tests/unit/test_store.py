@@ -399,3 +399,18 @@ def test_a_store_of_an_earlier_version_has_no_sums(tmp_path: Path) -> None:
     assert run_history.totals(config) == []
     Store.open(config)
     assert run_history.totals(config) == []
+
+
+def test_a_store_may_be_another_database_than_the_catalogs(tmp_path: Path) -> None:
+    config = load(tmp_path, overrides={"store": "operations/store.db"})
+
+    store = Store.open(config)
+
+    assert store.checkpoints("shop") == {}
+    names = {}
+    for name in ("catalog.db", "operations/store.db"):
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            listed = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            names[name] = {row[0] for row in listed}
+    assert names["catalog.db"] == {"chronolake_lake"}
+    assert "chronolake_leases" in names["operations/store.db"]

@@ -389,6 +389,14 @@ class LakeSection(Section):
     catalog: Annotated[CatalogConfig, BeforeValidator(CatalogConfig.section_of)] = Field(
         default=CatalogConfig()
     )
+    store: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="The operational store of runs, offsets and leases: "
+        "postgresql://user:password@host:port/database, or a SQLite file (relative to the lake's "
+        "folder). Default: the catalog's database.",
+    )
     warehouse: str | None = Field(
         default=None,
         min_length=1,
@@ -420,6 +428,16 @@ class LakeSection(Section):
     spark: SparkConfig = Field(default=SparkConfig())
     maintenance: MaintenanceConfig = Field(default=MaintenanceConfig())
 
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, store: str | None) -> str | None:
+        if store is None or "://" not in store:
+            return store
+        uri = CatalogConfig(uri=store).uri
+        if uri is None or not uri.startswith("postgresql:"):
+            raise ValueError("not a valid store; write postgresql://… or a file")
+        return uri
+
     @field_validator("warehouse", "raw")
     @classmethod
     def _check_location(cls, location: str | None) -> str | None:
@@ -437,6 +455,20 @@ class LakeConfig(LakeSection):
     def catalog_file(self) -> Path:
         """Return the SQLite file of the catalog, which exists only for this kind of catalog."""
         return self.path / "catalog.db"
+
+    @property
+    def catalog_database(self) -> str | Path | None:
+        """Return the catalog's database: a PostgreSQL URI, or a SQLite file; None for REST."""
+        if self.catalog.kind is CatalogKind.REST:
+            return None
+        return self.catalog.uri or self.catalog_file
+
+    @property
+    def store_database(self) -> str | Path | None:
+        """Return the operational store's database; None for REST without a setting."""
+        if self.store is None:
+            return self.catalog_database
+        return self.store if "://" in self.store else self.path / Path(self.store).expanduser()
 
     @property
     def local_warehouse(self) -> Path | None:

@@ -23,7 +23,6 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database, exact_json
-from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.pipeline.lease import is_dead
 from chronolake.pipeline.runs import (
@@ -73,7 +72,7 @@ def note_verified(
         reports: the results.
         against_lake: whether the tables were also compared with their raw lakes.
     """
-    if config.catalog.kind is CatalogKind.REST:
+    if config.store_database is None:
         return
     try:
         store = Store.open(config)
@@ -302,7 +301,7 @@ def read(config: LakeConfig) -> Iterator[StoreReader | None]:
     Raises:
         LakeError: the store is not reachable.
     """
-    engine = database.read_engine(config)
+    engine = database.read_engine(config.store_database)
     if engine is None:
         yield None
         return

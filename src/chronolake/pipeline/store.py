@@ -221,7 +221,7 @@ class Store:
             LakeLocationError: the lake was copied or moved.
         """
         identity.claim(config)
-        store = cls(database.write_engine(config))
+        store = cls(database.write_engine(config, config.store_database))
         with store.transaction() as connection:
             migrate(connection)
         return store
