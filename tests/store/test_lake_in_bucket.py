@@ -17,10 +17,12 @@ import pytest
 from postgresql import server
 from pyiceberg.catalog.sql import SqlCatalog
 
+from chronolake.failpoints import FAILPOINTS
 from chronolake.object_store import BucketPath
 from chronolake.source.protocol import raw_folder
 from support.datalakes import DataLake
-from support.engines import AT
+from support.engines import AT, TIMEOUT
+from support.processes import KILLED
 from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
 from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
 from support.store.server import S3Server
@@ -358,3 +360,37 @@ def test_tasks_land_files_and_purged_values_are_erased(
     assert len(names) == 400
     assert {key for key, name in names.items() if name is None} == {"0"}
     assert list((folder.bucket_path / "_staging").objects()) == []
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "land.file-published",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in sorted(FAILPOINTS)
+            if name.partition(".")[0] in {"land", "staged", "publish", "sync"}
+            and name != "land.file-published"
+        ),
+    ],
+)
+def test_a_sync_that_is_killed_is_continued(
+    shop: BucketProject, address: str, failpoint: str
+) -> None:
+    shop.run("sync", "shop")
+    _run(
+        address,
+        "UPDATE orders SET name = 'other' WHERE id <= 3",
+        "DELETE FROM orders WHERE id = 4",
+        "INSERT INTO orders VALUES (501, 'new', 1)",
+    )
+
+    command = shop.start("sync", "shop", failpoint=f"{failpoint}=kill")
+    command.communicate(timeout=TIMEOUT)
+    # A sync does not reach each of them.
+    assert command.returncode in {0, KILLED}
+    assert failpoint != "land.file-published" or command.returncode == KILLED
+
+    shop.run("sync", "shop")
+    _expect_equal(shop, address)
+    shop.run("verify", "shop.orders", "--against-lake")
