@@ -179,11 +179,10 @@ def is_temporary(status: int | None) -> bool:
 
 def _object_store_error(text: str) -> ObjectStoreError | None:
     """Return the error for a message of an object store's client, or None for other messages."""
-    found = _STORE_STATUS.search(text)
-    if found is None and _STORE_SILENT.search(text) is None:
+    found, named = _STORE_STATUS.search(text), _STORE_CODE.search(text)
+    if found is None and named is None and _STORE_SILENT.search(text) is None:
         return None
     status = None if found is None else int(next(filter(None, found.groups())))
-    named = _STORE_CODE.search(text)
     code = None if named is None else next(filter(None, named.groups()))
     place = _STORE_LOCATION.search(text)
     return object_store_error(status, code, None if place is None else place[1])

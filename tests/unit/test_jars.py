@@ -77,3 +77,18 @@ def test_an_unreachable_registry_is_reported_with_a_hint(
     assert "CHRONOLAKE_IVY_SETTINGS" in str(caught.value.hint)
     assert str(cache) in str(caught.value.hint)
     assert list(cache.iterdir()) == []
+
+
+def test_clients_of_object_stores_are_fetched_only_if_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHRONOLAKE_JARS", str(tmp_path))
+
+    assert jars.clients([]) == jars.clients(["abfss"]) == ()
+    for spark in ("4.0.0", "4.1.4"):
+        names = [jar.file_name for jar in jars.clients({"s3", "gs"}, spark)]
+        assert [name.rpartition("-")[0] for name in names] == [
+            "iceberg-gcp-bundle",
+            "iceberg-aws-bundle",
+        ]
+    assert set(jars.missing(["s3"])) - set(jars.missing()) == set(jars.clients(["s3"]))
