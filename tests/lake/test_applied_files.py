@@ -21,6 +21,7 @@ from chronolake.pipeline.state import move_watermark
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind
+from chronolake.pipeline.table_writer import TableWriter
 from support.datalakes import DataLake, iceberg, project
 from support.lake.pipelines import Pipeline
 
@@ -223,7 +224,7 @@ def test_who_has_lost_the_lease_makes_no_table(tmp_path: Path) -> None:
         with store.transaction() as connection:
             connection.execute(LEASES.update().values(token=LEASES.c.token + 1))
         with pytest.raises(LeaseLostError, match="Another process has taken over the pipeline crm"):
-            list(apply(found.lake, stream, lease, stream.folder.files()))
+            list(apply(TableWriter(found.lake, stream, lease), None, stream.folder.files()))
     assert found.lake.catalog.find(stream.table) is None
 
 

@@ -34,6 +34,7 @@ from chronolake.pipeline.lease import Lease, hold_lease
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
+from chronolake.pipeline.table_writer import TableWriter
 from chronolake.source.protocol import CaptureMethod, StreamDescriptor
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
@@ -121,7 +122,8 @@ class Own:
 
     def apply(self) -> None:
         files = self.folder.files(after=self.mark)
-        for step in apply(self.lake, self.stream, Lease("shop", 1), files):
+        writer = TableWriter(self.lake, self.stream, Lease("shop", 1))
+        for step in apply(writer, writer.find(), files):
             self.mark = step.watermark
 
     def table(self) -> pa.Table:

@@ -26,7 +26,6 @@ from chronolake.change_set import (
 )
 from chronolake.errors import SourceError
 from chronolake.frames import select
-from chronolake.iceberg import store_options
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.bad_file import naming_bad_files
 from chronolake.landing.control_records import Namings
@@ -307,6 +306,9 @@ def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> 
     reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
     first = files[0].path
     if isinstance(first, BucketPath):
+        # The web UI uses this package without Spark.
+        from chronolake.iceberg import store_options  # noqa: PLC0415
+
         settings = first.storage.for_java(first.url)
         reader = reader.options(**store_options(spark, first.url, settings))
     return reader.parquet(*(literal_path(file.path) for file in files))
