@@ -518,8 +518,9 @@ def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
                 LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=lost.token + 1)
             )
         files = own.folder.files(after=own.mark)
+        writer = TableWriter(own.lake, own.stream, lost)
         with pytest.raises(LeaseLostError, match="Another process has taken over the pipeline"):
-            list(apply(own.lake, own.stream, lost, files))
+            list(apply(writer, writer.find(), files))
 
     assert _said(own.folder) == before
 
