@@ -122,7 +122,7 @@ def read_engine(database: str | Path | None) -> sql.Engine | None:
         database: the `catalog_database` or `store_database` of a lake.
 
     Returns:
-        None if there is no database, or if nothing was ever written to its file.
+        None for a REST catalog without a store, or if nothing was ever written to the file.
     """
     if database is None:
         return None

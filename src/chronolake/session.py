@@ -250,8 +250,7 @@ class Sessions:
     def cancel_jobs(self) -> None:
         """Cancel the running jobs of all these sessions, but no jobs of other processes."""
         for session in self.created:
-            tag = session._jsparkSession.sessionJobTag()  # noqa: SLF001 - there is no public API
-            session.sparkContext.cancelJobsWithTag(tag)
+            session.sparkContext.cancelJobsWithTag(_job_tag(session))
 
     def _get(self, name: str) -> SparkSession:
         with self._creating:
@@ -263,8 +262,13 @@ class Sessions:
         session = _session(self._base, self._settings[name])
         sketches.provide([session])
         if _shared is not None:
-            _shared.note_tags([session._jsparkSession.sessionJobTag()])  # noqa: SLF001
+            _shared.note_tags([_job_tag(session)])
         return session
+
+
+def _job_tag(session: SparkSession) -> str:
+    """Return the tag that all jobs of a session have."""
+    return str(session._jsparkSession.sessionJobTag())  # noqa: SLF001 - PySpark has no public API
 
 
 #: The sessions of all lakes of this process, if another process owns the JVM.

@@ -118,16 +118,21 @@ def _expect_equal(there: BucketProject, address: str) -> None:
     assert sorted((row["id"], row["name"], row["price"]) for row in active) == wanted
 
 
-def test_every_command_works_on_a_lake_in_a_bucket(
-    shop: BucketProject, address: str, s3: S3Server, bucket: BucketPath
-) -> None:
-    shop.run("sync", "shop")
+def _change_orders(address: str) -> None:
+    """Update, delete and insert rows."""
     _run(
         address,
         "UPDATE orders SET name = 'other' WHERE id <= 3",
         "DELETE FROM orders WHERE id = 4",
         "INSERT INTO orders VALUES (501, 'new', 1)",
     )
+
+
+def test_every_command_works_on_a_lake_in_a_bucket(
+    shop: BucketProject, address: str, s3: S3Server, bucket: BucketPath
+) -> None:
+    shop.run("sync", "shop")
+    _change_orders(address)
     shop.run("sync", "shop")
     _expect_equal(shop, address)
 
@@ -378,12 +383,7 @@ def test_a_sync_that_is_killed_is_continued(
     shop: BucketProject, address: str, failpoint: str
 ) -> None:
     shop.run("sync", "shop")
-    _run(
-        address,
-        "UPDATE orders SET name = 'other' WHERE id <= 3",
-        "DELETE FROM orders WHERE id = 4",
-        "INSERT INTO orders VALUES (501, 'new', 1)",
-    )
+    _change_orders(address)
 
     command = shop.start("sync", "shop", failpoint=f"{failpoint}=kill")
     command.communicate(timeout=TIMEOUT)
