@@ -27,6 +27,7 @@ from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from chronolake import class_archive, jars, sketches
@@ -83,6 +84,7 @@ JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
 #: A variable with jars that follow Spark's own on the class path.
 _APPENDED_PATH: Final = "SPARK_DIST_CLASSPATH"
+_SPARK_HOME: Final = "SPARK_HOME"
 #: A class of each object store's client.
 _CLIENT_CLASSES: Final = {
     "s3": "software.amazon.awssdk.services.s3.S3Client",
@@ -447,10 +449,12 @@ class StartSettings:
     @property
     def environment(self) -> dict[str, str]:
         """Return the environment variables with which the JVM starts."""
+        # Without it, Spark's script starts a Python process to find it.
+        home = {_SPARK_HOME: _find_spark_home()}
         if not self.appended:
-            return {}
+            return home
         given = filter(None, [os.environ.get(_APPENDED_PATH)])
-        return {_APPENDED_PATH: os.pathsep.join([*self.appended, *given])}
+        return {**home, _APPENDED_PATH: os.pathsep.join([*self.appended, *given])}
 
     @property
     def for_java(self) -> dict[str, str]:

@@ -282,6 +282,14 @@ def test_looking_imports_no_spark() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_a_sync_without_changes_imports_no_pandas() -> None:
+    program = (
+        "import sys, chronolake.cli.app, chronolake.pipeline.sync, chronolake.source.postgres;"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     "failure", [LakeError("The rest failed.", hint="Nothing."), BrokenPipeError(), KeyError("x")]
 )

@@ -19,7 +19,6 @@ from chronolake.pipeline.key_changes import fill_omitted_values
 from chronolake.pipeline.reconcile import TableComparison, expect_empty
 from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats
 from chronolake.pipeline.table_writer import StoredTable, TableWriter
-from chronolake.pipeline.unchanged_rows import change_nothing
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
 
 if TYPE_CHECKING:
@@ -150,6 +149,10 @@ class StreamLanding:
         self, rows: ArrowRows | DataFrame, columns: Sequence[Column], *, is_complete: bool
     ) -> bool:
         """Return whether rows certainly equal the table's (`unchanged_rows.change_nothing`)."""
+        from chronolake.pipeline.unchanged_rows import (  # noqa: PLC0415 - loads pandas, and only some streams need it
+            change_nothing,
+        )
+
         return change_nothing(
             self.lake.config, self.stream.table, rows, columns, is_complete=is_complete
         )
