@@ -14,23 +14,18 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from chronolake.lake import Lake
-from harness import batches, customers, lakes, statements
-from harness.batches import Batch
+from harness import lakes, ways
 from harness.clock import Times, say, show
-from harness.customers import Made
 
 _DELAY_MILLIS: Final = 40
 _KEYS: Final = 10_000
 _ROWS: Final = 100
 _MOST_MORE: Final = 2
 _SOURCE: Final = Path(__file__).parent / "harness" / "DelayedFileSystem.java"
-
-Way = Callable[[Batch], object]
 
 
 def delayed(lake: Lake) -> Any:
@@ -45,61 +40,23 @@ def delayed(lake: Lake) -> Any:
     return made.under(local, str(lake.config.path))
 
 
-def merging(
-    lake: Lake, made: Made, statement: Callable[[str, Batch], str], *, history: bool
-) -> Way:
-    def merge(batch: Batch) -> None:
-        frame = lakes.changes(lake, made, batch, history=history)
-        frame.createOrReplaceTempView("batch")
-        frame.sparkSession.sql(statement("batch", batch))
-
-    return merge
-
-
-def commits(lake: Lake, made: Made) -> int:
-    """Return the number of commits of a table so far: its metadata files are numbered."""
-    return int(Path(lake.catalog.load(made.name).metadata_file).name.partition("-")[0])
-
-
 def measured(lake: Lake, folder: Path, flags: Any) -> bool:
     storage = delayed(lake)
     rows, holds = [], True
-    for kind, make, history in (
-        ("upserts", batches.upserts, False),
-        ("history", batches.history, True),
-    ):
-        ours = (
-            customers.history(lake, kind, _KEYS, 10)
-            if history
-            else customers.live(lake, kind, _KEYS)
-        )
-        merged = customers.copied(lake, ours, f"{kind}_merged")
-
-        def statement(view: str, batch: Batch) -> str:
-            if history:  # noqa: B023
-                return statements.merged(merged.sql, view, batch.since)  # noqa: B023
-            return statements.upsert(merged.sql, view)  # noqa: B023
-
-        ways: dict[str, tuple[Made, Way]] = {
-            "chronolake": (
-                ours,
-                lambda batch: lakes.apply(lake, ours, batch, history=history),  # noqa: B023
-            ),
-            "one MERGE": (merged, merging(lake, merged, statement, history=history)),
-        }
+    for contest in ways.contests(lake, folder, keys=_KEYS, size=_ROWS):
         warm_up, repeat = (2, 2) if flags.quick else (15, flags.repeat)
         times = Times()
         counted: dict[str, list[list[int]]] = {}
         for number in range(warm_up + 2 * repeat):
-            batch = make(folder, keys=_KEYS, size=_ROWS, ordinal=number)
+            batch = contest.make(number)
             delay = _DELAY_MILLIS if number >= warm_up and number % 2 else 0
             storage.delay(delay)
-            for name, (made, way) in ways.items():
-                before = storage.reads(), storage.writes(), commits(lake, made)
-                with times.of(f"{name} {delay}"):
-                    way(batch)
-                after = storage.reads(), storage.writes(), commits(lake, made)
-                counted.setdefault(name, []).append(
+            for way in contest.ways:
+                before = storage.reads(), storage.writes(), ways.commits(lake, way.made)
+                with times.of(f"{way.name} {delay}"):
+                    way.write(batch)
+                after = storage.reads(), storage.writes(), ways.commits(lake, way.made)
+                counted.setdefault(way.name, []).append(
                     [new - old for new, old in zip(after, before, strict=True)]
                 )
             storage.delay(0)
@@ -108,21 +65,21 @@ def measured(lake: Lake, folder: Path, flags: Any) -> bool:
         sequential = {
             name: (times.median(f"{name} {_DELAY_MILLIS}") - times.median(f"{name} 0"))
             / (_DELAY_MILLIS / 1_000)
-            for name in ways
+            for name in counted
         }
         rows += [
             (
-                f"{kind}: {name}",
+                f"{contest.kind}: {name}",
                 times.median(f"{name} 0"),
                 times.median(f"{name} {_DELAY_MILLIS}"),
                 round(sequential[name], 1),
                 *(statistics.median(column) for column in zip(*counted[name], strict=True)),
             )
-            for name in ways
+            for name in counted
         ]
-        holds &= sequential["chronolake"] <= sequential["one MERGE"] + _MOST_MORE
-        same = customers.fingerprint(lake, ours) == customers.fingerprint(lake, merged)
-        say(f"{kind}: the tables at the end are {'the same' if same else 'NOT THE SAME'}")
+        holds &= sequential[ways.OURS] <= sequential[ways.MERGE] + _MOST_MORE
+        same = ways.are_same(lake, contest)
+        say(f"{contest.kind}: the tables at the end are {'the same' if same else 'NOT THE SAME'}")
     show(
         f"One batch of {_ROWS} rows into {_KEYS:,} records",
         ("way", "s", f"s at {_DELAY_MILLIS} ms", "in sequence", "reads", "writes", "commits"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -47,8 +47,16 @@ def options(claim: str | None, *, repeat: int) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def opened(flags: argparse.Namespace, *, fsync: bool = True) -> Iterator[tuple[Lake, Path]]:
-    """Make a lake, and a folder for batches beside it; both are removed when the block ends."""
+def opened(
+    flags: argparse.Namespace, *, fsync: bool = True, settings: Mapping[str, Any] | None = None
+) -> Iterator[tuple[Lake, Path]]:
+    """Make a lake, and a folder for batches beside it; both are removed when the block ends.
+
+    Args:
+        flags: those of `options`.
+        fsync: whether commits survive a loss of power.
+        settings: others of the lake.
+    """
     say(machine())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     conf = {"spark.driver.memory": flags.driver_memory} if flags.driver_memory else {}
@@ -56,7 +64,8 @@ def opened(flags: argparse.Namespace, *, fsync: bool = True) -> Iterator[tuple[L
         sent = Path(folder, "sent")
         sent.mkdir()
         place = Path(folder, "lake")
-        config = load(place, overrides={"spark.conf": conf, "fsync": str(fsync).lower()})
+        overrides = {"spark.conf": conf, "fsync": str(fsync).lower(), **(settings or {})}
+        config = load(place, overrides=overrides)
         with Lake.open(place, config=config) as lake:
             yield lake, sent
 
