@@ -29,6 +29,8 @@ _SOURCE: Final = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}
 #: A statement of some minutes, unless its jobs are cancelled.
 _LONG_QUERY: Final = "SELECT count(DISTINCT hash(a.id, b.id)) FROM range(3000000) a, range(30000) b"
 
+_SECONDS_QUERY: Final = "SELECT count(DISTINCT id % 4000000) AS n FROM range(30000000)"
+
 
 class Run(EngineProcess):
     """An engine of a project with a data lake."""
@@ -138,6 +140,33 @@ def test_ctrl_c_at_any_time_is_reported_as_such(running: Run) -> None:
         _, errors = command.communicate(timeout=TIMEOUT)
         assert command.returncode == 130, errors
         assert "Traceback" not in errors
+
+
+def test_a_command_ignores_signals_that_its_caller_lets_it_ignore(running: Run) -> None:
+    command = subprocess.Popen(
+        [
+            "nohup",
+            sys.executable,
+            "-m",
+            "chronolake",
+            "query",
+            _SECONDS_QUERY,
+        ],
+        env=running.environment,
+        cwd=running.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: (running.status() or {}).get("commands"), "the command does not run")
+    time.sleep(1)
+
+    command.send_signal(signal.SIGHUP)
+    output, errors = command.communicate(timeout=TIMEOUT)
+
+    assert command.returncode == 0, errors
+    assert "4,000,000" in output or "4000000" in output
 
 
 def test_a_command_ends_with_its_client(running: Run) -> None:

@@ -17,6 +17,9 @@ import pytest
 import chronolake
 from chronolake import env
 from chronolake.config import Project
+from chronolake.lake import Lake
+from chronolake.pipeline.events import Event, EventKind
+from chronolake.pipeline.sync import sync
 from support.commands import run_words
 from support.datalakes import DataLake, iceberg, project
 
@@ -52,6 +55,28 @@ def test_a_bad_stream_does_not_affect_those_applied_at_the_same_time(crm: Projec
     assert result.status == "partial"
     assert again.status == "succeeded"
     assert _names(crm) == {name: [name] for name in _OBJECTS}
+
+
+def test_a_table_dropped_while_files_are_applied_gets_all_rows_again(crm: Project) -> None:
+    chronolake.sync("crm", project=crm.file.parent)
+    source = DataLake(crm.file.parent / "source", files=len(_OBJECTS))
+    for name in _OBJECTS:
+        source.write(name, [{"Id": "2", "source__modified": 2, "grax__idseq": "2", "Name": "new"}])
+
+    def drop(event: Event) -> None:
+        stream = event.stream
+        if event.kind is EventKind.APPLYING and stream and stream.stream == _OBJECTS[2]:
+            iceberg(crm, "crm", _OBJECTS[2]).catalog.drop_table(("crm", _OBJECTS[2]))
+
+    with Lake.prepare(crm.lake) as lake:
+        result = sync(lake, crm, "crm", watch=drop)
+    again = chronolake.sync("crm", project=crm.file.parent)
+
+    assert [stream.status for stream in result.streams].index("failed") == 2
+    assert again.status == "succeeded"
+    assert {name: sorted(names) for name, names in _names(crm).items()} == {
+        name: [name, "new"] for name in _OBJECTS
+    }
 
 
 def test_an_interruption_ends_all_streams_that_are_applied(

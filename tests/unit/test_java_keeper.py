@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from chronolake.config import LakeConfig, load
+from chronolake.engine import java
 from chronolake.engine.java import EngineJava, JavaKeeper
 from chronolake.session import StartSettings
 
@@ -44,3 +45,24 @@ def test_an_outdated_jvm_stays_due_until_it_is_replaced(config: LakeConfig) -> N
     keeper.java = replace(keeper.java, settings=keeper._wanted(other)[0])
     assert not keeper.is_replacement_due()
     assert not keeper.is_replacement_due()
+
+
+@pytest.mark.parametrize(("lived", "is_hopeless"), [(5.0, True), (3600.0, False)])
+def test_deaths_count_only_if_they_follow_soon(
+    config: LakeConfig, monkeypatch: pytest.MonkeyPatch, lived: float, is_hopeless: bool
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(java, "time", SimpleNamespace(monotonic=lambda: now))
+    process = cast("Any", SimpleNamespace(poll=lambda: 1, wait=lambda _: 1, stdin=None, pid=0))
+
+    def start(settings: StartSettings, _: str, *, is_private: bool) -> EngineJava:
+        return EngineJava(settings, process, Path(f"no-folder-{is_private}"))
+
+    monkeypatch.setattr(EngineJava, "start", start)
+    keeper = _Keeper(lambda: config)
+
+    for _ in range(6):
+        keeper.replace()
+        now += lived
+
+    assert keeper.is_hopeless is is_hopeless

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from chronolake.config import Project, load
+from chronolake.errors import PipelineBusyError
 from chronolake.lake import Lake
 from chronolake.pipeline import scheduled
 from chronolake.pipeline.runs import Status
@@ -46,3 +47,32 @@ def test_a_cron_time_that_passes_during_a_restart_is_made_up_for(
     scheduled.sync_on_schedule(lake, lambda: project, "shop", is_stopped, since)
 
     assert len(ran) == runs
+
+
+@pytest.mark.parametrize("every", ["1s", "* * * * *"])
+def test_a_pipeline_that_a_command_runs_stays_due_and_does_not_back_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
+    config = load(tmp_path)
+    pipeline = cast("Any", SimpleNamespace(every=every))
+    project = Project(tmp_path / "chronolake.yml", config, {"shop": pipeline})
+    is_stopped, waits = Event(), []
+    outcomes: list[Exception | None] = [PipelineBusyError("busy")] * 20 + [None]
+
+    def sync(*_: object) -> Status:
+        if (failure := outcomes.pop(0)) is not None:
+            raise failure
+        is_stopped.set()
+        return Status.SUCCEEDED
+
+    monkeypatch.setattr(scheduled, "summaries", lambda *_, **__: SimpleNamespace(runs=[]))
+    monkeypatch.setattr(scheduled, "_sync", sync)
+    monkeypatch.setattr(is_stopped, "wait", waits.append)
+    lake = cast("Lake", SimpleNamespace(config=config))
+    since = Moment.now()._replace(at=datetime.now(UTC) - timedelta(hours=1))
+
+    scheduled.sync_on_schedule(lake, lambda: project, "shop", is_stopped, since)
+
+    assert not outcomes
+    assert len(waits) == 20
+    assert max(waits) <= 2

@@ -80,6 +80,13 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
             )
         # The idle engine does not listen any more, but its Java has not ended.
         time.sleep(_POLL_SECONDS)
+    if started.has_failed:
+        # systemd restarts what has failed, and alerts.
+        raise LakeError(
+            "`up` has ended because Java ended several times in a row.",
+            hint="Its memory was probably too small: raise spark.conf.spark.driver.memory in "
+            "chronolake.yml.",
+        )
     if started.has_moved:
         # Everything begins again, for the other lake.
         os.dup2(output.fileno(), 1)

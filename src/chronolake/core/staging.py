@@ -13,7 +13,6 @@ import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -63,6 +62,8 @@ _STAGED: Final = re.compile(
 )
 #: A staged write of another machine counts as abandoned after this time.
 _ABANDONED_AFTER_SECONDS: Final = 24 * 3600
+#: A random part of the names of this process, by its ID.
+_tokens: Final[dict[int, str]] = {}
 
 
 @dataclass
@@ -307,14 +308,15 @@ def stage_name() -> str:
     return f"{_PREFIX}-{_process(os.getpid())}-{int(time.time())}-{uuid4().hex[:8]}"
 
 
-@cache
 def _process(pid: int) -> str:
     """Return the name of this process, which is not that of an earlier one with the same ID.
 
     Args:
-        pid: its ID, because a fork inherits what is cached for the process that it was forked from.
+        pid: its ID, because a fork inherits the names that its parent process has used.
     """
-    return f"{socket.gethostname().replace('-', '_')}-{pid}-{uuid4().hex[:8]}"
+    # Threads that begin their first writes at the same time must get the same name.
+    token = _tokens.setdefault(pid, uuid4().hex[:8])
+    return f"{socket.gethostname().replace('-', '_')}-{pid}-{token}"
 
 
 def is_abandoned(branch: str) -> bool:

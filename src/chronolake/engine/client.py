@@ -237,7 +237,9 @@ def _begin_and_wait(connection: socket.socket, starter: int, process: int) -> in
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    # A caller such as nohup lets the command ignore a signal.
+    heeded = (number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN)
+    before = {number: signal.signal(number, forward) for number in heeded}
     try:
         os.write(starter, b"\0")
         with suppress(OSError):

@@ -48,8 +48,10 @@ _EXCESS_BYTES: Final = 3 * 2**30
 _MOST_COMMANDS: Final = 1_000
 #: Time until a JVM that could not be started is tried again.
 _RETRY_SECONDS: Final = 10.0
-#: A JVM that ends more often in a row, without a command in between, cannot run here.
+#: A JVM that ends more often in a row, soon and without a command in between, cannot run here.
 _MOST_DEATHS: Final = 3
+#: A JVM that ran for this time has worked: `up` may run for years.
+_WORKED_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ class JavaKeeper:
     commands: int = 0
     _started_with: LakeConfig | None = None
     _deaths: int = 0
+    _started_at: float = 0.0
     _failed_at: float | None = None
 
     @property
@@ -221,7 +224,7 @@ class JavaKeeper:
 
     @property
     def is_hopeless(self) -> bool:
-        """Return whether JVMs ended several times in a row without a command in between."""
+        """Return whether JVMs ended soon several times in a row, without a command in between."""
         return self._deaths > _MOST_DEATHS
 
     def note_command(self) -> None:
@@ -262,7 +265,8 @@ class JavaKeeper:
         before = self.java
         if before is not None:
             log.info("engine_restarts_java", memory_bytes=before.resident_bytes)
-            self._deaths = 0 if before.is_running else self._deaths + 1
+            has_worked = time.monotonic() - self._started_at > _WORKED_SECONDS
+            self._deaths = 0 if before.is_running or has_worked else self._deaths + 1
             before.stop()
         self.java, self.commands = None, 0
         try:
@@ -273,6 +277,7 @@ class JavaKeeper:
             self._failed_at = time.monotonic()
             return None
         self._failed_at = None
+        self._started_at = time.monotonic()
         self.java = EngineJava.start(settings, home, is_private=not config.shared)
         return self.java
 

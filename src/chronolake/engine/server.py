@@ -98,6 +98,8 @@ class Engine:
     grace_seconds: float | None = None
     #: Whether it ends, or has ended, because the configuration names another lake now.
     has_moved: bool = field(default=False, init=False)
+    #: Whether it ends, or has ended, because Java cannot run here.
+    has_failed: bool = field(default=False, init=False)
     _keeper: JavaKeeper = field(init=False)
     _forks: dict[int, _Fork] = field(default_factory=dict)
     _used_at: float = field(default_factory=time.monotonic)
@@ -252,6 +254,7 @@ class Engine:
     def _replace_java(self) -> None:
         if self._keeper.is_hopeless:
             log.error("engine_ends", reason="Java ended several times in a row")
+            self.has_failed = True
             self._end()
             return
         java = self._keeper.replace()

@@ -11,7 +11,7 @@ from chronolake.core.alter import alter, is_in_place
 from chronolake.core.pipeline_table import with_system_columns
 from chronolake.core.publish import publish
 from chronolake.description import describe_loaded
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, LakeError
 from chronolake.failpoints import reach
 from chronolake.landing import (
     Control,
@@ -102,16 +102,17 @@ def apply(
         TableExistsError: the table has another owner.
         LeaseLostError: another process runs the pipeline.
         CommitError: a step could not be published; the steps before it were.
+        LakeError: the table was dropped meanwhile.
     """
     again = files_up_to(files, _rebuild_if_outdated(writer, stored))
-    done = 0
+    done, has_table = 0, stored is not None
     for step in _steps(files, step_bytes, again=len(again)):
         wanted = current(writer.stream)
         if wanted != writer.stream:
             log.info("stream_reconfigured", table=str(wanted.table), mode=wanted.mode)
             writer = replace(writer, stream=wanted)
             _rebuild_if_outdated(writer, writer.find())
-        applied = _apply_step(writer, _Step(tuple(step)))
+        applied = _apply_step(writer, _Step(tuple(step), has_table=has_table))
         if applied is None:
             left = files[done:]
             rebuilt = rebuild(writer.lake, writer.stream, writer.lease, upto=files[-1])
@@ -120,6 +121,7 @@ def apply(
             return
         yield applied
         done += len(step)
+        has_table = has_table or applied.watermark is not None
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,12 @@ class _Step:
 
     Attributes:
         files: in the order of their writing.
+        has_table: whether the table existed when the files were listed: they follow its watermark.
         bad: those of them that cannot be read, and are left out.
     """
 
     files: tuple[DataFile, ...]
+    has_table: bool
     bad: tuple[BadFile, ...] = ()
 
     @property
@@ -164,6 +168,13 @@ def _apply_step(writer: TableWriter, step: _Step) -> StepResult | None:
 
 def _apply_good(writer: TableWriter, step: _Step) -> StepResult | None:
     stored = writer.find()
+    if stored is None and step.has_table:
+        # Created from these files alone, the table would lack all earlier rows.
+        raise LakeError(
+            "The table was dropped while files were applied to it.",
+            table=str(writer.stream.table),
+            hint="Run the command again: it creates the table from all files of the raw lake.",
+        )
     if not step.good:
         if stored is None:
             raise bad_file_error(step.files, step.bad)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, PipelineBusyError
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.run_history import summaries
 from chronolake.pipeline.runs import Status
@@ -53,6 +53,7 @@ def sync_on_schedule(
         lambda name: _timing_of(project(), name) or _UNSCHEDULED,
         Moment.now() if since is None else _after_last_run(lake, pipeline, since),
     )
+    was_busy = False
     while not is_stopped.is_set():
         now = project()
         if _timing_of(now, pipeline) is None or now.lake != lake.config:
@@ -62,7 +63,17 @@ def sync_on_schedule(
             is_stopped.wait(min(pause, _RELOAD_SECONDS))
             continue
         began = Moment.now()
-        note_run(schedule, pipeline, _sync(lake, project, pipeline), began)
+        try:
+            status = _sync(lake, project, pipeline)
+        except PipelineBusyError as failure:
+            # A command runs it, maybe for hours. It stays due, and must not back off.
+            if not was_busy:
+                log.info("pipeline_busy", pipeline=pipeline, reason=failure.statement)
+            was_busy = True
+            is_stopped.wait(_RELOAD_SECONDS)
+            continue
+        was_busy = False
+        note_run(schedule, pipeline, status, began)
 
 
 def note_run(schedule: Schedule, pipeline: str, status: Status | None, began: Moment) -> None:
@@ -102,9 +113,15 @@ def _timing_of(project: Project, pipeline: str) -> Timing | None:
 
 
 def _sync(lake: Lake, project: Callable[[], Project], pipeline: str) -> Status | None:
-    """Run the pipeline once; return None if no run could begin."""
+    """Run the pipeline once; return None if no run could begin.
+
+    Raises:
+        PipelineBusyError: another process runs it.
+    """
     try:
         result = sync(lake, project(), pipeline, watch=_log_event, reread=project)
+    except PipelineBusyError:
+        raise
     except ChronolakeError as failure:
         error = storage_error(failure) or failure
         log.error(  # noqa: TRY400 - the text of an unexpected error may contain values
