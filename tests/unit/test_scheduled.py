@@ -56,7 +56,8 @@ def test_a_pipeline_that_a_command_runs_stays_due_and_does_not_back_off(
     config = load(tmp_path)
     pipeline = cast("Any", SimpleNamespace(every=every))
     project = Project(tmp_path / "chronolake.yml", config, {"shop": pipeline})
-    is_stopped, waits = Event(), []
+    is_stopped = Event()
+    waits: list[float] = []
     outcomes: list[Exception | None] = [PipelineBusyError("busy")] * 20 + [None]
 
     def sync(*_: object) -> Status:
