@@ -27,8 +27,12 @@ _OBJECTS = tuple(f"Object{number}" for number in range(6))
 
 
 @pytest.fixture
-def crm(tmp_path: Path) -> Project:
-    source = DataLake(tmp_path / "source")
+def source(tmp_path: Path) -> DataLake:
+    return DataLake(tmp_path / "source")
+
+
+@pytest.fixture
+def crm(tmp_path: Path, source: DataLake) -> Project:
     for name in _OBJECTS:
         source.write(name, [{"Id": "1", "source__modified": 1, "grax__idseq": "1", "Name": name}])
     return project(tmp_path, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
@@ -55,6 +59,29 @@ def test_a_bad_stream_does_not_affect_those_applied_at_the_same_time(crm: Projec
     assert result.status == "partial"
     assert again.status == "succeeded"
     assert _names(crm) == {name: [name] for name in _OBJECTS}
+
+
+@pytest.mark.long
+def test_a_table_that_cannot_be_read_does_not_stop_the_others(
+    crm: Project, source: DataLake
+) -> None:
+    chronolake.sync("crm", project=crm.file.parent)
+    for name in _OBJECTS:
+        source.write(name, [{"Id": "1", "source__modified": 2, "grax__idseq": "2", "Name": "new"}])
+    metadata = Path(iceberg(crm, "crm", _OBJECTS[2]).metadata_location.removeprefix("file:"))
+    content = metadata.read_bytes()
+    metadata.write_bytes(content[:100])
+
+    result = chronolake.sync("crm", project=crm.file.parent)
+    metadata.write_bytes(content)
+    again = chronolake.sync("crm", project=crm.file.parent)
+
+    assert [s.stream for s in result.streams if s.status == "failed"] == [_OBJECTS[2]]
+    assert result.status == "partial"
+    assert again.status == "succeeded"
+    assert {name: set(names) for name, names in _names(crm).items()} == {
+        name: {name, "new"} for name in _OBJECTS
+    }
 
 
 def test_a_table_dropped_while_files_are_applied_gets_all_rows_again(crm: Project) -> None:

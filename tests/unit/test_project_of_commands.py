@@ -185,8 +185,12 @@ def test_an_unknown_stream_is_refused_before_spark_starts(
 
 @pytest.mark.parametrize("command", ["sync", "resync", "rebuild", "state set", "state reset"])
 def test_a_pipeline_that_runs_is_refused_before_spark_starts(
-    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("chronolake.pipeline.lease.PATIENCE_SECONDS", 0.3)
     words = {"sync": ("crm",)}.get(command, WORDS[command])
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "lake").mkdir()

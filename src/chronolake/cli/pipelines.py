@@ -155,7 +155,17 @@ def sync(
             ended = []
             if due := schedule.due(names, began):
                 with Progress(opened, json=json) as progress:
-                    ended = [_sync(opened, watched, name, stream or (), progress) for name in due]
+                    ended = [
+                        _sync(
+                            opened,
+                            watched,
+                            name,
+                            stream or (),
+                            progress,
+                            is_scheduled=timing is not None,
+                        )
+                        for name in due
+                    ]
             if timing is None:
                 break
             # Not before: it loads PySpark.
@@ -209,16 +219,16 @@ def raise_if_it_cannot_begin(project: Project, pipeline: str) -> None:
     Raises:
         ConfigurationError: the pipeline does not exist.
         MissingExtraError: the packages that read the source are not installed.
-        PipelineBusyError: another process runs the pipeline.
+        PipelineBusyError: another process has been running the pipeline for ten seconds.
         LakeError: the operational store is not reachable.
     """
-    from chronolake.pipeline.lease import raise_if_busy
+    from chronolake.pipeline.lease import wait_until_free
     from chronolake.pipeline.streams import raise_if_not_installed
 
     raise_if_not_installed(project, pipeline)
     store = store_of(project)
     if store is not None:
-        raise_if_busy(store, pipeline)
+        wait_until_free(store, pipeline)
 
 
 def raise_unless_listed(project: Project, pipeline: str, only: Sequence[str]) -> None:
@@ -256,6 +266,7 @@ def _sync(
     progress: Progress,
     *,
     full_refresh: bool = False,
+    is_scheduled: bool = False,
 ) -> Status | None:
     """Run one pipeline; return None if it could not begin, so that others can still run."""
     from chronolake.pipeline.sync import sync as run
@@ -270,6 +281,7 @@ def _sync(
             watch=progress.show,
             reread=project.current,
             full_refresh=full_refresh,
+            is_scheduled=is_scheduled,
         )
     except ChronolakeError as failure:
         show_error(storage_error(failure) or failure, json=progress.json)
@@ -362,11 +374,13 @@ def resync(
 
 def hold_lease_of(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
     """Hold the lease of the pipeline of some streams; its token exceeds those of their tables."""
-    from chronolake.pipeline.lease import greatest_token, hold_lease
+    from chronolake.pipeline.lease import PATIENCE_SECONDS, greatest_token, hold_lease
     from chronolake.pipeline.store import Store
 
     above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
-    return hold_lease(Store.open(lake.config), streams[0].pipeline, above=above)
+    return hold_lease(
+        Store.open(lake.config), streams[0].pipeline, above=above, wait_seconds=PATIENCE_SECONDS
+    )
 
 
 def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:

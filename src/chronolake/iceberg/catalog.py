@@ -528,6 +528,15 @@ class Catalog:
             LakeLocationError: metadata is missing, because the lake was copied or moved.
             LakeError: metadata cannot be read, or the catalog does not respond.
         """
+        found = []
+        for table in self.peek_each(names):
+            if isinstance(table, LakeError):
+                raise table
+            found.append(table)
+        return found
+
+    def peek_each(self, names: Sequence[TableName]) -> list[IcebergTable | LakeError | None]:
+        """Return the current states of tables as `peek` does, or the error of each that has one."""
         if self._read_stored is not None:
             # Whatever goes wrong, Java finds it, too.
             with suppress(Exception):
@@ -536,10 +545,17 @@ class Catalog:
                     IcebergTable(self, name, stored=stored[name]) if name in stored else None
                     for name in names
                 ]
-        loaded = [(name, self._load_java(name)) for name in names]
-        return [
-            None if java is None else IcebergTable(self, name, java=java) for name, java in loaded
-        ]
+            if len(names) > 1:
+                # Iceberg tries to read damaged metadata for more than a minute.
+                return [table for name in names for table in self.peek_each([name])]
+        return [self._load_or_error(name) for name in names]
+
+    def _load_or_error(self, name: TableName) -> IcebergTable | LakeError | None:
+        try:
+            java = self._load_java(name)
+        except LakeError as failure:
+            return failure
+        return None if java is None else IcebergTable(self, name, java=java)
 
     def load_java(self, name: TableName) -> Any:
         """Return a Java `Table`.

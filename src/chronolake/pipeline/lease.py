@@ -4,6 +4,9 @@ A lease lasts a minute, and a thread renews it. Its *token* increases each time 
 another holder, and is published as a property of every table (a fencing token): a process cannot
 write to a table that has a greater token than its own. So a process that wakes up after losing its
 lease can still compute, but cannot publish rows.
+
+Runs of `up` may follow each other without a gap. So a command that waits for the lease holds
+another one, for its turn, and scheduled runs do not begin while somebody does.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,13 +25,14 @@ from uuid import uuid4
 
 import structlog
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.errors import LakeError, LeaseLostError, PipelineBusyError
 from chronolake.pipeline.properties import LEASE_PROPERTY
 from chronolake.pipeline.runs import Run, Status, now
 from chronolake.pipeline.store import LEASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import sqlalchemy as sql
 
@@ -40,6 +44,11 @@ log = structlog.get_logger(__name__)
 
 _SECONDS: Final = 60.0
 _RENEWED_EVERY: Final = 10.0
+#: How long a command waits for a run that has begun: for that of a few changes, but not for hours.
+PATIENCE_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.1
+#: Follows a pipeline's name in that of the lease of the process that has the next turn.
+_NEXT: Final = "#next"
 #: The leases that this process holds: the store's address, and the pipeline.
 _held: set[tuple[str, str]] = set()
 #: Held while a thread takes a lease and adds it to `_held`.
@@ -108,7 +117,13 @@ def _process_namespace() -> str:
 
 @contextmanager
 def hold_lease(
-    store: Store, pipeline: str, *, seconds: float = _SECONDS, above: int = 0
+    store: Store,
+    pipeline: str,
+    *,
+    seconds: float = _SECONDS,
+    above: int = 0,
+    wait_seconds: float = 0.0,
+    gives_way: bool = False,
 ) -> Iterator[Lease]:
     """Hold the lease of a pipeline while the block runs.
 
@@ -117,15 +132,27 @@ def hold_lease(
         seconds: duration of the lease without renewal.
         above: the greatest token of the pipeline's tables; the lease's token is greater, even if
             the store was lost or restored.
+        wait_seconds: how long to wait for a process that holds the lease.
+        gives_way: whether a process that waits for the lease comes first.
 
     Raises:
-        PipelineBusyError: another process holds the lease.
+        PipelineBusyError: another process holds the lease, or waits for it and comes first.
+        CallCancelledError: the call was cancelled while it waited.
         LakeError: the store is not reachable.
     """
     key = store.address, pipeline
-    with _taking:
-        lease = _take(store, pipeline, seconds, above, is_held_here=key in _held)
-        _held.add(key)
+    if gives_way:
+        raise_if_busy(store, f"{pipeline}{_NEXT}")
+    with _waiting(store, pipeline, wait_seconds) as may_wait:
+        while True:
+            try:
+                with _taking:
+                    lease = _take(store, pipeline, seconds, above, is_held_here=key in _held)
+                    _held.add(key)
+                break
+            except PipelineBusyError:
+                if not may_wait():
+                    raise
     done = threading.Event()
     renewing = threading.Thread(
         target=_renew, args=(store, lease, seconds, done), name=f"lease-{pipeline}", daemon=True
@@ -139,6 +166,52 @@ def hold_lease(
         renewing.join()
         with store.transaction() as connection:
             _set_expiry(connection, lease, 0.0)
+
+
+def wait_until_free(store: Store, pipeline: str) -> None:
+    """Wait until a pipeline's lease can be taken; it is not taken.
+
+    Raises:
+        PipelineBusyError: it is still held after ten seconds.
+        CallCancelledError: the call was cancelled meanwhile.
+        LakeError: the store is not reachable.
+    """
+    with _waiting(store, pipeline, PATIENCE_SECONDS) as may_wait:
+        while True:
+            try:
+                raise_if_busy(store, pipeline)
+            except PipelineBusyError:
+                if not may_wait():
+                    raise
+            else:
+                return
+
+
+@contextmanager
+def _waiting(store: Store, pipeline: str, seconds: float) -> Iterator[Callable[[], bool]]:
+    """Yield a function that waits a moment, and returns whether there was time left to wait.
+
+    From its first call on, scheduled runs give way.
+    """
+    until = time.monotonic() + seconds
+    with ExitStack() as turn:
+        has_turn = False
+
+        def may_wait() -> bool:
+            nonlocal has_turn
+            if time.monotonic() >= until:
+                return False
+            if not has_turn:
+                # If others wait, too, any of them may be the next.
+                with suppress(PipelineBusyError):
+                    turn.enter_context(hold_lease(store, f"{pipeline}{_NEXT}"))
+                    has_turn = True
+                    log.info("pipeline_awaited", pipeline=pipeline, seconds=seconds)
+            raise_if_cancelled()
+            time.sleep(_POLL_SECONDS)
+            return True
+
+        yield may_wait
 
 
 def greatest_token(tables: Iterable[IcebergTable | None]) -> int:

@@ -66,7 +66,8 @@ def sync_on_schedule(
         try:
             status = _sync(lake, project, pipeline)
         except PipelineBusyError as failure:
-            # A command runs it, maybe for hours. It stays due, and must not back off.
+            # A command runs it, maybe for hours, or waits for its turn. It stays due, and must not
+            # back off.
             if not was_busy:
                 log.info("pipeline_busy", pipeline=pipeline, reason=failure.statement)
             was_busy = True
@@ -119,7 +120,9 @@ def _sync(lake: Lake, project: Callable[[], Project], pipeline: str) -> Status |
         PipelineBusyError: another process runs it.
     """
     try:
-        result = sync(lake, project(), pipeline, watch=_log_event, reread=project)
+        result = sync(
+            lake, project(), pipeline, watch=_log_event, reread=project, is_scheduled=True
+        )
     except PipelineBusyError:
         raise
     except ChronolakeError as failure:

@@ -10,7 +10,7 @@ import structlog
 
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.core import maintain, plan_table
-from chronolake.errors import ChronolakeError, LeaseLostError, SourceError
+from chronolake.errors import ChronolakeError, LakeError, LeaseLostError, SourceError
 from chronolake.iceberg import jvm_ended, spark_words
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.apply import apply
@@ -131,11 +131,12 @@ class StreamSync:
         """Record the failure that stopped landing; the first one is kept."""
         self._failure = self._failure or failure
 
-    def finish(self, table: IcebergTable | None) -> StreamRun:
+    def finish(self, table: IcebergTable | LakeError | None) -> StreamRun:
         """Apply all landed files, as far as possible, and return the outcome.
 
         Args:
-            table: the table as it was loaded under the lease; None if it does not exist.
+            table: the table as it was loaded under the lease, or why it could not be; None if it
+                does not exist.
 
         Raises:
             LeaseLostError: another process took over the pipeline.
@@ -143,6 +144,8 @@ class StreamSync:
         """
         self.begin(Stage.APPLYING)
         try:
+            if isinstance(table, LakeError):
+                raise table  # noqa: TRY301 - as if raised here
             self._apply_new_files(table)
             if self._failure is not None:
                 # The files that landed before the failure were applied.

@@ -20,13 +20,25 @@ from uuid import uuid4
 import structlog
 
 from chronolake.config import project_at
-from chronolake.errors import ChronolakeError, ConfigurationError, LeaseLostError, SourceError
+from chronolake.errors import (
+    ChronolakeError,
+    ConfigurationError,
+    LakeError,
+    LeaseLostError,
+    SourceError,
+)
 from chronolake.failpoints import reach
 from chronolake.lake import Lake
 from chronolake.pipeline.apply import STEP_BYTES
 from chronolake.pipeline.events import Event, EventKind, Report
 from chronolake.pipeline.landing import LandResult, StreamLanding, TableDue
-from chronolake.pipeline.lease import greatest_token, hold_lease, holder, note_refused
+from chronolake.pipeline.lease import (
+    PATIENCE_SECONDS,
+    greatest_token,
+    hold_lease,
+    holder,
+    note_refused,
+)
 from chronolake.pipeline.parallel import map_in_threads
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import CONTINUES_HINT, Store
@@ -134,6 +146,7 @@ def sync(
     step_bytes: int = STEP_BYTES,
     source: Source | None = None,
     full_refresh: bool = False,
+    is_scheduled: bool = False,
 ) -> RunResult:
     """Sync a pipeline's tables with its source.
 
@@ -150,6 +163,8 @@ def sync(
         full_refresh: whether to read all data of the source again. Data that lands in Chronolake's
             raw lake is compared with the tables; for files of another system, each table is rebuilt
             atomically.
+        is_scheduled: whether the run gives way to commands that wait for the pipeline. Others wait
+            ten seconds for a run that has begun.
 
     Raises:
         ConfigurationError: the pipeline or stream does not exist, or its configuration is invalid.
@@ -169,10 +184,21 @@ def sync(
     streams = select_streams(offered, pipeline, only)
     if full_refresh:
         lake.note_work(math.inf)
-    tables = lake.catalog.peek([stream.table for stream in streams])
+    peeked = lake.catalog.peek_each([stream.table for stream in streams])
+    unreadable = {
+        stream.name: table
+        for stream, table in zip(streams, peeked, strict=True)
+        if isinstance(table, LakeError)
+    }
+    if len(unreadable) == len(streams):
+        raise next(iter(unreadable.values()))
+    tables = [table for table in peeked if not isinstance(table, LakeError)]
     lake.note_found(tables)
     above = greatest_token(tables)
-    with hold_lease(store, pipeline, above=above) as lease:
+    wait_seconds = 0.0 if is_scheduled else PATIENCE_SECONDS
+    with hold_lease(
+        store, pipeline, above=above, wait_seconds=wait_seconds, gives_way=is_scheduled
+    ) as lease:
         store.begin_run(run)
         report = Report(store, run, watch)
         report.emit(EventKind.RUN_BEGAN, streams=len(streams))
@@ -185,7 +211,7 @@ def sync(
         try:
             with _record_failure(store, run.id):
                 with report:
-                    results = _run(lake, lease, source, syncs, report)
+                    results = _run(lake, lease, source, syncs, report, unreadable=unreadable)
                 status = _status_of(results)
                 store.end_run(run.id, status)
             if lake.config.maintenance.automatic:
@@ -217,9 +243,18 @@ def _record_failure(store: Store, run: str) -> Iterator[None]:
 
 
 def _run(
-    lake: Lake, lease: Lease, source: Source, syncs: Mapping[str, StreamSync], report: Report
+    lake: Lake,
+    lease: Lease,
+    source: Source,
+    syncs: Mapping[str, StreamSync],
+    report: Report,
+    *,
+    unreadable: Mapping[str, LakeError],
 ) -> list[StreamRun]:
     """Sync every stream as far as possible.
+
+    Args:
+        unreadable: why the tables of some streams cannot be read: these streams fail.
 
     Raises:
         LeaseLostError: another process took over the pipeline.
@@ -236,11 +271,12 @@ def _run(
         for name, stream in syncs.items():
             stream.note_states(before.get(name), after.get(name))
             report.note_soon(stream.state)
-    streams = list(syncs.values())
-    tables = lake.catalog.peek([stream.stream.table for stream in streams])
+    readable = [name for name in syncs if name not in unreadable]
+    loaded = lake.catalog.peek_each([syncs[name].stream.table for name in readable])
+    tables = {**unreadable, **dict(zip(readable, loaded, strict=True))}
     return map_in_threads(
         lambda given: StreamSync.finish(*given),
-        list(zip(streams, tables, strict=True)),
+        [(stream, tables[name]) for name, stream in syncs.items()],
         threads=_threads(),
         cancel=lake.cancel_jobs,
     )
