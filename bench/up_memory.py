@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -52,6 +53,7 @@ _COPY_SECONDS: Final = 600.0
 #: Rows up to this id are changed by measurements of the time until a change is visible only.
 _PROBED_ROWS: Final = 3
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
+_USED: Final = re.compile(r"\bused (\d+)K")
 _SLOT: Final = """
     SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::float8,
            pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::float8
@@ -181,8 +183,8 @@ def _heap(java: int, *, collect: bool = False) -> tuple[float, float]:
     ).stdout
     heap = metaspace = 0
     for line in text.splitlines():
-        if "used " in line:
-            used = int(line.partition("used ")[2].partition("K")[0])
+        if found := _USED.search(line):
+            used = int(found[1])
             if line.strip().startswith("Metaspace"):
                 metaspace = used
             elif not line.strip().startswith("class space"):

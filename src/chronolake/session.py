@@ -107,6 +107,16 @@ _SECRET: Final = "PYSPARK_GATEWAY_SECRET"  # noqa: S105 - a name
 #: of its own, take more processor time than they save.
 _SMALL_WORK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
+#: For a JVM that stays between commands. The default collector, G1, extends the heap to several GiB
+#: while other processes delay its pauses, and makes it smaller only after a complete cycle, which
+#: is rare.
+_LONG_RUNNING: Final = (
+    "-XX:+UseParallelGC",
+    "-XX:GCTimeRatio=9",
+    "-XX:MinHeapFreeRatio=10",
+    "-XX:MaxHeapFreeRatio=40",
+)
+
 # Settings of the process, which cannot change once the JVM runs.
 _STATIC: Final[dict[str, str]] = {
     "spark.app.name": "chronolake",
@@ -581,6 +591,8 @@ def settings_of_java(
         MissingRequirementError: a jar is missing.
     """
     special = class_archive.java_options(home)
+    if JAVA_OPTIONS not in conf and not _names_collector():
+        special = [*special, *_LONG_RUNNING]
     return start_settings(master, conf, home, schemes=schemes, special=special)
 
 

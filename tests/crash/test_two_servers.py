@@ -32,7 +32,8 @@ def two(
     configure(lake, catalog=uri)
     with (
         serve(lake, folder, failpoint=failpoint, catalog=uri) as one,
-        serve(lake, folder, catalog=uri) as other,
+        # A lake has one engine, and so one `up`.
+        serve(lake, folder, catalog=uri, in_up=False) as other,
     ):
         yield one, other
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -293,6 +294,34 @@ def test_a_lake_has_one_engine(running: Run) -> None:
 
     assert other.start().wait(TIMEOUT) == 1
     assert running.status() is not None
+
+
+def test_a_lake_has_one_engine_whatever_the_environment(running: Run) -> None:
+    assert running.process is not None
+    (sockets := running.folder / "elsewhere").mkdir()
+    other = copy(running)
+    other.environment = {**running.environment, "XDG_RUNTIME_DIR": str(sockets)}
+    words = ("-c", ENGINE, str(running.project.file))
+
+    second = other.launch(*words, log="engine.log", errors="engine.log")
+
+    assert second.wait(TIMEOUT) == 1
+    assert not list(sockets.rglob("*.sock"))
+    assert other.state()["pid"] == running.process.pid
+
+
+def test_an_engine_is_found_from_shells_with_other_runtime_folders(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (sockets := tmp_path / "run").mkdir()
+    del run.environment["XDG_RUNTIME_DIR"]
+    run.environment["TMPDIR"] = str(tmp_path)
+    engine = run.start()
+    try:
+        done = run.run("engine", "status", "--json", variables={"XDG_RUNTIME_DIR": str(sockets)})
+    finally:
+        run.stop()
+
+    assert json.loads(done.stdout)["pid"] == engine.pid
 
 
 def test_an_engine_of_other_code_ends(tmp_path: Path) -> None:

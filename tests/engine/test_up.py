@@ -16,6 +16,7 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
 from chronolake.config import load_project
+from chronolake.engine import lock
 from support.crash.server_process import UP_VARIABLE, configure, serve
 from support.datalakes import DataLake, iceberg, project
 from support.engines import AT, ENGINE, TIMEOUT, Up, wait_until, write_accounts
@@ -121,19 +122,33 @@ def test_health_metrics_and_the_web_ui_are_served(up: Lakes) -> None:
     assert "crm.Account" in httpx.get(ui, trust_env=False, follow_redirects=True, timeout=30).text
 
 
-def test_commands_run_in_the_same_engine(up: Lakes) -> None:
+def test_commands_run_in_the_same_engine(
+    up: Lakes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     up.write("crm", "a")
     up.start()
     up.wait_for("crm", "a")
     java = up.state()["java_pid"]
 
     rows = up.run("query", "SELECT Name FROM crm.Account", "--json")
-    second = up.run("up")
+    second = up.run("up", variables={"XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("other"))})
 
     assert (rows.returncode, rows.stdout, rows.stderr) == (0, '{"Name":"a"}\n', "")
     assert second.returncode == 1
     assert "Another `up`" in second.stdout + second.stderr
     assert up.state()["java_pid"] == java
+
+
+@pytest.mark.long
+def test_an_engine_that_does_not_respond_is_named(up: Lakes) -> None:
+    lake = up.project.lake.path
+    lake.mkdir()
+    with lock.hold(lake, up.folder / "chronolake", shared=False) as has_lock:
+        assert has_lock
+        refused = up.run("up")
+
+    assert refused.returncode == 1
+    assert f"process {os.getpid()} on" in refused.stdout + refused.stderr
 
 
 def test_an_idle_engine_makes_way_for_up(up: Lakes) -> None:

@@ -142,6 +142,11 @@ def test_history_is_what_triggers_saw_whatever_of_up_is_killed(
     with shop.project.file.open("a") as file:
         file.write("    every: 1s\nup: {ui: 'off', health: 'off', grace: 60s}\n")
     up = Up(shop.folder)
+
+    def is_current() -> bool:
+        _keep_running(up)
+        return _is_current(shop)
+
     up.start()
     try:
         wait_until(up.tasks, "up does not run")
@@ -150,7 +155,7 @@ def test_history_is_what_triggers_saw_whatever_of_up_is_killed(
                 workload.work(shop.dsn, chance, 20)
                 alterations.alter(shop.dsn, chance)
             _end_something(up, chance)
-        wait_until(lambda: _is_current(shop), "up does not read all changes")
+        wait_until(is_current, "up does not read all changes")
         assert up.end(signal.SIGTERM) == 0
     finally:
         up.stop()
@@ -167,15 +172,31 @@ def _end_something(up: Up, chance: random.Random) -> None:
     assert up.process is not None
     what = chance.choice(["up", "java", "pipeline", "terminated"])
     if what == "java":
-        java = up.state()["java_pid"]
-        if java is not None:
-            os.kill(java, signal.SIGKILL)
+        wait_until(lambda: _kill_java(up), "up has no Java")
     elif what == "pipeline":
         for pid in forks_of(up.process):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     else:
         up.end(signal.SIGKILL if what == "up" else signal.SIGTERM)
+        up.start()
+
+
+def _kill_java(up: Up) -> bool:
+    """Kill the JVM of `up`; return False while it has none, or does not listen yet."""
+    _keep_running(up)
+    java = up.state().get("java_pid")
+    if java is None:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(java, signal.SIGKILL)
+    return True
+
+
+def _keep_running(up: Up) -> None:
+    """Start `up` again if it has given up, because its JVM was killed too often in a row."""
+    assert up.process is not None
+    if up.process.poll() == 1:
         up.start()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -210,6 +211,19 @@ def accounts(open_project: Open, bucket: BucketPath, s3: S3Server) -> Accounts:
     found.expect()
     found.write(a="Anna", c="Carl")
     return found
+
+
+def test_the_files_of_a_stream_are_listed_once_in_a_run(
+    accounts: Accounts, proxy: FaultyProxy
+) -> None:
+    proxy.requests.clear()
+
+    accounts.there.run("sync", "crm")
+
+    listed = [found for found in proxy.requests if re.search("list-type.*object=Account", found)]
+    # Once the files, and once the batches and their control records.
+    assert len(listed) == 3, listed
+    accounts.expect()
 
 
 _SLOW_DOWN: Final = Refuse(503, "SlowDown")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.cli.app import ProjectOption, SettingOption, app, main
 from chronolake.cli.pipelines import project_of
-from chronolake.engine import client
+from chronolake.engine import client, lock
 from chronolake.errors import ConfigurationError, LakeError
 
 if TYPE_CHECKING:
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from chronolake.config import DestinationConfig, Project, WatchedProject
+    from chronolake.engine.server import Engine
     from chronolake.engine.tasks import Task
     from chronolake.schedule import Moment
 
 _POLL_SECONDS: Final = 0.1
+#: Time in which an engine that no longer listens ends, with its Java.
+_END_SECONDS: Final = 20.0
 
 
 @app.command(
@@ -66,20 +69,8 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
         tasks=Tasks(partial(_tasks, watched, output, {})),
         grace_seconds=found.up.grace_seconds,
     )
-    has_stopped = _stop_idle_engine(found.lake.path)
-    while not started.run():
-        if client.control(found.lake.path, "status") is not None:
-            raise LakeError(
-                f"Another `up` of {found.lake.path} is running.",
-                hint="Stop it with `chronolake engine stop`.",
-            )
-        if not has_stopped:
-            raise LakeError(
-                f"An engine of {found.lake.path} has ended, but not one of its commands.",
-                hint="Start `up` again when the command has ended.",
-            )
-        # The idle engine does not listen any more, but its Java has not ended.
-        time.sleep(_POLL_SECONDS)
+    _stop_idle_engine(found.lake.path)
+    _run(started)
     if started.has_failed:
         # systemd restarts what has failed, and alerts.
         raise LakeError(
@@ -93,19 +84,46 @@ def up(*, project: ProjectOption = None, settings: SettingOption = None) -> None
         os.execv(sys.executable, [sys.executable, "-m", "chronolake", *sys.argv[1:]])  # noqa: S606
 
 
-def _stop_idle_engine(lake: Path) -> bool:
-    """End an engine that a command left running, and wait until its commands have ended.
-
-    Returns:
-        Whether there was one.
-    """
+def _stop_idle_engine(lake: Path) -> None:
+    """End an engine that a command left running, and wait until its commands have ended."""
     state = client.control(lake, "status")
     if state is None or state["tasks"]:
-        return False
+        return
     client.control(lake, "stop")
     while client.control(lake, "status") is not None:
         time.sleep(_POLL_SECONDS)
-    return True
+
+
+def _run(engine: Engine) -> None:
+    """Run the engine as soon as the one before has ended, with its commands.
+
+    Raises:
+        LakeError: the lake has another engine that does not end.
+        StorageError: the lake's folder cannot be written.
+    """
+    import structlog
+
+    began = time.monotonic()
+    has_logged = False
+    while not engine.run():
+        if client.control(engine.lake, "status") is not None:
+            raise LakeError(
+                f"Another `up` of {engine.lake} is running.",
+                hint="Stop it with `chronolake engine stop`.",
+            )
+        holder = lock.holder_of(engine.lake)
+        if holder is None or not holder.may_run:
+            if not has_logged:
+                has_logged = True
+                structlog.get_logger(__name__).warning(
+                    "up_waits", reason="a command or run of the last engine has not ended"
+                )
+        elif time.monotonic() - began > _END_SECONDS:
+            raise LakeError(
+                f"Another engine of {engine.lake} is running, and does not respond: {holder}.",
+                hint="Stop it there with `chronolake engine stop`.",
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _log_invalid(failure: Exception) -> None:

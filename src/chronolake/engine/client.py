@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake import env
+from chronolake.engine import lock
 from chronolake.engine.messages import receive, send
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: The commands that use Spark.
 COMMANDS: Final = ("sync", "resync", "rebuild", "query", "verify", "maintain", "mode")
@@ -47,23 +48,41 @@ def is_supported() -> bool:
 
 
 def folder() -> Path:
-    """Return the folder of the user's engines, which only the user may enter.
+    """Return the folder of the sockets of engines that start here; only the user may enter it.
 
     Raises:
         PermissionError: the folder exists and belongs to somebody else, or is open to others.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    place = (
-        Path(base, "chronolake")
-        if base and Path(base).is_dir()
-        else Path(tempfile.gettempdir(), f"chronolake-{os.getuid()}")
-    )
+    place = _folders()[0]
     with suppress(FileExistsError):
         place.mkdir(mode=_PRIVATE)
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_private(place):
         raise PermissionError(f"{place} must be a folder of this user alone")
     return place
+
+
+def _folders() -> list[Path]:
+    """Return the folders where the user's engines may listen; new ones use the first.
+
+    Some of the user's processes have no XDG_RUNTIME_DIR, such as those of cron.
+    """
+    user = os.getuid()
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return [
+        *([Path(base, "chronolake")] if base and Path(base).is_dir() else []),
+        Path(tempfile.gettempdir(), f"chronolake-{user}"),
+        Path(f"/run/user/{user}/chronolake"),
+    ]
+
+
+def _is_private(place: Path) -> bool:
+    """Return whether a folder exists that only this user may enter."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return is_own and not found.st_mode & 0o077
 
 
 def address_of(place: Path) -> Path:
@@ -74,7 +93,18 @@ def address_of(place: Path) -> Path:
     Raises:
         PermissionError: as for `folder`.
     """
-    return folder() / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.sock"
+    return folder() / _socket_of(place)
+
+
+def _socket_of(place: Path) -> str:
+    return f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.sock"
+
+
+def _addresses_of(place: Path) -> list[Path]:
+    """Return the paths where the engine of a lake or project may listen."""
+    holder = lock.holder_of(place)
+    folders = [*_folders(), *([] if holder is None else [holder.sockets])]
+    return [found / _socket_of(place) for found in folders if _is_private(found)]
 
 
 def place_of(words: Sequence[str], environment: Mapping[str, str]) -> Path | None:
@@ -132,10 +162,7 @@ def delegate(words: Sequence[str]) -> int | None:
     if not may_use_engine(words, os.environ):
         return None
     try:
-        address = _engine_of(words)
-        if address is None:
-            return None
-        with connect(address) as connection:
+        with _connect_to_one(_engine_of(words)) as connection:
             return _run(connection, words)
     except KeyboardInterrupt:
         # The command has not begun.
@@ -144,12 +171,12 @@ def delegate(words: Sequence[str]) -> int | None:
         return None
 
 
-def _engine_of(words: Sequence[str]) -> Path | None:
+def _engine_of(words: Sequence[str]) -> list[Path]:
     named = os.environ.get(env.ENGINE)
     if named:
-        return Path(named)
+        return [Path(named)]
     place = place_of(words, os.environ)
-    return None if place is None else address_of(place)
+    return [] if place is None else _addresses_of(place)
 
 
 def control(place: Path, word: str) -> dict[str, Any] | None:
@@ -163,7 +190,7 @@ def control(place: Path, word: str) -> dict[str, Any] | None:
         The engine's state; None without an engine.
     """
     try:
-        with connect(address_of(place)) as connection:
+        with _connect_to_one(_addresses_of(place)) as connection:
             send(connection, {"control": word})
             return receive(connection)[0]
     except OSError:
@@ -184,6 +211,18 @@ def connect(address: Path) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _connect_to_one(addresses: Iterable[Path]) -> socket.socket:
+    """Return a connection to the engine that listens at one of several paths.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    for address in addresses:
+        with suppress(OSError):
+            return connect(address)
+    raise FileNotFoundError("no engine listens")
 
 
 def _run(connection: socket.socket, words: Sequence[str]) -> int | None:

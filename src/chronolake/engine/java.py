@@ -184,14 +184,15 @@ class EngineJava:
         with self._tags_file(os.getpid()).open("a", encoding="ascii") as file:
             file.write("".join(f"{tag}\n" for tag in tags))
 
-    def cancel_jobs(self, tags: list[str]) -> None:
+    def cancel_jobs(self, tags: list[str], *, seconds: int = _CANCEL_SECONDS) -> None:
         """Cancel the running jobs of a fork that was killed; end this process if it takes too long.
 
         Args:
             tags: those of its jobs.
+            seconds: the longest time.
         """
         # A JVM that does not respond must not keep the client of the killed command waiting.
-        signal.alarm(_CANCEL_SECONDS)
+        signal.alarm(seconds)
         context = session.connect_to_java(self.address())
         if context is None:
             return

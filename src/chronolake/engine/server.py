@@ -6,7 +6,6 @@ connections of others. Only its user can connect to its socket.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import selectors
@@ -15,17 +14,19 @@ import socket
 import struct
 import time
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from chronolake.engine import client, command, messages
+from chronolake import permissions
+from chronolake.engine import client, command, lock, messages
 from chronolake.engine.java import JavaKeeper
 from chronolake.engine.tasks import Tasks, end_with_engine
 from chronolake.errors import ChronolakeError
+from chronolake.storage import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -117,28 +118,37 @@ class Engine:
         Running commands are finished first, and tasks get SIGTERM.
 
         Returns:
-            False if the lake has another engine.
+            False if the lake has another engine, or a command of one still runs.
+
+        Raises:
+            StorageError: the lake's folder cannot be written.
         """
+        permissions.make_lake(self.config())
         address = client.address_of(self.lake)
-        with address.with_suffix(".lock").open("a") as lock:
+        with ExitStack() as stack:
+            holding = lock.hold(self.lake, address.parent, shared=self.config().shared)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            address.unlink(missing_ok=True)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-                umask = os.umask(0o177)
-                listening.bind(str(address))
-                os.umask(umask)
-                listening.listen(_BACKLOG)
-                links = self._link(address)
-                try:
-                    self._serve(listening)
-                finally:
-                    for file in (*links, address):
-                        file.unlink(missing_ok=True)
-                    self._keeper.stop()
-        return True
+                has_lock = stack.enter_context(holding)
+            except OSError as failure:
+                raise error_of(failure, self.lake) from failure
+            if has_lock:
+                self._listen(address)
+        return has_lock
+
+    def _listen(self, address: Path) -> None:
+        address.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            umask = os.umask(0o177)
+            listening.bind(str(address))
+            os.umask(umask)
+            listening.listen(_BACKLOG)
+            links = self._link(address)
+            try:
+                self._serve(listening)
+            finally:
+                for file in (*links, address):
+                    file.unlink(missing_ok=True)
+                self._keeper.stop()
 
     def _link(self, address: Path) -> list[Path]:
         """Let clients find the engine by the project's file, too."""

@@ -197,9 +197,9 @@ class StreamSync:
             self._note(position_before=AppliedFiles.of(table).watermark)
             self._rebuild_table()
             return
-        # The table knows its own offset: the response to the last commit may have been lost.
-        stored = self._writer.find()
-        self._apply_files(stored, self._files_after(stored))
+        writer = self._writer()
+        stored = writer.find()
+        self._apply_files(writer, stored, self._files_after(stored))
 
     def _apply_new_files(self, table: IcebergTable | None) -> None:
         """Apply the files that have landed since the table's watermark.
@@ -207,31 +207,41 @@ class StreamSync:
         Args:
             table: the table as it was loaded together with others, maybe some time ago.
         """
-        stored = self._writer.stored(table)
-        if self._rebuilds or self._files_after(stored):
+        if self._rebuilds:
             self.apply()
-        else:
-            self._apply_files(stored, [])
+            return
+        writer = self._writer()
+        stored = writer.stored(table)
+        files = self._files_after(stored)
+        if files:
+            # The table knows its own offset: the response to the last commit may have been lost.
+            current = writer.find()
+            if watermark_of(current) != watermark_of(stored):
+                files = self._files_after(current)
+            stored = current
+        self._apply_files(writer, stored, files)
 
     @property
     def _rebuilds(self) -> bool:
         return self.settings.full_refresh and not self.stream.descriptor.is_ours
 
-    @property
     def _writer(self) -> TableWriter:
+        """Return a writer, which reads the stream's control records once."""
         return TableWriter(self._lake, self.stream, self._lease)
 
     def _files_after(self, stored: StoredTable | None) -> list[DataFile]:
         return self.stream.folder.files(after=watermark_of(stored))
 
-    def _apply_files(self, stored: StoredTable | None, files: Sequence[DataFile]) -> None:
+    def _apply_files(
+        self, writer: TableWriter, stored: StoredTable | None, files: Sequence[DataFile]
+    ) -> None:
         self._note(position=watermark_of(stored))
         if not self._is_applied:
             self._is_applied = True
             self._note(position_before=self.state.position)
         self._report_pending(files)
         applied = apply(
-            self._writer,
+            writer,
             stored,
             files,
             current=lambda known: with_current_configuration(known, self.settings.project()),

@@ -37,6 +37,7 @@ class Served:
         channel: a channel to it.
         caller: sends to it, and reads its lake.
         paused: the file whose removal resumes a process that is paused at a failpoint.
+        in_up: whether the process is `up`.
     """
 
     process: subprocess.Popen[bytes]
@@ -44,10 +45,11 @@ class Served:
     caller: Caller
     paused: Path
     log: Path
+    in_up: bool
 
     def killed(self) -> bool:
         """Wait for the end of the destination; return whether SIGKILL ended it."""
-        if not uses_up():
+        if not self.in_up:
             return self.process.wait(timeout=60) == -signal.SIGKILL
         deadline = time.monotonic() + _STARTED_WITHIN
         while not (ended := self.events("task_ended")):
@@ -58,7 +60,7 @@ class Served:
 
     def kill(self) -> None:
         """Kill the destination."""
-        forks = forks_of(self.process) if uses_up() else []
+        forks = forks_of(self.process) if self.in_up else []
         self.process.kill()
         for pid in forks:
             with suppress(ProcessLookupError):
@@ -90,9 +92,23 @@ def configure(
 
 @contextmanager
 def serve(
-    lake: Path, folder: Path, *, failpoint: str | None = None, catalog: str | None = None
+    lake: Path,
+    folder: Path,
+    *,
+    failpoint: str | None = None,
+    catalog: str | None = None,
+    in_up: bool | None = None,
 ) -> Iterator[Served]:
-    """Serve a lake until the block ends; batch files are written into `folder`."""
+    """Serve a lake until the block ends.
+
+    Args:
+        lake: the lake's folder.
+        folder: where batch files are written.
+        failpoint: a failpoint and its action.
+        catalog: the catalog's address.
+        in_up: whether `up` serves it, one for each lake; the variable decides by default.
+    """
+    in_up = uses_up() if in_up is None else in_up
     name = f"server-{time.monotonic_ns()}"
     log, errors, paused = (folder / f"{name}.{kind}" for kind in ("log", "errors", "paused"))
     environment = {**os.environ}
@@ -103,10 +119,9 @@ def serve(
     sockets = tempfile.mkdtemp(prefix="chronolake-tests-")
     with log.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *_words(lake, folder)],
+            [sys.executable, "-c", _PROGRAM, *_words(lake, folder, in_up=in_up)],
             stdout=out,
             stderr=err,
-            # Lakes are served by several processes of this machine at once.
             env={**environment, "XDG_RUNTIME_DIR": sockets},
             start_new_session=True,
         )
@@ -114,7 +129,7 @@ def serve(
         port = _port(process, log, errors)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             caller = Caller(channel, lake, folder, "crash", catalog_uri=catalog)
-            yield Served(process, channel, caller, paused, log)
+            yield Served(process, channel, caller, paused, log, in_up)
     finally:
         paused.unlink(missing_ok=True)
         if process.poll() is None:
@@ -132,8 +147,8 @@ def uses_up() -> bool:
     return os.environ.get(UP_VARIABLE) == "on"
 
 
-def _words(lake: Path, folder: Path) -> list[str]:
-    if uses_up():
+def _words(lake: Path, folder: Path, *, in_up: bool) -> list[str]:
+    if in_up:
         return ["up", "--project", str(_project_of(lake, folder))]
     return ["serve", "--lake", str(lake), "--port", "0", "--host", "127.0.0.1", "--grace", "20"]
 
