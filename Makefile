@@ -25,7 +25,7 @@ MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/serve
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
   --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-up test-spark40 check docs format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,7 +87,7 @@ test: setup $(STORE)  ## run the tests that CI runs: all except the long ones
 test-all: setup $(COMPAT) $(STORE)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
-	@$(MAKE) test-up test-spark40
+	@$(MAKE) test-up test-spark40 test-v2
 
 test-up: setup  ## run crash tests and models again: destinations in `up`, syncs of models in an engine
 	@TESTS_UP=on TESTS_ENGINE=off JAVA_HOME="$$(scripts/find-java)" $(PYTEST) tests/crash $(ARGS)
@@ -96,6 +96,11 @@ test-up: setup  ## run crash tests and models again: destinations in `up`, syncs
 test-spark40: $(SPARK40)  ## run the tests of lakes and destinations with Spark 4.0, the oldest supported one
 	@JAVA_HOME="$$(scripts/find-java)" .venv-spark40/bin/python -m pytest $(SPREAD) tests/lake tests/server tests/unit/test_jars.py \
 	  --ignore tests/server/test_protos.py $(ARGS)
+
+test-v2: setup  ## run the tests of tables again with tables in Iceberg's format version 2
+	@CHRONOLAKE_FORMAT_VERSION=2 JAVA_HOME="$$(scripts/find-java)" $(PYTEST) $(MODELS) tests/inspect tests/lake/test_lives.py \
+	  tests/lake/test_pipeline_tables.py tests/lake/test_rebuild.py tests/server/test_alter.py tests/server/test_migrate.py \
+	  tests/server/test_truncate.py tests/server/test_write_batch.py tests/server/test_write_history_batch.py -m "not long" $(ARGS)
 
 test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)

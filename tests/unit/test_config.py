@@ -87,7 +87,7 @@ def test_the_lakes_own_file_wins_over_the_working_folders(tmp_path: Path) -> Non
         ("catalog: {}", "'lake.catalog'"),
         (
             "lake: {zebra: 1}",
-            "Known keys are: catalog, store, warehouse, raw, storage, fsync, shared, spark",
+            "Known keys are: catalog, store, warehouse, raw, storage, format_version, tables",
         ),
     ],
 )

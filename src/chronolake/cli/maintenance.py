@@ -187,6 +187,14 @@ def maintain(
             "--if-needed", help="Maintain only tables that reach a threshold, as `serve` does."
         ),
     ] = False,
+    compact_deletes: Annotated[
+        bool,
+        typer.Option(
+            "--compact-deletes",
+            help="Rewrite every data file that has removed rows, so that readers without support "
+            "for deletion vectors can read the tables.",
+        ),
+    ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
@@ -211,7 +219,9 @@ def maintain(
                     screen.print(output.format_plan(plan))
                 continue
             with _collect_failure(failures, name):
-                result = core.maintain(opened, name, only_if_needed=only_if_needed)
+                result = core.maintain(
+                    opened, name, only_if_needed=only_if_needed, compact_deletes=compact_deletes
+                )
                 if json:
                     print_json(output.maintenance_result_json(result), pretty=False)
                 else:

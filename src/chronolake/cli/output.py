@@ -105,6 +105,7 @@ def maintenance_result_json(result: MaintenanceResult) -> dict[str, Any]:
         "expired": result.expired,
         "orphans": result.orphans,
         "postponed": result.postponed,
+        "format_version": result.format_version,
         "seconds": round(result.seconds, 3),
     }
 
@@ -118,6 +119,10 @@ def format_maintenance_result(result: MaintenanceResult) -> RenderableType:
         f"{result.expired:,} snapshots expired" if result.expired else "",
         f"{result.orphans:,} orphans removed" if result.orphans else "",
         "compaction postponed, because batches were written meanwhile" if result.postponed else "",
+        f"stays in format version {result.format_version}, although {result.configured_version} is "
+        "configured"
+        if result.configured_version not in {None, result.format_version}
+        else "",
     ]
     done = ", ".join(word for word in words if word) or "nothing to do"
     return Text.assemble(

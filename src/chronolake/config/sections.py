@@ -18,9 +18,10 @@ from pydantic import (
 from chronolake.config.section import Section
 from chronolake.config.storage import StorageConfig
 from chronolake.durations import length_of, seconds_of
+from chronolake.errors import SchemaError
 from chronolake.location import SCHEMES, is_inside, scheme_of
 from chronolake.masking import may_show_password
-from chronolake.types import RELIED_ON
+from chronolake.types import RELIED_ON, TableName
 
 if TYPE_CHECKING:
     from isodate import Duration
@@ -383,6 +384,22 @@ def check_location(location: str) -> str:
     return location
 
 
+FormatVersion = Literal[2, 3]
+
+
+def _as_format_version(value: object) -> object:
+    """Convert the text of an environment variable or a flag."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+class TableConfig(Section):
+    """Settings of one table."""
+
+    format_version: Annotated[FormatVersion | None, BeforeValidator(_as_format_version)] = Field(
+        default=None, description="As `lake.format_version`, for this table."
+    )
+
+
 class LakeSection(Section):
     """The key `lake` of chronolake.yml."""
 
@@ -414,6 +431,15 @@ class LakeSection(Section):
     storage: StorageConfig = Field(
         default=StorageConfig(), description="How the object store of the lake is reached."
     )
+    format_version: Annotated[FormatVersion | None, BeforeValidator(_as_format_version)] = Field(
+        default=None,
+        description="Iceberg's format version of new tables: 3 marks deleted rows with deletion "
+        "vectors, 2 with position delete files, which more readers support. Default: 3 for new "
+        "tables; tables that are made again, for example by `rebuild`, keep their version.",
+    )
+    tables: dict[str, TableConfig] = Field(
+        default_factory=dict, description="Settings of single tables, keyed by schema.table."
+    )
     fsync: bool = Field(
         default=True,
         description="Whether every file that a commit references, and the catalog's commit "
@@ -437,6 +463,16 @@ class LakeSection(Section):
         if uri is None or not uri.startswith("postgresql:"):
             raise ValueError("not a valid store; write postgresql://… or a file")
         return uri
+
+    @field_validator("tables")
+    @classmethod
+    def _check_tables(cls, tables: dict[str, TableConfig]) -> dict[str, TableConfig]:
+        for name in tables:
+            try:
+                TableName.parse(name)
+            except SchemaError as failure:
+                raise ValueError(f"{failure.message} {failure.hint}".rstrip(".")) from None
+        return tables
 
     @field_validator("warehouse", "raw")
     @classmethod
@@ -510,6 +546,13 @@ class LakeConfig(LakeSection):
             **self.catalog.properties,
             "warehouse": self.warehouse_location,
         }
+
+    def format_version_of(self, name: TableName) -> int | None:
+        """Return the configured format version of a table, or None."""
+        for written, table in self.tables.items():
+            if table.format_version is not None and TableName.parse(written) == name:
+                return table.format_version
+        return self.format_version
 
     def _resolve(self, location: str) -> str:
         if scheme_of(location):

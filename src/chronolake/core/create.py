@@ -15,6 +15,7 @@ from chronolake.types import ACTIVE, END, METADATA_COLUMNS, START, SYNCED, Kind,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.types import Column, TableName
 
@@ -28,8 +29,10 @@ _READ_ROWS: Final = 5_000
 _READ_VALUES: Final = 500_000
 
 PROPERTIES: Final = {
+    # Of tables for which none is configured.
     "format-version": "3",
-    # Removed rows become deletion vectors: a batch never rewrites data files.
+    # Removed rows become deletion vectors, or position delete files in format version 2: a batch
+    # never rewrites data files.
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
@@ -70,7 +73,7 @@ def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
             name,
             columns,
             location=lake.new_location(),
-            properties=properties_of(columns),
+            properties={**properties_of(columns), **format_version(lake, name)},
             partition_by=partitioning_of(columns),
         )
         reach("create.committed")
@@ -98,8 +101,21 @@ def partitioning_of(columns: Sequence[Column]) -> list[str]:
 
 
 def properties_of(columns: Sequence[Column]) -> dict[str, str]:
-    """Return the properties of a new table with these columns."""
+    """Return the properties of a new table with these columns; see also `format_version`."""
     return {**PROPERTIES, **column_properties(columns)}
+
+
+def format_version(
+    lake: Lake, name: TableName, replaced: IcebergTable | None = None
+) -> dict[str, str]:
+    """Return the property with the format version of a table that is created.
+
+    Args:
+        name: the table, or the table that a scratch table will become.
+        replaced: the table that it replaces as a whole, whose version it keeps by default.
+    """
+    default = PROPERTIES["format-version"] if replaced is None else replaced.format_version
+    return {"format-version": str(lake.config.format_version_of(name) or default)}
 
 
 def column_properties(columns: Sequence[Column]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from chronolake.containment import expect_newest
+from chronolake.core.publish import swap
 from chronolake.core.rewrite import drop_abandoned
 from chronolake.core.staging import StagedWrite, Stopwatch
 from chronolake.core.table_swap import replacements_of
@@ -46,6 +47,8 @@ log = structlog.get_logger(__name__)
 
 #: Removed rows stay in a data file until it is rewritten; above this share a rewrite pays off.
 _FILE_DELETE_RATIO: Final = 0.1
+#: The first version of Iceberg's table format with deletion vectors.
+_WITH_VECTORS: Final = 3
 #: Orphans listed per call before they are deleted: the maximum of Iceberg's procedure.
 _LISTED_ORPHANS: Final = 20_000
 _DELETED_AT_ONCE: Final = 1_000
@@ -68,7 +71,7 @@ class TableFiles:
             size, that is, the number that a compaction could save at best.
         data_bytes: size of all files in bytes.
         records: stored rows, removed ones included.
-        removed: rows that deletion vectors mark as removed.
+        removed: rows that deletion vectors or position delete files mark as removed.
         hidden_small_files: like `small_files`, for the hidden rows (`iceberg.HIDDEN`), which only
             later writes read.
         expirable: snapshots that the configuration no longer keeps.
@@ -127,10 +130,14 @@ class MaintenanceResult:
         expired: snapshots that were expired.
         orphans: files that no snapshot referenced and that were removed.
         postponed: whether compaction was postponed because batches kept changing the same files.
+        format_version: Iceberg's format version of the table afterwards.
+        configured_version: the version that the configuration names, or None.
         seconds: duration in seconds.
     """
 
     plan: MaintenancePlan
+    format_version: int
+    configured_version: int | None = None
     rewritten: int = 0
     written: int = 0
     expired: int = 0
@@ -201,39 +208,61 @@ def plan_table(lake: Lake, name: TableName) -> MaintenancePlan:
     Raises:
         TableNotFoundError: the table does not exist.
     """
+    return _plan(lake, _load(lake, name))
+
+
+def _load(lake: Lake, name: TableName) -> IcebergTable:
     table = lake.catalog.find(name)
     if table is None:
         raise lake.missing(name)
+    return table
+
+
+def _plan(lake: Lake, table: IcebergTable) -> MaintenancePlan:
     config = lake.config.maintenance
-    return plan_maintenance(name, files_of(table, config), config)
+    return plan_maintenance(table.name, files_of(table, config), config)
 
 
-def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> MaintenanceResult:
+def maintain(
+    lake: Lake, name: TableName, *, only_if_needed: bool = False, compact_deletes: bool = False
+) -> MaintenanceResult:
     """Compact and sort a table's files by key, expire snapshots, remove orphans.
 
     Batches continue meanwhile: if a batch changes a file under compaction, the batch wins and the
     compaction is postponed. The table's content does not change.
 
     If `only_if_needed`, it does only what the configured thresholds require, and keeps orphans. If
-    not, it does everything.
+    not, it does everything, and upgrades the table to the configured format version.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        only_if_needed: as above.
+        compact_deletes: whether every data file with a removed row is rewritten, so that readers
+            without support for deletes read the right rows.
 
     Raises:
         TableNotFoundError: the table does not exist.
         LakeLocationError: its metadata or a file that it lists is outside the opened lake.
     """
     began = time.monotonic()
-    plan = plan_table(lake, name)
-    if only_if_needed and not plan.is_needed:
-        return MaintenanceResult(plan)
-    table = lake.catalog.load(name)
+    table = _load(lake, name)
+    plan, configured = _plan(lake, table), lake.config.format_version_of(name)
+    if compact_deletes and plan.files.removed:
+        plan = replace(plan, compact=True)
+    elif only_if_needed and not plan.is_needed:
+        return MaintenanceResult(plan, table.format_version, configured)
     lake.containment.expect_inside(table)
     borrowed = lake.containment.expect_files_inside(table)
     if not only_if_needed:
         plan = replace(plan, compact=True, compact_hidden=True, expire=True, orphans=True)
-    result = MaintenanceResult(plan)
-    for branch, wanted in ((MAIN, plan.compact), (HIDDEN, plan.compact_hidden)):
-        if wanted:
-            result = _compact_branch(lake, lake.catalog.load(name), branch, result)
+    # A table cannot be downgraded.
+    is_upgraded = not only_if_needed and (configured or 0) > table.format_version
+    result = MaintenanceResult(plan, table.format_version, configured)
+    # Position delete files are valid in later versions, too, but may outlive their data files.
+    result = _compact(lake, result, all_deletes=compact_deletes or is_upgraded)
+    if is_upgraded and not result.postponed:
+        result = replace(result, format_version=_upgrade(lake, name))
     if plan.expire and borrowed:
         # Expiring the snapshots that list these files would delete the files, although others may
         # need them.
@@ -256,17 +285,47 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     return result
 
 
+def _upgrade(lake: Lake, name: TableName) -> int:
+    """Upgrade a table to the configured format version, and return that version."""
+    version = lake.config.format_version_of(name) or 0
+    swap(lake.catalog.load(name), lambda current: current.builder().upgradeFormatVersion(version))
+    log.info("format_version_upgraded", table=str(name), format_version=version)
+    return version
+
+
+def _compact(lake: Lake, before: MaintenanceResult, *, all_deletes: bool) -> MaintenanceResult:
+    """Compact the planned branches of a table.
+
+    Args:
+        before: the plan.
+        all_deletes: whether every data file with a removed row is rewritten.
+    """
+    plan, result = before.plan, before
+    for branch, wanted in ((MAIN, plan.compact), (HIDDEN, plan.compact_hidden)):
+        if wanted:
+            table = lake.catalog.load(plan.table)
+            result = _compact_branch(lake, table, branch, result, all_deletes=all_deletes)
+    return result
+
+
 def _compact_branch(
-    lake: Lake, table: IcebergTable, branch: str, before: MaintenanceResult
+    lake: Lake,
+    table: IcebergTable,
+    branch: str,
+    before: MaintenanceResult,
+    *,
+    all_deletes: bool,
 ) -> MaintenanceResult:
     """Compact a branch of a table, and add its counts to those of earlier steps."""
     if not int(table.summary_of(branch).get("total-data-files", 0)):
         return before
     try:
         if are_executors_elsewhere(lake.spark):
-            row = _compact_staged(lake, table, branch)
+            row = _compact_staged(lake, table, branch, all_deletes=all_deletes)
         else:
-            row = _compact(lake, describe_loaded(table), branch)
+            row = _rewrite(lake, describe_loaded(table), branch, all_deletes=all_deletes)
+            if branch == MAIN and table.format_version < _WITH_VECTORS:
+                _drop_dangling_deletes(lake, table.name)
     except (CommitConflictError, Py4JError, PySparkException) as failure:
         if not _lost_race(failure):
             raise
@@ -285,7 +344,7 @@ def _lost_race(failure: Exception) -> bool:
     return isinstance(failure, CommitConflictError) or any(name in text for name in _LOST_RACES)
 
 
-def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
+def _rewrite(lake: Lake, description: TableDescription, branch: str, *, all_deletes: bool) -> Any:
     """Rewrite files that are small or contain removed rows, sorted by key and start.
 
     Sorted files have narrow key ranges, so that reading a record's history needs only a few row
@@ -296,16 +355,36 @@ def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
         order.append(START)
     by = ", ".join(f"{quote(name)} ASC NULLS FIRST" for name in order)
     strategy = f"strategy => 'sort', sort_order => {literal(by)}, " if order else ""
+    options = {
+        "delete-ratio-threshold": str(_FILE_DELETE_RATIO),
+        "remove-dangling-deletes": "true",
+        "min-input-files": "2",
+    }
+    if all_deletes:
+        # Position delete files are dropped if they are older than all data files.
+        options |= {"delete-file-threshold": "1", "use-starting-sequence-number": "false"}
+    pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
     return _call(
         lake,
         "rewrite_data_files",
         f"table => {literal(description.name.sql)}, branch => {literal(branch)}, {strategy}"
-        f"options => map('delete-ratio-threshold', '{_FILE_DELETE_RATIO}', "
-        "'remove-dangling-deletes', 'true', 'min-input-files', '2')",
+        f"options => map({pairs})",
     )
 
 
-def _compact_staged(lake: Lake, table: IcebergTable, branch: str) -> Any:
+def _drop_dangling_deletes(lake: Lake, name: TableName) -> None:
+    """Rewrite position delete files without the rows of data files that no longer exist.
+
+    Compaction drops deletion vectors together with their data file. Of position delete files, it
+    drops only those that are older than all data files of their partition; the others would count
+    as removed rows, and make the table due for compaction again.
+    """
+    if int(lake.catalog.load(name).summary_of(MAIN).get("total-delete-files", 0)):
+        arguments = f"table => {literal(name.sql)}, options => map('rewrite-all', 'true')"
+        _call(lake, "rewrite_position_delete_files", arguments)
+
+
+def _compact_staged(lake: Lake, table: IcebergTable, branch: str, *, all_deletes: bool) -> Any:
     """Compact a staged branch, and publish only files that the driver can read.
 
     If a batch is published meanwhile, it wins, whatever it changes.
@@ -313,7 +392,7 @@ def _compact_staged(lake: Lake, table: IcebergTable, branch: str) -> Any:
     write = StagedWrite(table, lake.spark, Stopwatch())
     staged = write if branch == MAIN else write.hidden
     try:
-        row = _compact(lake, describe_loaded(table), staged.begin())
+        row = _rewrite(lake, describe_loaded(table), staged.begin(), all_deletes=all_deletes)
         write.publish_files()
     except BaseException:
         write.abandon()

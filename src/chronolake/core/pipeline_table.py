@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from chronolake.core.create import check_columns, column_properties, partitioning_of, properties_of
+from chronolake.core.create import (
+    check_columns,
+    column_properties,
+    format_version,
+    partitioning_of,
+    properties_of,
+)
 from chronolake.core.row_hash import HASHED_PROPERTY, property_for
 from chronolake.core.scd2_sql import Layout, time_in
 from chronolake.core.sql import column_list
@@ -101,6 +107,7 @@ def create_pipeline_table(
         location=location or lake.new_location(),
         properties={
             **properties_of(all_columns),
+            **format_version(lake, name),
             **(properties or {}),
             **of_hashes,
             **column_properties(all_columns),

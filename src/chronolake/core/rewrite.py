@@ -148,14 +148,13 @@ def _create_scratch(
         else Column(f"{_FILLER}{number}", ColumnType(Kind.BOOLEAN))
         for number in range(1, max(by_id) + 1)
     ]
-    kept = ("write.", "format-version")
     spec = table.metadata.spec()
     lake.catalog.create(
         scratch,
         wanted,
         location=new_subfolder(table),
-        properties={k: v for k, v in table.properties.items() if k.startswith(kept)}
-        | {"format-version": "3"},
+        properties={k: v for k, v in table.properties.items() if k.startswith("write.")}
+        | {"format-version": str(table.format_version)},
         partition_by=[str(field.name()) for field in spec.fields()],
     )
     created = lake.catalog.load(scratch)

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import expect_unreserved
 from chronolake.config import CatalogKind
-from chronolake.core.create import check_columns, column_properties, partitioning_of, properties_of
+from chronolake.core.create import (
+    check_columns,
+    column_properties,
+    format_version,
+    partitioning_of,
+    properties_of,
+)
 from chronolake.core.omitted_columns import OMITTED_PROPERTY
 from chronolake.core.publish import expect_unmoved, publish, publishing_properties
 from chronolake.core.rewrite import is_in_table_folder, new_subfolder
@@ -72,7 +78,8 @@ def publish_new(
     expect_unreserved(name)
     check_columns(name, columns)
     lake.catalog.ensure_schema(name.schema)
-    location, stamped = lake.new_location(), {**properties, **publishing_properties()}
+    location = lake.new_location()
+    stamped = {**properties, **format_version(lake, name), **publishing_properties()}
     with _scratch_table(lake, columns, query, location=location, properties=stamped) as scratch:
         reach("rewrite.before-commit")
         raise_if_cancelled()
@@ -103,7 +110,7 @@ def publish_replacement(
     check_columns(table.name, columns)
     expect_replaceable(lake, table.name)
     location, began = new_subfolder(table), now_micros()
-    changed = {**lasting_properties(table), **properties}
+    changed = {**lasting_properties(lake, table), **properties}
     with _scratch_table(lake, columns, query, location=location, properties=changed) as scratch:
         replace_with(table, scratch, began_micros=began)
 
@@ -144,13 +151,14 @@ def expect_replaceable(lake: Lake, name: TableName) -> None:
         )
 
 
-def lasting_properties(table: IcebergTable) -> dict[str, str]:
-    """Return the properties of a table that do not depend on its rows."""
-    return {
+def lasting_properties(lake: Lake, table: IcebergTable) -> dict[str, str]:
+    """Return the properties of a table's replacement that do not depend on its rows."""
+    kept = {
         key: value
         for key, value in table.properties.items()
         if key not in _OF_ROWS and not key.startswith(_METRICS)
     }
+    return {**kept, **format_version(lake, table.name, replaced=table)}
 
 
 def replace_with(

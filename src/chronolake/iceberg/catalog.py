@@ -207,6 +207,13 @@ class IcebergTable:
         return snapshot is None or int(snapshot.sequenceNumber()) <= 1
 
     @property
+    def format_version(self) -> int:
+        """Return Iceberg's format version of the table."""
+        if self._stored is not None:
+            return self._stored.format_version
+        return int(self.metadata.formatVersion())
+
+    @property
     def location(self) -> str:
         """Return the folder of the table's files."""
         return str(self.metadata.location()) if self._stored is None else self._stored.location

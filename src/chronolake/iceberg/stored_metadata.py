@@ -30,6 +30,7 @@ class StoredMetadata:
         fields: the columns in table order, as in the file: `id`, `name` and `type`.
         branches: the current snapshot of each branch, including `main`.
         summaries: the summary of each branch's current snapshot.
+        format_version: Iceberg's format version of the table.
     """
 
     file: str
@@ -38,6 +39,7 @@ class StoredMetadata:
     fields: tuple[Mapping[str, Any], ...]
     branches: Mapping[str, int]
     summaries: Mapping[str, Mapping[str, str]]
+    format_version: int
 
 
 def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:
@@ -68,6 +70,7 @@ def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:
         tuple(schemas[metadata["current-schema-id"]]["fields"]),
         branches,
         {name: snapshots[number].get("summary", {}) for name, number in branches.items()},
+        metadata["format-version"],
     )
 
 

@@ -12,10 +12,10 @@ import pyarrow.dataset as ds
 from chronolake.errors import ChronolakeError, LakeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
-    from pyiceberg.manifest import ManifestEntry, ManifestFile
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import FileScanTask
 
     from chronolake.inspect.catalog import CatalogTable
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _NONE: Final = np.empty(0, np.int64)
+#: The field id of a position delete file's paths, by the specification.
+_PATH_ID: Final = 2147483546
 
 
 class DeletedRows:
@@ -71,6 +73,53 @@ class DeletedRows:
                 }
         message = "Another engine deleted rows in a format that only Spark can read."
         raise unsupported_error(self._table.name, message)
+
+
+def count_rows(
+    table: CatalogTable, is_counted: Callable[[ManifestFile, DataFile], bool | None]
+) -> int | None:
+    """Return the number of rows of a table's files, without the deleted ones.
+
+    Only manifests are read. Vectors are counted as the manifests list them: PyIceberg's plan
+    assigns all vectors of a partition to each of its files.
+
+    Args:
+        table: the table.
+        is_counted: returns whether a file of a manifest is counted; None if that is not known.
+
+    Returns:
+        None if only a scan can count: the layout is that of another engine.
+    """
+    from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
+
+    count, paths = 0, set[str]()
+    deletes: list[DataFile] = []
+    for manifest, entry in read_entries(table):
+        file = entry.data_file
+        counted = is_counted(manifest, file)
+        if counted is None or file.content is DataFileContent.EQUALITY_DELETES:
+            return None
+        if counted and file.content is DataFileContent.DATA:
+            count += file.record_count
+            paths.add(file.file_path)
+        elif counted:
+            deletes.append(file)
+    for file in deletes:
+        path = _deleted_from(file)
+        if path is None and file.file_format is not FileFormat.PUFFIN:
+            return None
+        # A position delete file may outlive its data file.
+        if path is None or path in paths:
+            count -= file.record_count
+    return count
+
+
+def _deleted_from(file: DataFile) -> str | None:
+    """Return the data file of a position delete file; None for one of several data files."""
+    lower, upper = (
+        (bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds)
+    )
+    return lower.decode() if lower is not None and lower == upper else None
 
 
 def unsupported_error(table: TableName, message: str) -> LakeError:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import LakeError
 from chronolake.formatting import instant
 from chronolake.inspect.catalog import look_up_all
-from chronolake.inspect.manifests import read_entries, table_errors
+from chronolake.inspect.manifests import count_rows, table_errors
 from chronolake.types import ACTIVE, USAGE_PREFIX, Column, Mode, TableName
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.snapshots import Snapshot
 
     from chronolake.config import LakeConfig
     from chronolake.inspect.catalog import CatalogTable
+
+#: The first version of Iceberg's table format with deletion vectors.
+_WITH_VECTORS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -190,36 +194,36 @@ def _stored_rows(table: CatalogTable, totals: dict[str, str]) -> int:
     if table.iceberg.current_snapshot() is None:
         return 0
     if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
-        # A deletion vector counts each marked row once, so the difference is exact.
-        return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
+        removed = int(totals.get("total-position-deletes", 0))
+        if not removed or table.iceberg.format_version >= _WITH_VECTORS:
+            # A deletion vector counts each marked row once, so the difference is exact.
+            return int(totals["total-records"]) - removed
+    count = count_rows(table, lambda _manifest, _file: True)
+    if count is not None:
+        return count
     with table_errors(table.name):
         return table.iceberg.scan().count()
 
 
 def _active(catalog_table: CatalogTable) -> int:
-    """Return the number of active versions: rows in the active partition without deleted ones.
-
-    Vectors are counted as the manifests list them: PyIceberg's plan assigns all vectors of a
-    partition to each of its files.
-    """
+    """Return the number of active versions: rows in the active partition without deleted ones."""
     from pyiceberg.expressions import EqualTo  # noqa: PLC0415 - slow to import
-    from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
 
     table = catalog_table.iceberg
     place_by_spec = {
         number: _active_position(table.schema(), spec) for number, spec in table.specs().items()
     }
-    count = 0
-    for manifest, entry in read_entries(catalog_table):
-        place, file = place_by_spec[manifest.partition_spec_id], entry.data_file
-        is_data = file.content is DataFileContent.DATA
-        if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
-            # Another engine's layout requires a scan.
-            with table_errors(catalog_table.name):
-                return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
-        if file.partition[place]:
-            count += file.record_count if is_data else -file.record_count
-    return count
+
+    def is_active(manifest: ManifestFile, file: DataFile) -> bool | None:
+        place = place_by_spec[manifest.partition_spec_id]
+        return None if place is None else bool(file.partition[place])
+
+    count = count_rows(catalog_table, is_active)
+    if count is not None:
+        return count
+    # Another engine's layout requires a scan.
+    with table_errors(catalog_table.name):
+        return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
 
 
 def _active_position(schema: Schema, spec: PartitionSpec) -> int | None:

@@ -313,7 +313,7 @@ def _fill(
     writer.create(
         hidden,
         columns_for(stream, observed, landed.key),
-        properties=lasting_properties(stored.table),
+        properties=lasting_properties(lake, stored.table),
         location=new_subfolder(stored.table),
     )
     applied = AppliedFiles().with_files(files, bad)
