@@ -14,6 +14,7 @@ WARM := $(VENV)/.warm
 COMPAT := .venv-compat/.locked
 STORE := $(VENV)/.store
 SPARK40 := .venv-spark40/.locked
+READERS := .venv-readers/.locked
 #: Number of test processes; each runs its own Spark, in about 3 GiB.
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist worksteal
@@ -25,7 +26,7 @@ MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/serve
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
   --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-readers test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +46,13 @@ $(COMPAT): requirements-compat.lock scripts/find-python
 	@"$$(scripts/find-python)" -m venv .venv-compat
 	@echo "Installing what requirements-compat.lock names"
 	@.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compat.lock
+	@touch $@
+
+#: Other readers of Iceberg tables, for tests/readers.
+$(READERS): requirements-readers.lock scripts/find-python
+	@"$$(scripts/find-python)" -m venv .venv-readers
+	@echo "Installing what requirements-readers.lock names"
+	@.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-readers.lock
 	@touch $@
 
 #: The oldest supported Spark; .venv has the newest.
@@ -84,7 +92,7 @@ $(STORE): $(LOCKED) tests/support/store/server.py
 test: setup $(STORE)  ## run the tests that CI runs: all except the long ones
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) -m "not long" $(ARGS)
 
-test-all: setup $(COMPAT) $(STORE)  ## run all tests, with new random examples each time, or those of SEED=n
+test-all: setup $(COMPAT) $(READERS) $(STORE)  ## run all tests, with new random examples each time, or those of SEED=n
 	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
 	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
 	@$(MAKE) test-up test-spark40 test-v2
@@ -104,6 +112,9 @@ test-v2: setup  ## run the tests of tables again with tables in Iceberg's format
 
 test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)
+
+test-readers: setup $(READERS)  ## read tables with other readers: the table of docs/readers.md
+	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) tests/readers $(ARGS)
 
 check: $(LOCKED)  ## lint, format, types, layers, prose, docs
 	@$(BIN)/ruff check
