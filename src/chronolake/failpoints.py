@@ -43,6 +43,9 @@ FAILPOINTS: Final = (
     "read.census-taken",
     "read.missed-landed",
     "read.log-batch",
+    "adopt.table-written",
+    "adopt.before-commit",
+    "adopt.after-commit",
 )
 
 _reached: Counter[str] = Counter()

@@ -20,12 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database
 from chronolake.config import CatalogKind
-from chronolake.errors import LakeLocationError
+from chronolake.errors import CommitConflictError, LakeLocationError
 from chronolake.location import is_same_place, local_path
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from chronolake.config import LakeConfig
@@ -46,6 +46,14 @@ _TABLES: Final = sql.table(
     sql.column("table_namespace"),
     sql.column("table_name"),
     sql.column("metadata_location"),
+    sql.column("previous_metadata_location"),
+)
+_SCHEMAS: Final = sql.table(
+    "iceberg_namespace_properties",
+    sql.column("catalog_name"),
+    sql.column("namespace"),
+    sql.column("property_key"),
+    sql.column("property_value"),
 )
 _CATALOG: Final = "chronolake"
 #: Key of the advisory lock: any number that no other program is likely to lock.
@@ -116,7 +124,7 @@ def expect_here(config: LakeConfig) -> None:
             recorded, tables = _read(connection), _tables(connection)
     except SQLAlchemyError as failure:
         raise database.connection_error(failure, "The lake's catalog") from failure
-    if recorded is None or not _is_here(config, recorded):
+    if recorded is None or not is_here(config, recorded):
         raise_if_elsewhere(config, recorded, tables)
     _expect_tables_here(config, tables)
 
@@ -128,7 +136,7 @@ def _recorded_id(config: LakeConfig) -> str | None:
         return None
     with engine.begin() as connection:
         identity = _read(connection)
-        if identity is None or not _is_here(config, identity):
+        if identity is None or not is_here(config, identity):
             return None
         _expect_tables_here(config, _tables(connection))
         return identity.lake_id
@@ -140,18 +148,23 @@ def _record(config: LakeConfig) -> str:
         if connection.dialect.name == "postgresql":
             connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
         recorded, tables = _read(connection), _tables(connection)
-        if recorded is None or not _is_here(config, recorded):
+        if recorded is None or not is_here(config, recorded):
             raise_if_elsewhere(config, recorded, tables)
         _expect_tables_here(config, tables)
         identity = identity_of(config, recorded.lake_id if recorded and tables else uuid4().hex)
-        _metadata.create_all(connection)
-        connection.execute(sql.delete(_LAKE))
-        connection.execute(
-            sql.insert(_LAKE).values(
-                one=1, id=identity.lake_id, folder=identity.folder, warehouse=identity.warehouse
-            )
-        )
+        _write(connection, identity)
         return identity.lake_id
+
+
+def _write(connection: sql.Connection, identity: Identity) -> None:
+    """Replace the record."""
+    _metadata.create_all(connection)
+    connection.execute(sql.delete(_LAKE))
+    connection.execute(
+        sql.insert(_LAKE).values(
+            one=1, id=identity.lake_id, folder=identity.folder, warehouse=identity.warehouse
+        )
+    )
 
 
 def metadata_files(
@@ -175,6 +188,110 @@ def metadata_files(
         raise database.connection_error(failure, "The lake's catalog") from failure
 
 
+def recorded_tables(config: LakeConfig) -> tuple[Identity | None, dict[TableName, str]]:
+    """Return a catalog's recorded identity, and the metadata file of every table and view.
+
+    Raises:
+        LakeError: the catalog's database is not reachable.
+    """
+    try:
+        engine = database.read_engine(config.catalog_database)
+        if engine is None:
+            return None, {}
+        with engine.begin() as connection:
+            return _read(connection), _tables(connection)
+    except SQLAlchemyError as failure:
+        raise database.connection_error(failure, "The lake's catalog") from failure
+
+
+def move_tables(
+    config: LakeConfig,
+    files: Mapping[TableName, tuple[str, str, str]],
+    new_location: Callable[[str], str | None],
+) -> None:
+    """Change the metadata files of tables, and record the lake at the opened location.
+
+    It is one transaction.
+
+    Args:
+        config: the opened lake.
+        files: the metadata file of each table as the catalog has it, the new one, and that of the
+            table's previous state.
+        new_location: returns the new location of a file or folder; None for one outside.
+
+    Raises:
+        CommitConflictError: a table was changed meanwhile; nothing has changed.
+        LakeError: the catalog's database is not reachable or not writable.
+    """
+    try:
+        with database.write_engine(config, config.catalog_database).begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
+            for name, places in files.items():
+                _move_table(connection, name, *places)
+            _move_schemas(connection, new_location)
+            recorded = _read(connection)
+            _write(connection, identity_of(config, recorded.lake_id if recorded else uuid4().hex))
+    except SQLAlchemyError as failure:
+        raise database.connection_error(failure, "The lake's catalog") from failure
+
+
+def _move_table(
+    connection: sql.Connection, name: TableName, before: str, after: str, previous: str
+) -> None:
+    moved = connection.execute(
+        sql.update(_TABLES)
+        .where(
+            _TABLES.c.catalog_name == _CATALOG,
+            _TABLES.c.table_namespace == name.schema,
+            _TABLES.c.table_name == name.table,
+            _TABLES.c.metadata_location == before,
+        )
+        .values(metadata_location=after, previous_metadata_location=previous)
+    )
+    if moved.rowcount != 1:
+        raise CommitConflictError(
+            "The table was changed while the lake was adopted: the lake is in use.",
+            table=str(name),
+            hint="Stop everything that uses the lake, and run the command again.",
+        )
+
+
+def _move_schemas(connection: sql.Connection, new_location: Callable[[str], str | None]) -> None:
+    """Change locations among the properties of schemas, which other engines may have set."""
+    if not sql.inspect(connection).has_table(_SCHEMAS.name):
+        return
+    mine = _SCHEMAS.c.catalog_name == _CATALOG
+    for row in connection.execute(sql.select(_SCHEMAS).where(mine)).all():
+        new = new_location(row.property_value or "")
+        if new is not None and new != row.property_value:
+            connection.execute(
+                sql.update(_SCHEMAS)
+                .where(
+                    mine,
+                    _SCHEMAS.c.namespace == row.namespace,
+                    _SCHEMAS.c.property_key == row.property_key,
+                )
+                .values(property_value=new)
+            )
+
+
+def is_here(config: LakeConfig, identity: Identity) -> bool:
+    """Return whether a catalog's record is for the opened location."""
+    here = identity_of(config)
+    if identity.folder is not None and here.folder is not None:
+        is_same = is_same_place(identity.folder, here.folder)
+    else:
+        is_same = identity.folder is here.folder
+    return is_same and is_same_place(identity.warehouse, here.warehouse)
+
+
+def root_of(metadata: str) -> str:
+    """Return the warehouse of a metadata file `<warehouse>/tables/<id>/metadata/<file>`."""
+    root = metadata.rsplit("/", 4)[0]
+    return str(local_path(root) or root)
+
+
 def raise_if_elsewhere(
     config: LakeConfig, recorded: Identity | None, tables: Mapping[TableName, str]
 ) -> None:
@@ -196,7 +313,7 @@ def raise_if_elsewhere(
     if recorded is None and not strays:
         return
     if recorded is None:
-        place = _root_of(tables[strays[0]])
+        place = root_of(tables[strays[0]])
         raise LakeLocationError(
             f"{_count_strays(strays, len(tables))} of this lake are located outside "
             f"{_location_of(here)}, for example below {place}: the lake was copied or moved, or "
@@ -271,15 +388,6 @@ def version_of(metadata_file: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _is_here(config: LakeConfig, identity: Identity) -> bool:
-    here = identity_of(config)
-    if identity.folder is not None and here.folder is not None:
-        is_same = is_same_place(identity.folder, here.folder)
-    else:
-        is_same = identity.folder is here.folder
-    return is_same and is_same_place(identity.warehouse, here.warehouse)
-
-
 def _expect_tables_here(config: LakeConfig, tables: Mapping[TableName, str]) -> None:
     """Raise if the folder is at the recorded location, but contains none of the lake's tables."""
     local = [path for path in map(local_path, tables.values()) if path is not None]
@@ -288,7 +396,8 @@ def _expect_tables_here(config: LakeConfig, tables: Mapping[TableName, str]) -> 
     raise LakeLocationError(
         f"None of the lake's {len(local)} tables is in {config.warehouse_location} on this "
         "machine.",
-        hint="Check that the right disk or share is mounted there; otherwise restore the folder.",
+        hint="Check that the right disk or share is mounted there. If the tables were moved, run "
+        "`chronolake adopt`; otherwise restore the folder.",
     )
 
 
@@ -320,12 +429,6 @@ def _tables(
     return found if names is None else {name: found[name] for name in names if name in found}
 
 
-def _root_of(metadata: str) -> str:
-    """Return the warehouse of a metadata file `<warehouse>/tables/<id>/metadata/<file>`."""
-    root = metadata.rsplit("/", 4)[0]
-    return str(local_path(root) or root)
-
-
 def _location_of(identity: Identity) -> str:
     if identity.folder is None or is_same_place(identity.folder, identity.warehouse):
         return identity.warehouse
@@ -351,13 +454,13 @@ def _hint_for(place: str, config: LakeConfig) -> str:
     if local_path(place) is None:
         return (
             f"Open the lake with lake.warehouse: {place}, in its own folder and with its own "
-            "catalog. For a second lake, use an empty folder and another warehouse, and run "
-            "`chronolake sync` there."
+            "catalog; or, if its files were moved, run `chronolake adopt`. For a second lake, use "
+            "an empty folder and another warehouse, and run `chronolake sync` there."
         )
     return (
-        f"Open the lake in {place}. If it was moved, move or restore it to {place}, mount it "
-        f"there, or make {place} a symbolic link to {config.path}. For a second lake, use an "
-        "empty folder and run `chronolake sync` there: a pipeline's tables are created again "
-        "from its raw lake or source. Read-only commands work here on tables that are inside the "
-        "folder."
+        f"Open the lake in {place}. If it was moved or restored here, run `chronolake adopt` once "
+        f"nothing uses the original, or make {place} a symbolic link to {config.path}. For a "
+        "second lake, use an empty folder and run `chronolake sync` there: a pipeline's tables are "
+        "created again from its raw lake or source. Read-only commands work here on tables that "
+        "are inside the folder."
     )

@@ -20,6 +20,7 @@ from chronolake.pipeline.store import Store
 
 #: Every command that works on a lake or a project, with its arguments.
 WORDS = {
+    "adopt": (),
     "check": (),
     "diff": ("crm.Account", "--from", "2024-01-01", "--to", "2024-02-01"),
     "discover": ("crm",),

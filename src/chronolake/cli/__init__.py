@@ -6,6 +6,7 @@
 | `tables` | `tables`, `history`, `usage`: no JVM, so they respond immediately; `diff`: Spark |
 | `maintenance` | `query`, `verify`, `maintain`, `view`: Spark |
 | `mode` | `mode`: Spark |
+| `adopt` | `adopt`: no JVM |
 | `serve` | `serve`: Spark; `ui`: no JVM |
 | `tester` | `test-destination` |
 | `project` | `init`, `schema`, `status`, `runs`, `state` |
@@ -16,6 +17,7 @@
 """
 
 from chronolake.cli import (
+    adopt,
     check,
     engine,
     maintenance,
@@ -30,6 +32,7 @@ from chronolake.cli import (
 from chronolake.cli.app import app, main
 
 __all__ = [
+    "adopt",
     "app",
     "check",
     "engine",

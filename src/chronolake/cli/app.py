@@ -63,7 +63,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Set up a project": ("init", "check", "discover", "read", "schema"),
     "Run pipelines": ("sync", "status", "runs", "resync", "rebuild", "state"),
     "Read tables": ("tables", "history", "query", "diff", "ui", "usage"),
-    "Change and maintain tables": ("verify", "maintain", "mode", "view"),
+    "Change and maintain tables": ("verify", "maintain", "mode", "view", "adopt"),
     "Run and test a destination": ("serve", "test-destination"),
     "Run in the background": ("up", "engine"),
     "About": ("version",),
@@ -198,7 +198,12 @@ def version(*, json: JsonOption = False) -> None:
 
 
 def configuration(
-    project: Path | None, lake: Path | None, config: Path | None, settings: Sequence[str] | None
+    project: Path | None,
+    lake: Path | None,
+    config: Path | None,
+    settings: Sequence[str] | None,
+    *,
+    notes_strays: bool = True,
 ) -> LakeConfig:
     """Return the configuration of the lake from the common options.
 
@@ -207,6 +212,7 @@ def configuration(
         lake: `--lake`; it overrides the lake of a project's file.
         config: `--config`.
         settings: `--set`, each KEY=VALUE.
+        notes_strays: whether a note is printed if tables are outside the lake.
 
     Raises:
         ConfigurationError: the file is invalid, or does not exist in `--project` or `--config`.
@@ -217,7 +223,7 @@ def configuration(
 
     overrides = dict(parse_pairs(settings or (), "--set"))
     if lake is not None:
-        return _print_stray_note(load(lake, file=config, overrides=overrides))
+        return _prepared(load(lake, file=config, overrides=overrides), notes_strays=notes_strays)
     file = config or find_project(project)
     if file is None:
         raise typer.BadParameter(
@@ -225,14 +231,18 @@ def configuration(
             "lake with --lake, or of a project with --project",
             param_hint=_LAKE,
         )
-    return _print_stray_note(lake_of_project(file, overrides=overrides))
+    return _prepared(lake_of_project(file, overrides=overrides), notes_strays=notes_strays)
+
+
+def _prepared(config: LakeConfig, *, notes_strays: bool) -> LakeConfig:
+    from chronolake import permissions  # noqa: PLC0415 - not for `--help` and `version`
+
+    permissions.restrict(config)
+    return _print_stray_note(config) if notes_strays else config
 
 
 def _print_stray_note(config: LakeConfig) -> LakeConfig:
     """Print a note on standard error if tables are outside the lake; return its configuration."""
-    from chronolake import permissions  # noqa: PLC0415 - not for `--help` and `version`
-
-    permissions.restrict(config)
     if config.catalog.uri is None and not config.catalog_file.is_file():
         return config
     from chronolake.inspect.catalog import tables_outside  # noqa: PLC0415 - not for `--help` and `version`

@@ -305,8 +305,8 @@ def _load_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
             raise LakeLocationError(
                 f"The table is stored outside the opened lake in {config.path}, and its metadata "
                 f"cannot be read: {type(failure).__name__}.",
-                hint="The lake was copied or moved, or is mounted at another path. Open it at its "
-                "original path: move, restore or mount it there.",
+                hint="The lake was copied or moved, or is mounted at another path. Run `chronolake "
+                "adopt`, or open the lake at its original path.",
                 table=str(name),
                 file=location,
             ) from failure

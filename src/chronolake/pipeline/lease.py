@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import sqlalchemy as sql
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
+from chronolake import database
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.errors import LakeError, LeaseLostError, PipelineBusyError
 from chronolake.pipeline.properties import LEASE_PROPERTY
@@ -34,8 +37,7 @@ from chronolake.pipeline.store import LEASES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import sqlalchemy as sql
-
+    from chronolake.config import LakeConfig
     from chronolake.errors import ChronolakeError
     from chronolake.iceberg import IcebergTable
     from chronolake.pipeline.store import Store
@@ -247,6 +249,27 @@ def raise_if_busy(store: Store, pipeline: str) -> None:
     with store.transaction() as connection:
         row = connection.execute(LEASES.select().where(LEASES.c.pipeline == pipeline)).one_or_none()
     _raise_unless_free(row, pipeline, is_held_here=(store.address, pipeline) in _held)
+
+
+def raise_if_any_busy(config: LakeConfig) -> None:
+    """Raise if a pipeline of a lake is running; nothing is written.
+
+    Raises:
+        PipelineBusyError: one is.
+        LakeError: the store is not reachable.
+    """
+    try:
+        engine = database.read_engine(config.store_database)
+        if engine is None:
+            return
+        with engine.begin() as connection:
+            if not sql.inspect(connection).has_table(LEASES.name):
+                return
+            rows = connection.execute(LEASES.select()).all()
+    except SQLAlchemyError as failure:
+        raise database.connection_error(failure, "The operational store") from failure
+    for row in rows:
+        _raise_unless_free(row, row.pipeline, is_held_here=True)
 
 
 def note_refused(store: Store, pipeline: str, failure: ChronolakeError) -> None:
