@@ -163,6 +163,9 @@ _LOOPBACK: Final[dict[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
+#: A container sees its own limit there (cgroup v2).
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
 _WRITES_CHECKSUMS: Final = "org.apache.hadoop.fs.ChecksumFileSystem"
 
 # Settings of a session; every lake has its own.
@@ -775,4 +778,13 @@ def active(session: SparkSession) -> Iterator[None]:
 
 def _driver_gibibytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(8, total // 3 // 2**30))
+    return max(1, min(8, min(total, _container_limit() or total) // 3 // 2**30))
+
+
+def _container_limit() -> int | None:
+    """Return the memory that the container of this process may use, or None without a limit."""
+    try:
+        limit = _CONTAINER_LIMIT.read_text().strip()
+    except OSError:
+        return None
+    return int(limit) if limit.isdecimal() else None
