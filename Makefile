@@ -151,6 +151,8 @@ lock: $(LOCKED)  ## resolve the dependencies again, within pyproject.toml's boun
 	@$(RESOLVE) --upgrade --group dev --output-file requirements.lock
 	@cp requirements.lock requirements-spark40.lock  # the versions to keep
 	@$(RESOLVE) --group test --overrides <(echo "pyspark>=4.0,<4.1") --output-file requirements-spark40.lock
+	@cp requirements.lock deploy/requirements.lock
+	@$(RESOLVE) --output-file deploy/requirements.lock
 
 clean:  ## remove the files that targets created, except .venv
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop site spark-warehouse

@@ -83,23 +83,31 @@ def rows_at(
     *,
     size: int,
     is_local: bool,
+    publish: Callable[[str], str],
     spark: Callable[[], SparkSession],
 ) -> ArrowRows:
     """Return the rows at places that the driver knows, for the driver or for evenly loaded tasks.
 
     Args:
-        places: where the rows are located, in the terms of `read`.
+        places: where the rows are located, in the terms of `read`: files, in the column `file`,
+            and what else it needs.
         read: reads the rows at some places.
         schema: the columns of the rows, as a Spark schema (DDL).
         size: the size of all rows, in bytes.
-        is_local: whether tasks run on the driver's machine: only then may the driver read instead.
+        is_local: whether the driver has the files: only then may it read instead.
+        publish: returns the location at which tasks find a file.
         spark: returns the session; it is called if tasks read the rows.
     """
 
     def distribute() -> DataFrame:
+        import pyarrow as pa  # noqa: PLC0415 - slow to import
+
         session = spark()
         tasks = max(1, min(places.num_rows, session.sparkContext.defaultParallelism))
-        return session.createDataFrame(places).coalesce(1).repartition(tasks)
+        found = {file: publish(file) for file in places["file"].unique().to_pylist()}
+        files = pa.array([found[file] for file in places["file"].to_pylist()], pa.string())
+        shared = places.set_column(places.schema.get_field_index("file"), "file", files)
+        return session.createDataFrame(shared).coalesce(1).repartition(tasks)
 
     return ArrowRows(distribute, read, schema, places if size <= FEW_BYTES and is_local else None)
 

@@ -20,6 +20,7 @@ from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import LakeLocationWarning, MissingRequirementError, TableNotFoundError
+from chronolake.executor_files import ExecutorFiles
 from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import unknown_table_hint
 from chronolake.iceberg import Catalog, durability, read_metadata
@@ -64,14 +65,17 @@ class Lake:
         starting: Callable[[], AbstractContextManager[object]] = nullcontext,
         *,
         is_short_lived: bool = False,
+        spark: SparkSession | None = None,
     ) -> None:
         self.config = config
+        self._given = spark
         self._starting = starting
         self._is_short_lived = is_short_lived
         self._started: session.Sessions | None = None
         self._start_lock = threading.RLock()
         self._work: float | None = None
         self._metadata: dict[str, StoredMetadata] = {}
+        self._executor_files: ExecutorFiles | None = None
         self._missing: tuple[MissingRequirementError, float] | None = None
         self.containment = Containment(config)
         is_listed = config.catalog.kind is not CatalogKind.REST
@@ -83,24 +87,36 @@ class Lake:
         self._guard = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | Path, *, config: LakeConfig | str | Path | None = None) -> Self:
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        config: LakeConfig | str | Path | None = None,
+        spark: SparkSession | None = None,
+    ) -> Self:
         """Open the lake in a folder, and create the folder if it is missing.
 
         Args:
             path: the lake's folder; `chronolake.yml` in it (or in the working directory) is read.
             config: another file to read, or a configuration to use instead of a file.
+            spark: the application's own Spark session, for example of a notebook or a cluster of
+                EMR or Dataproc. The lake gets sessions of its own beside it; `spark` in
+                chronolake.yml has no effect. By default a session that runs in this process is
+                used, and otherwise one is started.
 
         Raises:
             ConfigurationError: chronolake.yml or the environment is invalid.
             MissingRequirementError: Java, a jar, or the driver of a catalog in PostgreSQL is
                 missing.
             StorageError: the folder cannot be written.
-            LakeError: the catalog cannot be used.
+            LakeError: the catalog cannot be used, or the Spark session lacks settings or jars; the
+                error lists them.
         """
         lake = cls.prepare(
             config
             if isinstance(config, LakeConfig)
-            else load(Path(path), file=None if config is None else Path(config))
+            else load(Path(path), file=None if config is None else Path(config)),
+            spark=spark,
         )
         lake.catalog.connect()
         return lake
@@ -112,6 +128,7 @@ class Lake:
         *,
         starting: Callable[[], AbstractContextManager[object]] = nullcontext,
         is_short_lived: bool = False,
+        spark: SparkSession | None = None,
     ) -> Self:
         """Open a lake as `open` does, but start Spark only when it is first needed.
 
@@ -120,6 +137,7 @@ class Lake:
             starting: returns the context in which Spark starts.
             is_short_lived: whether the process ends with the work of this lake. Only then may Java
                 start with options for the work that is noted (`note_work`).
+            spark: as for `open`.
 
         Raises:
             MissingRequirementError: the driver of a catalog in PostgreSQL is missing.
@@ -133,7 +151,7 @@ class Lake:
             storage.register_bucket(settings.warehouse_location)
         if settings.fsync:
             durability.make_names_durable(settings.path)
-        return cls(settings, starting, is_short_lived=is_short_lived)
+        return cls(settings, starting, is_short_lived=is_short_lived, spark=spark)
 
     @property
     def spark(self) -> SparkSession:
@@ -149,6 +167,24 @@ class Lake:
     def is_local(self) -> bool:
         """Return whether Spark's tasks run, or will run, in this process's own JVM."""
         return session.runs_locally(self.config.spark.master)
+
+    @property
+    def executor_files(self) -> ExecutorFiles:
+        """Return the driver's files as Spark's tasks see them."""
+        if self._executor_files is None:
+            config = self.config
+            self._executor_files = ExecutorFiles(
+                config.warehouse_location,
+                config.object_storage,
+                # On a cluster, the folder of a lake has to be shared, unless it is in a bucket.
+                are_shared=self.is_local or config.local_warehouse is not None,
+            )
+        return self._executor_files
+
+    @property
+    def has_files_of_tasks(self) -> bool:
+        """Return whether files that tasks would read are on the driver's own disk."""
+        return self.is_local or not self.executor_files.are_shared
 
     @property
     def has_started(self) -> bool:
@@ -218,6 +254,7 @@ class Lake:
                     catalog_settings(config),
                     schemes=config.schemes,
                     is_small=self._is_small,
+                    given=self._given,
                 )
             _make_durable(config, sessions.spark)
         return sessions

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -185,8 +185,27 @@ class BucketPath:
         Raises:
             ObjectStoreError: it does not exist, or the store refuses or does not respond.
         """
-        content = io.BufferedReader(_Content(self, self._existing().size), _READ_BYTES)
-        return pa.PythonFile(content, mode="r")
+        return pa.PythonFile(self.open_binary(), mode="r")
+
+    def open_binary(self, read_bytes: int = _READ_BYTES) -> io.BufferedReader:
+        """Open the object as Python opens files.
+
+        Args:
+            read_bytes: bytes that one request reads at least.
+
+        Raises:
+            ObjectStoreError: it does not exist, or the store refuses or does not respond.
+        """
+        return io.BufferedReader(_Content(self, self._existing().size), read_bytes)
+
+    def upload(self, content: BinaryIO) -> None:
+        """Write the object from a file of any size; an object with the name is replaced.
+
+        Raises:
+            ObjectStoreError: the store refuses, or does not respond.
+        """
+        with _errors(self):
+            self._client.put(self.key, content)
 
     def create(self, content: bytes) -> bool:
         """Create the object, unless its name is taken.

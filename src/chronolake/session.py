@@ -30,11 +30,12 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from chronolake import class_archive, jars, sketches
+from chronolake import class_archive, jars, sketches, spark_requirements
 from chronolake.errors import LakeError, MissingRequirementError
 from chronolake.location import is_local
 from chronolake.masking import holds_secret, is_secret
 from chronolake.py4j_nodelay import acknowledge_at_once
+from chronolake.spark_requirements import EXTENSIONS
 from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ def settle() -> None:
 
 
 CATALOG: Final = "chronolake"
-EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 _JAVA_HOMES: Final = (
     "/usr/lib/jvm/*17*",
@@ -81,16 +81,13 @@ _JAVA_HOMES: Final = (
 _JAVA_VERSIONS: Final = ("17", "21")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+#: PySpark itself ignores this setting of `spark-submit` in a process that it did not start.
+_EXECUTOR_PYTHON: Final = "spark.pyspark.python"
+_PYTHON: Final = "PYSPARK_PYTHON"
 _CLASS_PATH: Final = "spark.driver.extraClassPath"
 #: A variable with jars that follow Spark's own on the class path.
 _APPENDED_PATH: Final = "SPARK_DIST_CLASSPATH"
 _SPARK_HOME: Final = "SPARK_HOME"
-#: A class of each object store's client.
-_CLIENT_CLASSES: Final = {
-    "s3": "software.amazon.awssdk.services.s3.S3Client",
-    "gs": "com.google.cloud.storage.Storage",
-    "abfss": "com.azure.storage.file.datalake.DataLakeFileClient",
-}
 _CLASSIC_SESSION: Final = "org.apache.spark.sql.classic.SparkSession"
 _CLOSEABLE: Final = "java.io.Closeable"
 #: Variables with options for every JVM.
@@ -159,17 +156,15 @@ _AT_START: Final = (
     "spark.hadoop.fs.permissions.",
 )
 
-_OPEN_FIRST: Final = (
-    "Open the lake before anything else starts Spark, or start Spark with "
-    f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.jars."
-)
-
 # Without a cluster, no other machine needs the driver. Spark's ports have no password, and by
 # default they are open on the machine's network address.
 _LOOPBACK: Final[dict[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+
+#: A container sees its own limit there (cgroup v2).
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 _WRITES_CHECKSUMS: Final = "org.apache.hadoop.fs.ChecksumFileSystem"
 
@@ -348,6 +343,7 @@ def start(
     *,
     schemes: Collection[str] = (),
     is_small: bool = False,
+    given: SparkSession | None = None,
 ) -> Sessions:
     """Create the sessions of one lake, on the process's one JVM.
 
@@ -357,14 +353,15 @@ def start(
         catalog: settings of the Iceberg catalog, without their `spark.sql.catalog.…` prefix.
         schemes: the schemes of the object stores that are used.
         is_small: whether little work is known to follow. Only the first call in a process uses it.
+        given: a session of the application to use; None for the one that runs, or a new one.
 
     Raises:
         MissingRequirementError: Java or a jar is missing.
-        LakeError: Spark cannot be started, or a Spark session without Iceberg already runs in this
-            process.
+        LakeError: Spark cannot be started, or the session that runs in this process, or its
+            executors, lack something that the lake needs.
     """
     with _discarding_java():
-        return _start(master, conf, catalog, schemes=schemes, is_small=is_small)
+        return _start(master, conf, catalog, schemes=schemes, is_small=is_small, given=given)
 
 
 def _start(
@@ -374,25 +371,15 @@ def _start(
     *,
     schemes: Collection[str],
     is_small: bool,
+    given: SparkSession | None,
 ) -> Sessions:
     running = SparkContext._active_spark_context  # noqa: SLF001
-    if running is None:
+    if running is None and given is None:
         base = _launch(master, conf, schemes=schemes, is_small=is_small)
     else:
-        base = SparkSession.builder.getOrCreate()
-        if EXTENSIONS not in (base.conf.get("spark.sql.extensions", "") or ""):
-            raise LakeError(
-                "A Spark session without Iceberg is running in this process.",
-                hint=_OPEN_FIRST,
-            )
-    for scheme in schemes:
-        if not _has_class(base, _CLIENT_CLASSES[scheme]):
-            raise LakeError(
-                f"The Spark session of this process was started without the jars for {scheme}://.",
-                hint="Open the lake in a process of its own, or before lakes in other stores."
-                if jars.clients([scheme])
-                else f"Add the jars of its client to `{_CLASS_PATH}` in `spark.conf`.",
-            )
+        base = given or SparkSession.builder.getOrCreate()
+    spark_requirements.expect_usable(base, schemes=schemes, catalog_uri=catalog.get("uri", ""))
+    spark_requirements.expect_executors(base)
     acknowledge_at_once(base)
     partitions = 2 * base.sparkContext.defaultParallelism
     settings = {
@@ -599,8 +586,10 @@ def settings_of_java(
 def _launch(
     master: str, conf: Mapping[str, str], *, schemes: Collection[str], is_small: bool
 ) -> SparkSession:
-    # Executors must run the interpreter that has this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Executors must run an interpreter that has this package.
+    if python := conf.get(_EXECUTOR_PYTHON):
+        os.environ |= {_PYTHON: python}
+    os.environ.setdefault(_PYTHON, sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = home = java_home()
     archive = class_archive.java_options(home)
@@ -629,7 +618,8 @@ def _launch(
         # A JVM outlives its sessions, and loads jars only at its start.
         session.stop()
         raise LakeError(
-            "A Spark session was started in this process without Iceberg.", hint=_OPEN_FIRST
+            "A Spark session was started in this process without Iceberg.",
+            hint="Open the lake before anything else starts Spark.",
         )
     _write_no_checksum_files(session)
     if shared is None and not archive:
@@ -764,12 +754,7 @@ def _write_no_checksum_files(session: SparkSession) -> None:
 
 
 def _has_iceberg(session: SparkSession) -> bool:
-    return _has_class(session, EXTENSIONS)
-
-
-def _has_class(session: SparkSession, name: str) -> bool:
-    loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # noqa: SLF001
-    return loader.getResource(f"{name.replace('.', '/')}.class") is not None
+    return spark_requirements.has_class(session, EXTENSIONS)
 
 
 @contextmanager
@@ -793,4 +778,13 @@ def active(session: SparkSession) -> Iterator[None]:
 
 def _driver_gibibytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(8, total // 3 // 2**30))
+    return max(1, min(8, min(total, _container_limit() or total) // 3 // 2**30))
+
+
+def _container_limit() -> int | None:
+    """Return the memory that the container of this process may use, or None without a limit."""
+    try:
+        limit = _CONTAINER_LIMIT.read_text().strip()
+    except OSError:
+        return None
+    return int(limit) if limit.isdecimal() else None

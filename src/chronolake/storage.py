@@ -107,6 +107,7 @@ _STORE_SILENT: Final = re.compile(
     r"SdkClientException|ApiCallTimeoutException|AWS Error NETWORK_CONNECTION"
     r"|AWS Error (?:SLOW_DOWN|INTERNAL_FAILURE|REQUEST_TIMEOUT)"
 )
+_STORE_NO_CREDENTIALS: Final = re.compile(r"Unable to load credentials")
 _STORE_LOCATION: Final = re.compile(r"\b((?:s3[an]?|gs|abfss?)://[^\s,;'\")]+)")
 _CREDENTIALS: Final = (
     "Check the credentials (`storage` in chronolake.yml, or the provider's default chain), and "
@@ -182,6 +183,13 @@ def _object_store_error(text: str) -> ObjectStoreError | None:
     found, named = _STORE_STATUS.search(text), _STORE_CODE.search(text)
     if found is None and named is None and _STORE_SILENT.search(text) is None:
         return None
+    if _STORE_NO_CREDENTIALS.search(text):
+        return ObjectStoreError(
+            "Credentials for the object store were not found.",
+            file=", ".join(sorted(_buckets)) or None,
+            hint="Set `storage` in chronolake.yml, whose keys executors of a cluster get as well, "
+            "or credentials of the provider's default chain on every machine.",
+        )
     status = None if found is None else int(next(filter(None, found.groups())))
     code = None if named is None else next(filter(None, named.groups()))
     place = _STORE_LOCATION.search(text)

@@ -40,12 +40,17 @@ def create_folder_of(mirror: Path, jar: jars.Jar) -> Path:
     return folder / jar.file_name
 
 
-def fill(mirror: Path) -> tuple[jars.Jar, ...]:
-    """Add the jars that this process uses to a registry, and return them."""
-    required = jars.required()
-    for jar, file in zip(required, jars.paths(java_home()), strict=True):
+def fill(mirror: Path, *schemes: str) -> tuple[jars.Jar, ...]:
+    """Add the jars that this process uses to a registry, and return them.
+
+    Args:
+        mirror: the registry's folder.
+        schemes: the object stores whose clients are added.
+    """
+    found = (*jars.required(), *jars.clients(schemes))
+    for jar, file in zip(found, jars.paths(java_home(), schemes=schemes), strict=True):
         create_folder_of(mirror, jar).symlink_to(file)
-    return required
+    return found
 
 
 def write_ivy_settings(url: str, folder: Path) -> Path:

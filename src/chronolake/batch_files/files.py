@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from chronolake.change_set import Op
+    from chronolake.object_store import BucketPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,14 @@ class BatchFile:
         op: the operation of the request's list with the file.
         key: the 32 bytes of the decryption key, or None. Never shown.
         root: real path of the folder in which the file must be when it is opened, or None.
+        copy: the file's copy in a bucket, which tasks read, or None.
     """
 
     path: str
     op: Op
     key: bytes | None = field(default=None, repr=False)
     root: str | None = None
+    copy: BucketPath | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,18 @@ def open_file(path: str, root: str | None) -> BinaryIO:
     return cast("BinaryIO", os.fdopen(number, "rb", buffering=0))
 
 
+def open_content(file: BatchFile) -> BinaryIO:
+    """Open the content of a batch file, or of its copy, for reading.
+
+    Raises:
+        FileAccessError: as for `open_file`.
+        ObjectStoreError: the copy cannot be read.
+    """
+    if file.copy is not None:
+        return file.copy.open_binary(_COPY_BYTES)
+    return open_file(file.path, file.root)
+
+
 def _open_below(path: str, root: str) -> int:
     # Not strict, so that callers cannot find out whether a file outside the root exists.
     real = Path(os.path.realpath(path))
@@ -156,6 +171,8 @@ def _unreadable(path: str, error: Exception) -> FileAccessError:
 BLOCK: Final = 16
 KEY_LENGTH: Final = 32
 _STEP: Final = 1 << 20
+#: Bytes of a copy that one request reads.
+_COPY_BYTES: Final = 8 << 20
 
 
 class Plain(Protocol):
@@ -183,7 +200,7 @@ def open_plain(file: BatchFile, form: FileForm) -> Iterator[Plain]:
         DecompressionError: while reading: the content is not one or more complete streams of the
             compression.
     """
-    with open_file(file.path, file.root) as raw:
+    with open_content(file) as raw:
         source: _Ciphertext | _PlainSource = (
             _Ciphertext(raw, file) if form.encrypted else _PlainSource(raw, file)
         )
@@ -334,9 +351,11 @@ def _key(file: BatchFile) -> bytes:
 
 def _length(raw: BinaryIO, file: BatchFile) -> int:
     try:
-        return os.fstat(raw.fileno()).st_size
+        size = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
     except OSError as error:
         raise _read_failed(file, error) from None
+    return size
 
 
 class _Decompressed:

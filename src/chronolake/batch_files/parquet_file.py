@@ -29,7 +29,7 @@ from chronolake.batch_files.decoded_rows import (
     marker_error,
     parse_cells,
 )
-from chronolake.batch_files.files import open_file, open_plain
+from chronolake.batch_files.files import open_content, open_plain
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, OversizeError
 from chronolake.parquet_footer import flaw_in
@@ -99,7 +99,7 @@ def pieces(
     """
     file_reader = _ParquetFile(file, form, columns, required, tallies)
     if form.compression == "off" and not form.encrypted:
-        with open_file(file.path, file.root) as raw, pa.PythonFile(raw, mode="r") as source:
+        with open_content(file) as raw, pa.PythonFile(raw, mode="r") as source:
             yield from file_reader.pieces(source)
     else:
         with open_plain(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:

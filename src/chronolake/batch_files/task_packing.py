@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.batch_files.decoder import ReadOptions, decode_file
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from chronolake.batch_files.files import BatchFile, FileForm
+    from chronolake.executor_files import ExecutorFiles
+    from chronolake.object_store import BucketPath
     from chronolake.types import Column
 
 #: Bytes of batch files from which on a task is worth its cost.
@@ -135,6 +139,34 @@ def size_of(file: BatchFile, table: str, batch: str) -> int:
             return os.fstat(raw.fileno()).st_size
     except BatchFileError as error:
         raise _with_place(error, table, batch) from None
+
+
+@contextmanager
+def copy_for_tasks(
+    files: Sequence[BatchFile], copies: ExecutorFiles, table: str, batch: str
+) -> Iterator[tuple[BatchFile, ...]]:
+    """Yield the files of a request as tasks read them: copies, if they do not see the driver's.
+
+    Encrypted files stay encrypted. The copies are removed when the block ends.
+
+    Raises:
+        FileAccessError: a file does not exist, or must not be read; with table and batch.
+        ObjectStoreError: a file cannot be copied to the bucket.
+    """
+    if copies.are_shared:
+        yield tuple(files)
+        return
+    made: list[BucketPath] = []
+    try:
+        for file in files:
+            try:
+                with open_file(file.path, file.root) as content:
+                    made.append(copies.copy(content))
+            except BatchFileError as error:
+                raise _with_place(error, table, batch) from None
+        yield tuple(replace(file, copy=copy) for file, copy in zip(files, made, strict=True))
+    finally:
+        copies.discard(made)
 
 
 def _with_place(error: BatchFileError, table: str, batch: str) -> BatchFileError:

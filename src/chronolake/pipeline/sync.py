@@ -218,6 +218,7 @@ def sync(
                 for stream in syncs.values():
                     stream.maintain()
         finally:
+            lake.executor_files.discard()
             report.emit(EventKind.RUN_ENDED, status=status, streams=len(streams))
     stored = (stream.storage_failure for stream in syncs.values())
     return RunResult(

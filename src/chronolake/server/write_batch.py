@@ -204,8 +204,12 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> WriteResult:
             return WriteResult(None, 0, time.monotonic() - started)
         # Measured before the write, because callers may delete their files after the response.
         size = sum(batch_files.size_of(file, str(write.name), batch) for file in write.files)
-        changes = _read(lake.session_for(write.name, size), write, plan, batch)
-        result = _publish(lake, write, plan, changes, history=history, batch=batch)
+        with batch_files.copy_for_tasks(
+            write.files, lake.executor_files, str(write.name), batch
+        ) as files:
+            spark = lake.session_for(write.name, size)
+            changes = _read(spark, replace(write, files=files), plan, batch)
+            result = _publish(lake, write, plan, changes, history=history, batch=batch)
     for event, rows, reason in (
         ("updates_ignored", result.ignored, _IGNORED),
         ("versions_contradict_themselves", result.contradicting, _CONTRADICTING),

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,9 @@ class BucketProject:
     port: int
     pipelines: dict[str, Any]
     socket: str = "off"
+    spark: dict[str, Any] = field(default_factory=lambda: {"master": "local[2]", "conf": SPARK})
+    #: Further keys of `lake.storage`.
+    keys: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.configure()
@@ -40,9 +43,9 @@ class BucketProject:
         content = {
             "lake": {
                 "warehouse": self.warehouse,
-                "storage": {"endpoint": f"http://127.0.0.1:{self.port}"},
+                "storage": {"endpoint": f"http://127.0.0.1:{self.port}", **self.keys},
             },
-            "spark": {"master": "local[2]", "conf": SPARK},
+            "spark": self.spark,
             "pipelines": self.pipelines,
         }
         (self.folder / "chronolake.yml").write_text(yaml.safe_dump(content))
@@ -85,10 +88,10 @@ class BucketProject:
 class BucketEngine(EngineProcess):
     """An engine whose Java can reach S3."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder)
         self.environment |= CREDENTIALS
-        self.project = BucketProject(folder, "s3://none", 1, {})
+        self.project = BucketProject(folder, "s3://none", 1, {}, **settings)
 
     def start(self) -> str:
         """Start the engine, and return its socket."""

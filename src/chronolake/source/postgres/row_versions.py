@@ -12,14 +12,15 @@ only rows with such an index can be identified: the number of other rows depends
 identical rows there are.
 
 Memory stays bounded: a transaction may be larger than memory, and lands as a whole. Its versions
-are spooled to files in the lake's folder, which tasks can read, and which are removed when it has
-landed.
+are spooled to files in the lake's folder, which tasks can read (`chronolake.executor_files`), and
+which are removed when it has landed.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.executor_files import FileOpener
     from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.columns import SourceColumn
@@ -418,16 +420,19 @@ class Spool:
         texts = [f"{quote(column.name)} string" for column in self.columns]
         rows = rows_at(
             places,
-            _read_spool,
+            partial(_read_spool, open_file=lake.executor_files.opener),
             ", ".join([*texts, _SYSTEM_COLUMNS]),
             size=self.bytes,
-            is_local=lake.is_local,
+            is_local=lake.has_files_of_tasks,
+            publish=lake.executor_files.publish,
             spark=lambda: lake.spark,
         )
         return self.key.convert(rows, self.columns, self.landed_columns, others=_SYSTEM_COLUMNS)
 
 
-def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_spool(
+    places: Iterable[pa.RecordBatch], *, open_file: FileOpener
+) -> Iterator[pa.RecordBatch]:
     """Read row groups."""
     with ExitStack() as opened:
         files: dict[str, pq.ParquetFile] = {}
@@ -435,7 +440,8 @@ def _read_spool(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for place in batch.to_pylist():
                 path, group = place["file"], place["row_group"]
                 if path not in files:
-                    files[path] = opened.enter_context(pq.ParquetFile(path))
+                    content = opened.enter_context(open_file(path))
+                    files[path] = opened.enter_context(pq.ParquetFile(content))
                 for rows in files[path].iter_batches(row_groups=[group], use_threads=False):
                     never = pa.nulls(rows.num_rows, pa.int64())
                     yield rows.append_column(PURGED_AT, never)

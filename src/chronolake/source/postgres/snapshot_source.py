@@ -79,7 +79,10 @@ def read_snapshots(
                 else LogOffset.from_json(stored)
             )
             folder = selection.fingerprints_of(name)
-            snapshot_diff = SnapshotDiff(lake.spark, dsn, snapshot, server, major, folder)
+            snapshot_diff = SnapshotDiff(
+                *(lake.spark, dsn, snapshot, server, major, folder),
+                is_shared=lake.executor_files.are_shared,
+            )
             yield from snapshot_diff.read(
                 table, position.not_before(landed), full_refresh=full_refresh
             )

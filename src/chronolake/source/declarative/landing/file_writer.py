@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from chronolake.arrow_tasks import ArrowRows
+    from chronolake.executor_files import FileOpener
     from chronolake.lake import Lake
     from chronolake.source.declarative.landing.record_schema import Identity, Shape
     from chronolake.source.declarative.records.transformations import Record
@@ -213,10 +214,11 @@ def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
     lake.note_work(size)
     return rows_at(
         listed,
-        _read_batches,
+        partial(_read_batches, open_file=lake.executor_files.opener),
         ", ".join([_schema(parts[0].columns), *facts]),
         size=size,
-        is_local=lake.is_local,
+        is_local=lake.has_files_of_tasks,
+        publish=lake.executor_files.publish,
         spark=lambda: lake.spark,
     )
 
@@ -230,11 +232,13 @@ def _drop_facts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.drop_columns(list(_FACTS))
 
 
-def _read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_batches(
+    batches: Iterable[pa.RecordBatch], *, open_file: FileOpener
+) -> Iterator[pa.RecordBatch]:
     """Yield the records of files."""
     for batch in batches:
         for name in batch["file"].to_pylist():
-            with pa.ipc.open_file(pa.memory_map(name)) as file:
+            with open_file(name) as content, pa.ipc.open_file(content) as file:
                 for number in range(file.num_record_batches):
                     yield file.get_batch(number)
 

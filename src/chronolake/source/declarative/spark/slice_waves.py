@@ -57,7 +57,8 @@ def cluster_for(
         requests: most concurrent requests in all tasks together.
     """
     stream = reader.stream
-    if not can_run_on_executors(stream, api):
+    # Tasks write records to files, which the driver reads.
+    if not (lake.executor_files.are_shared and can_run_on_executors(stream, api)):
         return None
     network = api.session.network
     assignment = Assignment(
@@ -125,7 +126,6 @@ class Cluster:
         Raises:
             SourceError: the cluster could not read all of them, for a reason other than the API.
         """
-        # The driver reads the files that the tasks write.
         self.lake.containment.expect_shared(self.lake.spark, str(self.lake.config.path))
         context = self.lake.spark.sparkContext
         tasks = max(1, min(context.defaultParallelism, self.requests, len(works)))

@@ -77,6 +77,7 @@ class SnapshotDiff:
         server: the database's identifier (`catalog.server_of`).
         major: the server's major version.
         folder: the folder of the stream's fingerprints.
+        is_shared: whether tasks see the folder. If not, all rows are read and compared.
     """
 
     spark: SparkSession
@@ -85,6 +86,7 @@ class SnapshotDiff:
     server: int
     major: int
     folder: FingerprintFolder
+    is_shared: bool
 
     def read(
         self, table: SourceTable, position: LogOffset, *, full_refresh: bool
@@ -113,6 +115,8 @@ class SnapshotDiff:
     def _can_use_fingerprints(
         self, locked: TableSnapshot, key: RowKey, position: LogOffset
     ) -> bool:
+        if not self.is_shared:
+            return False
         if key.is_hashed or len(key.columns) != len(locked.table.key):
             return False
         if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):

@@ -1,0 +1,300 @@
+"""Executors that share nothing with the driver but a bucket: everything works as on one machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from postgresql import server
+from pyiceberg.catalog.sql import SqlCatalog
+
+from support.cluster import Cluster, can_isolate, cluster, conf
+from support.datalakes import DataLake
+from support.declarative.apis import Api, Reply
+from support.engines import AT, TIMEOUT, wait_until
+from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
+from support.store.server import S3Server
+
+_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+_WORKERS: Final = ("one", "two")
+#: Sent to executors with the jobs.
+_KEYS: Final = {
+    "access_key": "${AWS_ACCESS_KEY_ID}",
+    "secret_key": "${AWS_SECRET_ACCESS_KEY}",
+}
+_MANIFEST: Final = """
+version: 6.48.0
+type: DeclarativeSource
+check: {type: CheckStream, stream_names: [orders]}
+streams:
+  - type: DeclarativeStream
+    name: orders
+    primary_key: [id]
+    retriever:
+      type: SimpleRetriever
+      requester: {type: HttpRequester, url_base: "{{ config['url'] }}", path: /orders}
+      record_selector: {type: RecordSelector, extractor: {type: DpathExtractor, field_path: [data]}}
+    schema_loader:
+      type: InlineSchemaLoader
+      schema:
+        type: object
+        properties: {id: {type: integer}, note: {type: string}}
+spec:
+  type: Spec
+  connection_specification: {properties: {url: {type: string}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if not can_isolate():
+        pytest.skip("mount namespaces cannot be created here")
+    with cluster(tmp_path_factory.mktemp("cluster"), *_WORKERS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(workers: Cluster) -> Iterator[str]:
+    """Yield the socket of an engine whose executors are on the cluster."""
+    # A socket's path has at most 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="chronolake-cluster-"))
+    started = BucketEngine(folder, spark=_spark(workers), keys=_KEYS)
+    yield started.start()
+    started.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _spark(workers: Cluster) -> dict[str, Any]:
+    return {"master": workers.master, "conf": conf()}
+
+
+Open = Callable[..., BucketProject]
+
+
+@pytest.fixture
+def open_project(tmp_path: Path, s3: S3Server, workers: Cluster, engine: str) -> Open:
+    bucket = s3.bucket()
+
+    def open_(**pipelines: Any) -> BucketProject:
+        return BucketProject(
+            *(tmp_path, f"{bucket}/lake", s3.port, pipelines),
+            socket=engine,
+            spark=_spark(workers),
+            keys=_KEYS,
+        )
+
+    return open_
+
+
+def _place(there: BucketProject, s3: S3Server) -> Path:
+    return s3.folder / there.warehouse.removeprefix("s3://").rpartition("/")[0]
+
+
+def _rows(there: BucketProject, schema: str, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table as PyIceberg reads them."""
+    lake = there.project.lake
+    catalog = SqlCatalog(
+        "chronolake",
+        uri=f"sqlite:///{lake.catalog_file}",
+        **{"s3.endpoint": f"http://127.0.0.1:{there.port}", "s3.region": "us-east-1"},
+    )
+    try:
+        scan = catalog.load_table((schema, table)).scan()
+        found: list[dict[str, Any]] = scan.to_arrow().to_pylist()
+        return found
+    finally:
+        catalog.engine.dispose()
+
+
+class Accounts:
+    """A data lake in the bucket, and its latest names."""
+
+    def __init__(self, place: Path) -> None:
+        self._lake = DataLake(place)
+        self.names: dict[str, str] = {}
+
+    def write(self, names: dict[str, str]) -> None:
+        self.names |= names
+        rows = [
+            {
+                "Id": key,
+                "source__modified": AT + self._lake.files,
+                "grax__idseq": str(self._lake.files),
+                "Name": name,
+            }
+            for key, name in names.items()
+        ]
+        self._lake.write("Account", rows)
+
+    def expect(self, there: BucketProject) -> None:
+        rows = _rows(there, "crm", "Account")
+        active = {row["Id"]: row["Name"] for row in rows if row["_fivetran_active"]}
+        assert active == self.names
+        assert len({(row["Id"], row["_fivetran_start"]) for row in rows}) == len(rows)
+
+
+@pytest.fixture
+def accounts(open_project: Open, s3: S3Server) -> tuple[BucketProject, Accounts]:
+    there = open_project()
+    place = _place(there, s3) / "crm"
+    source = {"type": "data_lake_v2", "path": f"s3://{place.parent.name}/crm", "org": "X"}
+    there.pipelines["crm"] = {"mode": "history", "source": source}
+    there.configure()
+    return there, Accounts(place)
+
+
+def test_a_data_lake_is_synced_by_executors_without_a_shared_folder(
+    accounts: tuple[BucketProject, Accounts], workers: Cluster
+) -> None:
+    there, lake = accounts
+    lake.write({str(number): f"name {number}" for number in range(1000)})
+    lake.write({str(number): f"new {number}" for number in range(0, 1000, 2)})
+
+    there.run("sync", "crm")
+
+    lake.expect(there)
+    assert all(workers.executors(name) for name in _WORKERS)
+
+
+def _run(address: str, *statements: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@pytest.mark.long
+def test_a_database_is_copied_by_executors_and_its_spooled_log_is_landed_by_them(
+    open_project: Open, s3: S3Server
+) -> None:
+    with server(wal_level="logical") as address:
+        # A table with a key, and one whose rows are identified by a hash.
+        _run(
+            address,
+            "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
+            "CREATE TABLE visits (page TEXT NOT NULL, hits INT NOT NULL)",
+            "CREATE UNIQUE INDEX visits_key ON visits (page)",
+            "ALTER TABLE visits REPLICA IDENTITY USING INDEX visits_key",
+            "INSERT INTO orders SELECT n, repeat('x', 200) || n FROM generate_series(1, 30000) n",
+            "INSERT INTO visits SELECT 'page ' || n, n FROM generate_series(1, 1000) n",
+        )
+        there = open_project(
+            shop={"mode": "history", "source": {"type": "postgres", "dsn": address}}
+        )
+        there.run("check", "--create")
+        there.run("sync", "shop")
+        # More than the driver lands by itself.
+        _run(
+            address,
+            "UPDATE orders SET note = repeat('y', 200) || id WHERE id <= 20000",
+            "DELETE FROM orders WHERE id > 29000",
+            "UPDATE visits SET hits = hits + 1",
+        )
+        there.run("sync", "shop")
+
+        expected = {f"{'y' * 200}{n}" for n in range(1, 20001)}
+        expected |= {f"{'x' * 200}{n}" for n in range(20001, 29001)}
+        rows = [row for row in _rows(there, "shop", "orders") if row["_fivetran_active"]]
+        assert {row["note"] for row in rows} == expected
+        assert len(rows) == 29000
+        visits = [row for row in _rows(there, "shop", "visits") if row["_fivetran_active"]]
+        assert sorted(row["hits"] for row in visits) == list(range(2, 1002))
+
+        before = len(_rows(there, "shop", "orders"))
+        there.run("rebuild", "shop.orders")
+        assert len(_rows(there, "shop", "orders")) == before
+        there.run("verify", "--all")
+        there.run("maintain")
+        there.pipelines["shop"]["mode"] = "live"
+        there.configure()
+        there.run("sync", "shop")
+        assert len(_rows(there, "shop", "orders")) == 29000
+    assert not list(_place(there, s3).rglob("_executor_files/*"))
+
+
+@pytest.mark.long
+def test_records_of_an_api_are_landed_by_executors(open_project: Open, tmp_path: Path) -> None:
+    records = [{"id": number, "note": f"{number} " * 40} for number in range(20000)]
+    with Api({"/orders": Reply({"data": records})}) as api:
+        (tmp_path / "shop.yaml").write_text(_MANIFEST)
+        source = {"type": "declarative", "manifest": "shop.yaml", "config": {"url": api.url}}
+        there = open_project(api={"mode": "soft-delete", "source": source})
+        there.run("sync", "api")
+        assert {row["id"] for row in _rows(there, "api", "orders")} == set(range(20000))
+        records[:] = records[:-100]
+        there.run("sync", "api")
+    rows = [row for row in _rows(there, "api", "orders") if not row["_fivetran_deleted"]]
+    assert {row["id"] for row in rows} == set(range(19900))
+
+
+@pytest.mark.long
+def test_a_destination_sends_its_batch_files_to_executors(
+    open_project: Open, tmp_path: Path, s3: S3Server
+) -> None:
+    there = open_project()
+    files = tmp_path / "files"
+    files.mkdir()
+    serving = there.start("serve", "--port", "0", "--files-root", str(files))
+    try:
+        assert serving.stdout is not None
+        port = next(json.loads(line)["port"] for line in serving.stdout if '"listening ' in line)
+        words = ("--schema-name", "shop", "--work-dir", str(files), "--shuffle-seed", "1")
+        there.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
+    finally:
+        serving.terminate()
+        serving.communicate(timeout=TIMEOUT)
+    assert serving.returncode == 0
+    assert {found["table"] for found in there.json("tables")} == {"shop.customers", "shop.orders"}
+    assert not list(_place(there, s3).rglob("_executor_files/*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objects", ["tables/*/data/**/*", "tables/*/metadata/*"])
+def test_a_worker_that_ends_during_a_sync_changes_nothing(
+    accounts: tuple[BucketProject, Accounts], s3: S3Server, workers: Cluster, objects: str
+) -> None:
+    there, lake = accounts
+    lake.write({str(number): f"name {number}" for number in range(1000)})
+    there.run("sync", "crm")
+    for number in range(12):
+        lake.write({str(key): f"{number} {key}" for key in range(number * 50, 20000)})
+    place = _place(there, s3) / "lake"
+    before = set(place.glob(objects))
+
+    sync = there.start("sync", "crm")
+    wait_until(lambda: set(place.glob(objects)) - before or sync.poll() is not None, "no writes")
+    assert sync.poll() is None
+    workers.kill_worker("one")
+    output, errors = sync.communicate(timeout=TIMEOUT)
+    workers.add_worker("one")
+    workers.registered()
+
+    assert sync.returncode == 0, output + errors
+    lake.expect(there)
+    there.run("verify", "--all")
+
+
+@pytest.mark.long
+def test_executors_without_python_are_reported(accounts: tuple[BucketProject, Accounts]) -> None:
+    there, lake = accounts
+    lake.write({"a": "Ann"})
+    there.socket = "off"
+    there.spark["conf"] = conf(**{"spark.pyspark.python": "/usr/bin/missing"})
+    there.configure()
+
+    reported = " ".join(there.run("sync", "crm", code=1).split())
+
+    assert "The executors' Python cannot run Chronolake" in reported
+    assert "/usr/bin/missing" in reported
+    assert "spark.pyspark.python" in reported
