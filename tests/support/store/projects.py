@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +31,25 @@ class BucketProject:
     port: int
     pipelines: dict[str, Any]
     socket: str = "off"
+    #: The environment of commands.
+    environment: Mapping[str, str] = field(default_factory=lambda: CREDENTIALS)
 
     def __post_init__(self) -> None:
         self.configure()
+
+    @property
+    def lake(self) -> dict[str, Any]:
+        """Return the key `lake` of the configuration."""
+        return {
+            "warehouse": self.warehouse,
+            "storage": {"endpoint": f"http://127.0.0.1:{self.port}"},
+        }
 
     def configure(self) -> None:
         """Write the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {
-            "lake": {
-                "warehouse": self.warehouse,
-                "storage": {"endpoint": f"http://127.0.0.1:{self.port}"},
-            },
+            "lake": self.lake,
             "spark": {"master": "local[2]", "conf": SPARK},
             "pipelines": self.pipelines,
         }
@@ -56,7 +64,7 @@ class BucketProject:
             [sys.executable, "-m", "chronolake", *words],
             env={
                 **os.environ,
-                **CREDENTIALS,
+                **self.environment,
                 "CHRONOLAKE_ENGINE": self.socket,
                 "CHRONOLAKE_FAILPOINT": failpoint,
                 "CHRONOLAKE_CLASS_ARCHIVE": "off",
@@ -85,9 +93,9 @@ class BucketProject:
 class BucketEngine(EngineProcess):
     """An engine whose Java can reach S3."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, credentials: Mapping[str, str] = CREDENTIALS) -> None:
         super().__init__(folder)
-        self.environment |= CREDENTIALS
+        self.environment |= credentials
         self.project = BucketProject(folder, "s3://none", 1, {})
 
     def start(self) -> str:
