@@ -449,7 +449,7 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
     an `http(s)://` address an Iceberg REST catalog. The configuration's own properties override
     these.
     """
-    storage = config.object_storage.for_java(config.warehouse_location)
+    storage = config.object_storage.for_java(config.storage_url)
     return {**_address_settings(config), **storage, **config.catalog.properties}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import CatalogError, ChronolakeError
@@ -92,8 +91,7 @@ def _errors(config: LakeConfig, name: TableName | None = None) -> Iterator[None]
         table = None if name is None else str(name)
         if kind in _REFUSED:
             raise CatalogError(
-                f"The lake's catalog {config.catalog.label} refuses access: "
-                f"{_REFUSED[kind]} ({kind}).",
+                f"The lake's catalog {config.catalog.label} refuses access ({kind}).",
                 hint="Check `token`, `credential`, `scope` and `oauth2-server-uri` in "
                 "lake.catalog.properties, and the rights of the principal.",
                 table=table,
@@ -105,10 +103,7 @@ def _errors(config: LakeConfig, name: TableName | None = None) -> Iterator[None]
         ) from failure
 
 
-#: The client's errors about credentials, with the status of the response.
-_REFUSED: Final = {
-    "UnauthorizedError": HTTPStatus.UNAUTHORIZED.phrase,
-    "AuthorizationExpiredError": "Expired",
-    "OAuthError": HTTPStatus.UNAUTHORIZED.phrase,
-    "ForbiddenError": HTTPStatus.FORBIDDEN.phrase,
-}
+#: The client's errors about credentials and rights.
+_REFUSED: Final = frozenset(
+    ("UnauthorizedError", "AuthorizationExpiredError", "OAuthError", "ForbiddenError")
+)

@@ -86,22 +86,10 @@ def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
             accounts = open_accounts(
                 "shop",
                 port=proxy.port,
-                properties={"warehouse": "analytics"},
-                settings={
-                    "catalog": {
-                        "uri": f"http://127.0.0.1:{proxy.port}",
-                        "warehouse": "analytics",
-                        "properties": {
-                            "s3.endpoint": s3.endpoint,
-                            "s3.region": "us-east-1",
-                            "client.region": "us-east-1",
-                            "s3.path-style-access": "true",
-                            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-                        },
-                    }
-                },
+                name="analytics",
+                properties={"io-impl": "org.apache.iceberg.aws.s3.S3FileIO"},
+                settings={"storage": {"endpoint": s3.endpoint}},
             )
-            accounts.there.properties |= {"s3.endpoint": s3.endpoint, "s3.region": "us-east-1"}
             accounts.write(a="Ann", b="Bob")
             accounts.there.run("sync", "crm")
             accounts.write(a="Anna")

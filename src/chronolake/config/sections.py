@@ -544,6 +544,14 @@ class LakeConfig(LakeSection):
         return str(self.path) if self.warehouse is None else self._resolve(self.warehouse)
 
     @property
+    def storage_url(self) -> str:
+        """Return the root of the tables' storage, or only its scheme if the catalog chooses it."""
+        scheme = scheme_of_file_io(self.catalog.properties.get("io-impl"))
+        if self.chooses_locations or scheme is None:
+            return self.warehouse_location
+        return f"{scheme}://"
+
+    @property
     def requested_warehouse(self) -> str | None:
         """Return the warehouse for which the catalog is asked: a name, or a location."""
         if self.catalog.warehouse is not None:
@@ -566,7 +574,7 @@ class LakeConfig(LakeSection):
         found = {
             scheme_of(self.warehouse_location),
             scheme_of(self.raw_location),
-            scheme_of_file_io(self.catalog.properties.get("io-impl")),
+            scheme_of(self.storage_url),
         }
         return self.source_schemes | {scheme for scheme in found if scheme is not None}
 
@@ -580,7 +588,7 @@ class LakeConfig(LakeSection):
         """Return the properties of the catalog for PyIceberg, with those of its FileIO."""
         warehouse = self.requested_warehouse
         return {
-            **self.object_storage.for_pyiceberg(self.warehouse_location),
+            **self.object_storage.for_pyiceberg(self.storage_url),
             **({} if warehouse is None else {"warehouse": warehouse}),
             **self.catalog.properties,
         }

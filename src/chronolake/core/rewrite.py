@@ -142,7 +142,7 @@ def rewrite(
         reach("rewrite.after-commit")
     finally:
         # Its files now belong to the table, or are orphans that maintenance removes.
-        lake.catalog.drop(scratch, purge=False)
+        drop_scratch(lake, scratch, purge=False)
 
 
 def _replace_files(
@@ -200,15 +200,20 @@ def is_in_table_folder(location: str | None) -> bool:
     return location is not None and _IN_A_TABLE in location
 
 
+def drop_scratch(lake: Lake, name: TableName, *, purge: bool) -> None:
+    """Drop a scratch table; a failure is logged, because `drop_abandoned` repeats it later."""
+    try:
+        lake.catalog.drop(name, purge=purge)
+    except (Py4JError, PySparkException) as failure:
+        log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
+
+
 def drop_abandoned(lake: Lake) -> None:
     """Drop the scratch tables of rewrites that will not be finished."""
     for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
         if is_abandoned(name.table):
             log.warning("leftover_dropped", table=str(name))
-            try:
-                lake.catalog.drop(name, purge=_owns_its_files(lake, name))
-            except (Py4JError, PySparkException) as failure:
-                log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
+            drop_scratch(lake, name, purge=_owns_its_files(lake, name))
 
 
 def _owns_its_files(lake: Lake, name: TableName) -> bool:

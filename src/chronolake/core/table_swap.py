@@ -36,7 +36,7 @@ from chronolake.core.publish import (
     publish,
     publishing_properties,
 )
-from chronolake.core.rewrite import copied_files, is_in_table_folder, new_subfolder
+from chronolake.core.rewrite import copied_files, drop_scratch, is_in_table_folder, new_subfolder
 from chronolake.core.staging import stage_name
 from chronolake.failpoints import reach
 from chronolake.iceberg import (
@@ -295,4 +295,4 @@ def _scratch_table(
     finally:
         # Files in another table's folder may already belong to that table; maintenance finds those
         # that do not. A separate folder is removed, unless the table was renamed to its final name.
-        lake.catalog.drop(hidden, purge=not is_in_table_folder(location))
+        drop_scratch(lake, hidden, purge=not is_in_table_folder(location))

@@ -20,8 +20,9 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from chronolake.errors import CommitConflictError, LakeError, TableExistsError
+from chronolake.iceberg import rest
 from chronolake.iceberg.durability import sync_files_of_executors
-from chronolake.iceberg.rest import RestCommits, catalog_error
+from chronolake.iceberg.rest import catalog_error
 from chronolake.session import CATALOG
 from chronolake.storage import storage_error
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName, levels_of
@@ -399,7 +400,7 @@ class _Connection:
 
     jvm: Any
     catalog: Any
-    commits: RestCommits | None
+    is_rest: bool
     schema_parser: Any
     metadata: Any
     metadata_parser: Any
@@ -423,7 +424,6 @@ class _Connection:
         manager = session.sessionState().catalogManager()
         try:
             catalog = manager.catalog(CATALOG).icebergCatalog()
-            commits = RestCommits.of(jvm, CATALOG, catalog)
         except (Py4JError, PySparkException) as failure:
             raise (
                 storage_error(failure)
@@ -436,7 +436,7 @@ class _Connection:
         return cls(
             jvm,
             catalog,
-            commits,
+            rest.is_rest_catalog(catalog),
             iceberg.SchemaParser,
             iceberg.TableMetadata,
             iceberg.TableMetadataParser,
@@ -519,7 +519,7 @@ class Catalog:
 
         Otherwise the catalog applies the changes that lead from the current metadata to the new.
         """
-        return self._connection.commits is None
+        return not self._connection.is_rest
 
     def commit(self, table: IcebergTable, operations: Any, metadata: Any) -> None:
         """Replace a table's state by metadata; any exception of Java is raised.
@@ -529,11 +529,10 @@ class Catalog:
             operations: the table's Java `TableOperations`.
             metadata: the Java `TableMetadata`.
         """
-        commits = self._connection.commits
-        if commits is None:
-            operations.commit(table.metadata, metadata)
+        if self._connection.is_rest:
+            rest.commit(self.jvm, operations, table.metadata, metadata, (MAIN, HIDDEN))
         else:
-            commits.commit(self.identifier(table.name), table.metadata, metadata, (MAIN, HIDDEN))
+            operations.commit(table.metadata, metadata)
 
     def _namespace(self, schema: str, *, levels: int | None = None) -> Any:
         """Return the Java `Namespace` of a schema, or of its first levels."""

@@ -9,7 +9,7 @@ the snapshots of all branches that readers and writers rely on, the columns and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import CatalogError
 
@@ -21,94 +21,68 @@ _REST_CATALOG: Final = f"{_JAVA}.rest.RESTCatalog"
 _EXCEPTIONS: Final = f"{_JAVA}.exceptions."
 #: The maximum number of causes of an exception.
 _DEPTH: Final = 12
-_URI: Final = "uri"
+_RESPONSE: Final = f"{_JAVA}.rest.responses.LoadTableResponse"
 
 
-class RestCommits:
-    """Commits to tables of a REST catalog."""
+def is_rest_catalog(catalog: Any) -> bool:
+    """Return whether a Java `Catalog` is a REST catalog."""
+    return str(catalog.getClass().getName()) == _REST_CATALOG
 
-    def __init__(self, jvm: Any, client: Any, paths: Any) -> None:
-        self._iceberg = jvm.org.apache.iceberg
-        self._jvm = jvm
-        self._client = client
-        self._paths = paths
 
-    @classmethod
-    def of(cls, jvm: Any, name: str, catalog: Any) -> Self | None:
-        """Open a connection with the settings of a catalog; None if it is not a REST catalog.
+def commit(jvm: Any, operations: Any, base: Any, metadata: Any, branches: Iterable[str]) -> None:
+    """Apply the changes of some metadata to a table, if the table has not changed.
 
-        Args:
-            jvm: the JVM.
-            name: the catalog's name.
-            catalog: the Java `Catalog`.
+    Args:
+        jvm: the JVM.
+        operations: the table's Java `TableOperations`, of a REST catalog.
+        base: the Java `TableMetadata` that must be current.
+        metadata: the Java `TableMetadata` that was built from `base`.
+        branches: the branches that must have the same snapshots as in `base`.
 
-        Raises:
-            Exception: the service does not respond, or refuses the credentials.
-        """
-        if str(catalog.getClass().getName()) != _REST_CATALOG:
-            return None
-        rest = jvm.org.apache.iceberg.rest
-        # The settings also contain those that the service has sent.
-        properties = catalog.properties()
-        client = (
-            rest.HTTPClient.builder(properties)
-            .uri(properties.get(_URI))
-            .withHeaders(rest.RESTUtil.configHeaders(properties))
-            .build()
-        )
-        manager = rest.auth.AuthManagers.loadAuthManager(name, properties)
-        session = manager.catalogSession(client, properties)
-        paths = rest.ResourcePaths.forCatalogProperties(properties)
-        return cls(jvm, client.withAuthSession(session), paths)
+    Raises:
+        Exception: an exception of Java, as of `TableOperations.commit`.
+    """
+    changes = metadata.changes()
+    if changes.isEmpty():
+        return
+    iceberg = jvm.org.apache.iceberg
+    required = _requirements(jvm, base, changes, branches)
+    client = _private(operations, "client")
+    response = client.getClass().getClassLoader().loadClass(_RESPONSE)
+    client.post(
+        _private(operations, "path"),
+        iceberg.rest.requests.UpdateTableRequest(required, changes),
+        response,
+        _private(operations, "mutationHeaders"),
+        iceberg.rest.ErrorHandlers.tableCommitHandler(),
+    )
 
-    def commit(self, identifier: Any, base: Any, metadata: Any, branches: Iterable[str]) -> None:
-        """Apply the changes of some metadata to a table, if the table has not changed.
 
-        Args:
-            identifier: the Java `TableIdentifier`.
-            base: the Java `TableMetadata` that must be current.
-            metadata: the Java `TableMetadata` that was built from `base`.
-            branches: the branches that must have the same snapshots as in `base`.
+def _private(operations: Any, name: str) -> Any:
+    """Return a private field: the client has the credentials of the table, and renews them."""
+    field = operations.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(operations)
 
-        Raises:
-            Exception: an exception of Java, as of `TableOperations.commit`.
-        """
-        changes = metadata.changes()
-        if changes.isEmpty():
-            return
-        request = self._iceberg.rest.requests.UpdateTableRequest(
-            self._requirements(base, changes, branches), changes
-        )
-        self._client.post(
-            self._paths.table(identifier),
-            request,
-            self._class_of("rest.responses.LoadTableResponse"),
-            self._jvm.java.util.HashMap(),
-            self._iceberg.rest.ErrorHandlers.tableCommitHandler(),
-        )
 
-    def _requirements(self, base: Any, changes: Any, branches: Iterable[str]) -> Any:
-        required = self._jvm.java.util.ArrayList(
-            self._iceberg.UpdateRequirements.forUpdateTable(base, changes)
-        )
-        for name in branches:
-            reference = base.ref(name)
-            snapshot_id = None if reference is None else reference.snapshotId()
-            required.add(self._requirement("AssertRefSnapshotID")(name, snapshot_id))
-        for kind, number in (
-            ("AssertCurrentSchemaID", base.currentSchemaId()),
-            ("AssertLastAssignedFieldId", base.lastColumnId()),
-            ("AssertDefaultSpecID", base.defaultSpecId()),
-        ):
-            required.add(self._requirement(kind)(number))
-        return required
+def _requirements(jvm: Any, base: Any, changes: Any, branches: Iterable[str]) -> Any:
+    iceberg = jvm.org.apache.iceberg
+    required = jvm.java.util.ArrayList(iceberg.UpdateRequirements.forUpdateTable(base, changes))
+    for name in branches:
+        reference = base.ref(name)
+        snapshot_id = None if reference is None else reference.snapshotId()
+        required.add(_requirement(iceberg, "AssertRefSnapshotID")(name, snapshot_id))
+    for kind, number in (
+        ("AssertCurrentSchemaID", base.currentSchemaId()),
+        ("AssertLastAssignedFieldId", base.lastColumnId()),
+        ("AssertDefaultSpecID", base.defaultSpecId()),
+    ):
+        required.add(_requirement(iceberg, kind)(number))
+    return required
 
-    def _requirement(self, kind: str) -> Any:
-        return getattr(self._iceberg, f"UpdateRequirement${kind}")
 
-    def _class_of(self, name: str) -> Any:
-        loader = self._client.getClass().getClassLoader()
-        return self._jvm.java.lang.Class.forName(f"{_JAVA}.{name}", True, loader)
+def _requirement(iceberg: Any, kind: str) -> Any:
+    return getattr(iceberg, f"UpdateRequirement${kind}")
 
 
 def catalog_error(failure: BaseException) -> CatalogError | None:

@@ -10,7 +10,7 @@ import structlog
 
 from chronolake.core.pipeline_table import SYSTEM_COLUMNS
 from chronolake.core.publish import TableMovedError
-from chronolake.core.rewrite import drop_abandoned, new_subfolder
+from chronolake.core.rewrite import drop_abandoned, drop_scratch, new_subfolder
 from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.core.sql import column_list
 from chronolake.core.staging import stage_name
@@ -290,7 +290,7 @@ def _built_from_lake(
     finally:
         # Its files now belong to the table, or are orphans in its folder that maintenance removes.
         for name in hidden:
-            stored.writer.lake.catalog.drop(name, purge=False)
+            drop_scratch(stored.writer.lake, name, purge=False)
 
 
 def _fill(
