@@ -368,7 +368,10 @@ def test_the_client_of_a_bucket_is_known_from_the_catalogs_file_io(tmp_path: Pat
     rest = {"catalog.uri": "https://catalog.example"}
     assert load(tmp_path, overrides=rest).schemes == frozenset()
     file_io = {"catalog.properties.io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
-    assert load(tmp_path, overrides={**rest, **file_io}).schemes == {"s3"}
+    there = load(tmp_path, overrides={**rest, **file_io, "storage.endpoint": "http://store:9000"})
+    assert there.schemes == {"s3"}
+    assert there.pyiceberg_properties["s3.endpoint"] == "http://store:9000"
+    assert catalog_settings(there)["s3.endpoint"] == "http://store:9000"
 
 
 def test_files_land_in_the_bucket_of_the_warehouse_or_where_they_were(tmp_path: Path) -> None:

@@ -17,31 +17,34 @@ class CatalogProject(BucketProject):
 
     Attributes:
         warehouse: where tables are stored; if empty, the catalog chooses.
+        name: the name of the catalog's warehouse, or empty.
         properties: properties of the catalog.
         settings: further settings of the lake.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
     properties: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def lake(self) -> dict[str, Any]:
-        catalog = {"uri": f"http://127.0.0.1:{self.port}", "properties": self.properties}
-        warehouse = {"warehouse": self.warehouse} if self.warehouse else {}
-        return {"catalog": catalog, **warehouse, **self.settings}
+        uri = f"http://127.0.0.1:{self.port}"
+        named = {"warehouse": self.name} if self.name else {}
+        return {
+            "catalog": {"uri": uri, "properties": self.properties, **named},
+            **({"warehouse": self.warehouse} if self.warehouse else {}),
+            **self.settings,
+        }
 
-    def rows(self, *identifier: str, port: int | None = None) -> list[dict[str, Any]]:
+    def rows(self, *identifier: str) -> list[dict[str, Any]]:
         """Return the rows of a table as PyIceberg reads them through the catalog.
 
         Args:
             identifier: the levels of its schema, and its name.
-            port: the catalog's port, by default that of the project.
         """
-        lake = self.project.lake
-        uri = f"http://127.0.0.1:{port or self.port}"
-        with RestCatalog("reader", uri=uri, **lake.pyiceberg_properties) as catalog:
-            found: list[dict[str, Any]] = (
-                catalog.load_table(identifier).scan().to_arrow().to_pylist()
-            )
+        given = self.project.lake.pyiceberg_properties
+        with RestCatalog("reader", uri=f"http://127.0.0.1:{self.port}", **given) as catalog:
+            table = catalog.load_table(identifier)
+            found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
         return found
