@@ -356,7 +356,7 @@ def test_a_database_is_synced_to_a_rest_catalog(
         "INSERT INTO orders SELECT n, 'name ' || n FROM generate_series(1, 500) n",
     )
     source = {"type": "postgres", "dsn": address}
-    shop = {"mode": "history", "target_schema": "shop_db", "source": source}
+    shop = {"mode": "history", "schema": "shop_db", "source": source}
     there = CatalogProject(tmp_path, "", proxy.port, {"shop": shop}, socket)
     there.run("check", "--create")
     there.run("sync", "shop")

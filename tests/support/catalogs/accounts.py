@@ -27,7 +27,7 @@ class Accounts:
         there.pipelines = {
             "crm": {
                 "mode": "history",
-                "target_schema": schema,
+                "schema": schema,
                 "source": {"type": "data_lake_v2", "path": str(there.folder / "crm"), "org": "X"},
             }
         }
