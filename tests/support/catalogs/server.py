@@ -41,6 +41,7 @@ _IVY: Final = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/m
       <artifact name="iceberg-core" type="jar" ext="jar" m:classifier="tests"/>
     </dependency>
     <dependency org="{_GROUP}" name="iceberg-aws" rev="{_ICEBERG}" conf="default->master"/>
+    <dependency org="dev.failsafe" name="failsafe" rev="3.3.2" conf="default"/>
     <dependency org="org.eclipse.jetty.ee10" name="jetty-ee10-servlet" rev="{_JETTY}"
       conf="default"/>
     <dependency org="org.eclipse.jetty.compression" name="jetty-compression-server" rev="{_JETTY}"
