@@ -27,6 +27,8 @@ from chronolake.session import java_home
 
 _ICEBERG: Final = "1.11.0"
 _JETTY: Final = "12.1.12"
+#: That of the client of S3 among Spark's jars, which lacks the HTTP client of this Iceberg.
+_SDK: Final = "2.54.17"
 _MAIN: Final = "org.apache.iceberg.rest.RESTCatalogServer"
 _START_SECONDS: Final = 60
 _GROUP: Final = "org.apache.iceberg"
@@ -42,6 +44,8 @@ _IVY: Final = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/m
     </dependency>
     <dependency org="{_GROUP}" name="iceberg-aws" rev="{_ICEBERG}" conf="default->master"/>
     <dependency org="dev.failsafe" name="failsafe" rev="3.3.2" conf="default"/>
+    <dependency org="software.amazon.awssdk" name="url-connection-client" rev="{_SDK}"
+      transitive="false"/>
     <dependency org="org.eclipse.jetty.ee10" name="jetty-ee10-servlet" rev="{_JETTY}"
       conf="default"/>
     <dependency org="org.eclipse.jetty.compression" name="jetty-compression-server" rev="{_JETTY}"
@@ -143,6 +147,7 @@ def rest_catalog(
         "rest.port": str(port),
         "uri": f"jdbc:sqlite:{folder}/rest.db?journal_mode=WAL&busy_timeout=30000",
         "warehouse": f"file://{folder}/warehouse",
+        "http-client.type": "urlconnection",
         # The database accepts one writer.
         "clients": "1",
         **(properties or {}),
