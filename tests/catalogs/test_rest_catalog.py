@@ -146,8 +146,8 @@ _CONFLICT: Final = refused_by_catalog(409, "CommitFailedException")
 _FAILED: Final = refused_by_catalog(500, "InternalServerError")
 _BUSY: Final = refused_by_catalog(503, "ServiceUnavailableException")
 _FAULTS: Final = [
-    (_COMMIT, _CONFLICT),
     (_COMMIT, LoseResponse()),
+    (_COMMIT, _CONFLICT),
     (_COMMIT, _FAILED),
     (_COMMIT, _BUSY),
     ("GET /v1/namespaces", _FAILED),
@@ -160,7 +160,7 @@ _FAULTS: Final = [
 @pytest.mark.parametrize(
     ("requests", "fault"),
     [
-        pytest.param(*case, marks=[] if number < 2 else [pytest.mark.long])
+        pytest.param(*case, marks=[] if number < 1 else [pytest.mark.long])
         for number, case in enumerate(_FAULTS)
     ],
 )
