@@ -226,6 +226,8 @@ def _with_content_of(scratch: IcebergTable, current: IcebergTable) -> Any:
     schema = scratch.metadata.schema()
     last = max(int(before.lastColumnId()), int(schema.highestFieldId()))
     builder.setCurrentSchema(schema, last).setDefaultPartitionSpec(scratch.metadata.spec())
+    # A table cannot be downgraded.
+    builder.upgradeFormatVersion(max(scratch.format_version, current.format_version))
     operations.commit(before, builder.build())
 
     spec = transaction.table().spec()

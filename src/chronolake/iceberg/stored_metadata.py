@@ -99,6 +99,7 @@ def metadata_of(table: Table) -> StoredMetadata:
             name: {} if summary is None else summary.additional_properties
             for name, summary in summaries.items()
         },
+        metadata.format_version,
     )
 
 
