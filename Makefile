@@ -84,9 +84,10 @@ demo-api: setup  ## sync an HTTP API, described by a manifest, twice
 demo-destination: setup  ## start a destination, replay real batch files, show the tables
 	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
 
-#: The S3 server of tests; without Go, its tests are skipped.
-$(STORE): $(LOCKED) tests/support/store/server.py
+#: The S3 server and the REST catalog of tests; without Go, tests of the former are skipped.
+$(STORE): $(LOCKED) tests/support/store/server.py tests/support/catalogs/server.py scripts/find-java
 	@PYTHONPATH=tests $(BIN)/python -m support.store.server
+	@JAVA_HOME="$$(scripts/find-java)" PYTHONPATH=tests $(BIN)/python -m support.catalogs.server
 	@touch $@
 
 test: setup $(STORE)  ## run the tests that CI runs: all except the long ones

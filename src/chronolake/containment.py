@@ -112,7 +112,8 @@ class Containment:
             LakeError: executors do not share the warehouse's folder.
         """
         lake_id = self.expect_writable()
-        self.expect_shared(table.catalog.spark, self._config.warehouse_location)
+        if self._config.chooses_locations:
+            self.expect_shared(table.catalog.spark, self._config.warehouse_location)
         places = [table.location, table.metadata_file, *table.manifest_lists()]
         if (checked := str(table.metadata.uuid())) not in self._checked:
             places += filter(None, map(table.property_of, _PATHS))

@@ -66,7 +66,7 @@ def connection_error(failure: SQLAlchemyError, what: str) -> LakeError:
     )
 
 
-def write_engine(config: LakeConfig, database: str | Path | None) -> sql.Engine:
+def write_engine(config: LakeConfig, database: str | Path) -> sql.Engine:
     """Return an engine that writes to a database; create a SQLite file's folder.
 
     Args:
@@ -74,18 +74,9 @@ def write_engine(config: LakeConfig, database: str | Path | None) -> sql.Engine:
         database: its `catalog_database` or `store_database`.
 
     Raises:
-        LakeError: the catalog is a REST service, and the lake has no other store.
         MissingExtraError: the database is in PostgreSQL, and its driver is not installed.
         StorageError: the folder cannot be created.
     """
-    if database is None:
-        # Leases must be visible to every process of the lake.
-        raise LakeError(
-            "Pipelines need a database in SQLite or PostgreSQL: a REST catalog cannot store their "
-            "runs and leases.",
-            hint="Set lake.store to a PostgreSQL database or a file, or lake.catalog.uri to a "
-            "PostgreSQL database.",
-        )
     if isinstance(database, str):
         return sql.create_engine(_postgresql(database), poolclass=NullPool)
     make_lake(config)
@@ -122,7 +113,7 @@ def read_engine(database: str | Path | None) -> sql.Engine | None:
         database: the `catalog_database` or `store_database` of a lake.
 
     Returns:
-        None for a REST catalog without a store, or if nothing was ever written to the file.
+        None for a REST catalog, which has no database, or if nothing was ever written to the file.
     """
     if database is None:
         return None

@@ -9,6 +9,7 @@ ChronolakeError
 ├── LakeError                 the lake's catalog or folder cannot be used
 │   ├── StorageError          a disk is full, or a folder cannot be written
 │   │   └── ObjectStoreError  an object store refuses a request, or does not respond
+│   ├── CatalogError          a REST catalog refuses a request, or does not respond
 │   └── LakeLocationError     the lake or a table was copied or moved
 ├── TableNotFoundError
 ├── TableExistsError
@@ -142,6 +143,10 @@ class StorageError(LakeError):
 
 class ObjectStoreError(StorageError):
     """An object store refuses a request or does not respond; `file` is the object's URL."""
+
+
+class CatalogError(LakeError):
+    """A REST catalog refuses a request, or does not respond."""
 
 
 class LakeLocationError(LakeError):

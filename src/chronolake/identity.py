@@ -99,10 +99,11 @@ def claim(config: LakeConfig) -> str | None:
             its catalog is not the one that its tables were written with.
         LakeError: the catalog's database is not reachable or not writable.
     """
-    if config.catalog.kind is CatalogKind.REST:
+    database_of_catalog = config.catalog_database
+    if database_of_catalog is None:
         return None
     try:
-        return _recorded_id(config) or _record(config)
+        return _recorded_id(config) or _record(config, database_of_catalog)
     except SQLAlchemyError as failure:
         raise database.connection_error(failure, "The lake's catalog") from failure
 
@@ -142,9 +143,9 @@ def _recorded_id(config: LakeConfig) -> str | None:
         return identity.lake_id
 
 
-def _record(config: LakeConfig) -> str:
+def _record(config: LakeConfig, database_of_catalog: str | Path) -> str:
     """Record the lake's location, or raise if it belongs to another one."""
-    with database.write_engine(config, config.catalog_database).begin() as connection:
+    with database.write_engine(config, database_of_catalog).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
         recorded, tables = _read(connection), _tables(connection)
@@ -224,7 +225,9 @@ def move_tables(
         LakeError: the catalog's database is not reachable or not writable.
     """
     try:
-        with database.write_engine(config, config.catalog_database).begin() as connection:
+        with database.write_engine(
+            config, config.catalog.uri or config.catalog_file
+        ).begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
             for name, places in files.items():

@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlencode
 from uuid import uuid4
 
 from sqlalchemy.engine import make_url
 
-from chronolake import cancellation, identity, permissions, session, storage
+from chronolake import cancellation, identity, permissions, rest_catalog, session, storage
 from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
@@ -23,9 +23,9 @@ from chronolake.errors import LakeLocationWarning, MissingRequirementError, Tabl
 from chronolake.executor_files import ExecutorFiles
 from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import unknown_table_hint
-from chronolake.iceberg import Catalog, durability, read_metadata
+from chronolake.iceberg import Catalog, durability, metadata_of, read_metadata
 from chronolake.lake_table import LakeFrame, LakeTable, lake_frame
-from chronolake.location import as_url, plain
+from chronolake.location import as_url, plain, scheme_of
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ _MAX_CACHED_TABLES: Final = 200
 _RETRY_SECONDS: Final = 30.0
 #: Without a timeout, a call would wait forever for a server that does not respond.
 _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
+#: Iceberg's client would wait for a REST catalog without a limit, and repeat reads for 30 seconds.
+_REST_OPTIONS: Final = {
+    "rest.client.connection-timeout-ms": "10000",
+    "rest.client.socket-timeout-ms": "60000",
+    "rest.client.max-retries": "3",
+    # The catalog may send temporary credentials for a table's files; PyIceberg asks for them, too.
+    "header.X-Iceberg-Access-Delegation": "vended-credentials",
+}
 
 
 class Lake:
@@ -78,9 +86,11 @@ class Lake:
         self._executor_files: ExecutorFiles | None = None
         self._missing: tuple[MissingRequirementError, float] | None = None
         self.containment = Containment(config)
-        is_listed = config.catalog.kind is not CatalogKind.REST
+        is_rest = config.catalog.kind is CatalogKind.REST
         self.catalog = Catalog(
-            lambda: self.spark, self.containment, self._read_metadata if is_listed else None
+            lambda: self.spark,
+            self.containment,
+            self._load_metadata if is_rest else self._read_metadata,
         )
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
         self._writers: Counter[TableName] = Counter()
@@ -147,7 +157,7 @@ class Lake:
             require("postgres", POSTGRESQL_CATALOG)
         permissions.make_lake(settings)
         storage.register_folder(settings.path)
-        if settings.local_warehouse is None:
+        if scheme_of(settings.warehouse_location):
             storage.register_bucket(settings.warehouse_location)
         if settings.fsync:
             durability.make_names_durable(settings.path)
@@ -271,6 +281,16 @@ class Lake:
             found[name] = self._metadata[file] = metadata
         return found
 
+    def _load_metadata(self, names: Collection[TableName]) -> dict[TableName, StoredMetadata]:
+        """Load the current metadata of tables from a REST catalog, without a JVM."""
+        found = {}
+        catalog = rest_catalog.open_catalog(self.config)
+        for name in names:
+            table = rest_catalog.find_table(self.config, catalog, name)
+            if table is not None:
+                found[name] = metadata_of(table)
+        return found
+
     def __repr__(self) -> str:
         where = self.config.catalog.label if self.config.catalog.uri else "SQLite"
         return f"<Lake {self.config.path}, catalog: {where}>"
@@ -294,12 +314,19 @@ class Lake:
         """Return the root of the tables' files: a folder or object-store URL, with its scheme."""
         return as_url(self.config.warehouse_location)
 
-    def new_location(self) -> str:
-        """Return a folder for a new table; it is unique and does not depend on the table's name."""
+    def new_location(self) -> str | None:
+        """Return a folder for a new table, or None if the catalog chooses it.
+
+        It is unique and does not depend on the table's name.
+        """
+        if not self.config.chooses_locations:
+            return None
         return f"{self.warehouse.rstrip('/')}/tables/{uuid4().hex}"
 
     def made_location(self, location: str) -> bool:
         """Return whether `new_location` created a folder, so that it contains only one table."""
+        if not self.config.chooses_locations:
+            return False
         folder, _, name = location.rpartition("/")
         tables = f"{self.config.warehouse_location.rstrip('/')}/tables"
         # Earlier versions stored folders without their scheme.
@@ -459,25 +486,25 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
     an `http(s)://` address an Iceberg REST catalog. The configuration's own properties override
     these.
     """
-    storage = config.object_storage.for_java(config.warehouse_location)
+    storage = config.object_storage.for_java(config.storage_url)
     return {**_address_settings(config), **storage, **config.catalog.properties}
 
 
 def _address_settings(config: LakeConfig) -> dict[str, str]:
-    warehouse = as_url(config.warehouse_location)
+    requested = config.requested_warehouse
+    warehouse = {} if requested is None else {"warehouse": requested}
     uri = config.catalog.uri
     if uri is None:
         options = f"{_SQLITE_OPTIONS}&synchronous={'FULL' if config.fsync else 'NORMAL'}"
-        return _jdbc(f"jdbc:sqlite:{config.catalog_file}?{options}", warehouse)
-    if urlsplit(uri).scheme in {"http", "https"}:
-        return {"type": "rest", "uri": uri, "warehouse": warehouse}
+        return {**_jdbc(f"jdbc:sqlite:{config.catalog_file}?{options}"), **warehouse}
+    if config.catalog.kind is CatalogKind.REST:
+        return {"type": "rest", "uri": uri, **_REST_OPTIONS, **warehouse}
     url = make_url(uri)
     port = f":{url.port}" if url.port else ""
     # Such as sslmode, which has the same name in the Java driver.
     options = urlencode({**_POSTGRESQL_OPTIONS, **url.normalized_query}, doseq=True)
-    settings = _jdbc(
-        f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database}?{options}", warehouse
-    )
+    server = url.host or "localhost"
+    settings = _jdbc(f"jdbc:postgresql://{server}{port}/{url.database}?{options}") | warehouse
     if url.username:
         settings["jdbc.user"] = unquote(url.username)
     if url.password:
@@ -485,10 +512,5 @@ def _address_settings(config: LakeConfig) -> dict[str, str]:
     return settings
 
 
-def _jdbc(uri: str, warehouse: str) -> dict[str, str]:
-    return {
-        "type": "jdbc",
-        "uri": uri,
-        "warehouse": warehouse,
-        "jdbc.schema-version": "V1",
-    }
+def _jdbc(uri: str) -> dict[str, str]:
+    return {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1"}

@@ -267,9 +267,14 @@ class TableName:
         return _part(self.schema), _part(self.table)
 
     @property
+    def levels(self) -> tuple[str, ...]:
+        """Return the levels of the schema, which dots separate: `a.b` is the schema `b` in `a`."""
+        return levels_of(self.schema)
+
+    @property
     def sql(self) -> str:
-        """Return the name as Spark SQL within the lake's catalog: two quoted identifiers."""
-        return f"{quote(self.schema)}.{quote(self.table)}"
+        """Return the name as Spark SQL within the lake's catalog: quoted identifiers."""
+        return ".".join(map(quote, (*self.levels, self.table)))
 
     @classmethod
     def parse(cls, text: str) -> TableName:
@@ -307,6 +312,16 @@ class TableName:
                 hint="Write schema.table; put a part that contains a dot in backticks.",
             )
         return cls(*parts)
+
+
+def levels_of(schema: str) -> tuple[str, ...]:
+    """Return the levels of a schema.
+
+    A REST catalog stores schemas within schemas. A JDBC catalog stores the levels as one text.
+    """
+    levels = tuple(schema.split("."))
+    # A level cannot be empty.
+    return levels if all(levels) else (schema,)
 
 
 def _part(part: str) -> str:

@@ -19,6 +19,7 @@ from chronolake.config import (
 )
 from chronolake.env import KNOWN
 from chronolake.errors import ConfigurationError
+from chronolake.lake import catalog_settings
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +323,9 @@ def test_the_store_is_beside_the_catalog_unless_it_is_set(tmp_path: Path) -> Non
     server = "postgresql://u:p@host/db"
     assert load(tmp_path, overrides={"catalog.uri": server}).store_database == server
     rest = {"catalog.uri": "https://catalog.example"}
-    assert load(tmp_path, overrides=rest).store_database is None
+    # A REST catalog has no database.
+    assert load(tmp_path, overrides=rest).store_database == tmp_path / "store.db"
+    assert load(tmp_path, overrides=rest).catalog_database is None
     assert load(tmp_path, overrides={**rest, "store": server}).store_database == server
     elsewhere = load(tmp_path, overrides={"store": "ops/store.db"})
     assert elsewhere.store_database == tmp_path / "ops/store.db"
@@ -330,6 +333,45 @@ def test_the_store_is_beside_the_catalog_unless_it_is_set(tmp_path: Path) -> Non
     assert "host" not in repr(load(tmp_path, overrides={"store": server}))
     with pytest.raises(ConfigurationError, match="not a valid store"):
         load(tmp_path, overrides={"store": "https://catalog.example"})
+
+
+def test_a_rest_catalog_is_asked_for_its_warehouse_by_name(tmp_path: Path) -> None:
+    rest = {"catalog.uri": "https://catalog.example"}
+    alone = load(tmp_path, overrides=rest)
+    assert alone.requested_warehouse is None
+    assert not alone.chooses_locations
+    assert alone.contains("s3://anywhere/table")
+    assert alone.local_warehouse is None
+
+    named = load(tmp_path, overrides={**rest, "catalog.warehouse": "analytics"})
+    assert named.requested_warehouse == "analytics"
+    assert catalog_settings(named)["warehouse"] == "analytics"
+    assert named.pyiceberg_properties["warehouse"] == "analytics"
+    assert not named.chooses_locations
+
+    both = load(
+        tmp_path,
+        overrides={**rest, "catalog.warehouse": "analytics", "warehouse": "s3://bucket/lake"},
+    )
+    assert both.requested_warehouse == "analytics"
+    assert both.chooses_locations
+    assert both.contains("s3://bucket/lake/tables/t")
+    assert not both.contains("s3://other/t")
+
+    url = load(tmp_path, overrides={**rest, "warehouse": "s3://bucket/lake"})
+    assert url.requested_warehouse == "s3://bucket/lake"
+    with pytest.raises(ConfigurationError, match="only REST catalogs have named warehouses"):
+        load(tmp_path, overrides={"catalog.warehouse": "analytics"})
+
+
+def test_the_client_of_a_bucket_is_known_from_the_catalogs_file_io(tmp_path: Path) -> None:
+    rest = {"catalog.uri": "https://catalog.example"}
+    assert load(tmp_path, overrides=rest).schemes == frozenset()
+    file_io = {"catalog.properties.io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
+    there = load(tmp_path, overrides={**rest, **file_io, "storage.endpoint": "http://store:9000"})
+    assert there.schemes == {"s3"}
+    assert there.pyiceberg_properties["s3.endpoint"] == "http://store:9000"
+    assert catalog_settings(there)["s3.endpoint"] == "http://store:9000"
 
 
 def test_files_land_in_the_bucket_of_the_warehouse_or_where_they_were(tmp_path: Path) -> None:

@@ -585,10 +585,10 @@ def _known_error(failure: Exception) -> ChronolakeError | None:
     if "pyspark" not in sys.modules:
         # A command without Spark must not wait for its import to report a failure.
         return None
-    from chronolake.iceberg import jvm_ended, spark_words  # noqa: PLC0415
+    from chronolake.iceberg import catalog_error, jvm_ended, spark_words  # noqa: PLC0415
 
-    if ended := jvm_ended(failure):
-        return ended
+    if known := catalog_error(failure) or jvm_ended(failure):
+        return known
     words = spark_words(failure)
     if words is None:
         return None

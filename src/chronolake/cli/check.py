@@ -99,8 +99,10 @@ def _check_lake(project: Project) -> str:
 
     Raises:
         StorageError: a disk is full, or a folder or bucket cannot be written.
-        LakeError: the operational store is not reachable.
+        LakeError: the operational store or the REST catalog is not reachable.
     """
+    from chronolake import rest_catalog
+    from chronolake.config import CatalogKind
     from chronolake.landing import location_of
     from chronolake.object_store import BucketPath
     from chronolake.pipeline.store import Store
@@ -117,6 +119,9 @@ def _check_lake(project: Project) -> str:
         elif str(place) != lake.raw_location or place.is_dir():
             raise_unless_writable(place)
     Store.open(lake)
+    if lake.catalog.kind is CatalogKind.REST:
+        rest_catalog.list_tables(lake)
+        return "its folders are writable, and its catalog responds"
     return "its folders are writable, and its database responds"
 
 

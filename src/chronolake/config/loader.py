@@ -648,7 +648,7 @@ def _hint_for_unknown_key(place: Sequence[str], section: Any) -> str:
     elsewhere = [f"lake.{key}" for key in keys()] + [
         f"lake.{key}" for key in LakeSection.model_fields
     ]
-    for key in elsewhere:
+    for key in sorted(elsewhere, key=lambda key: key.count(".")):
         if key.rpartition(".")[2] == place[-1]:
             return f"Did you mean {key!r}?"
     return f"Known keys are: {', '.join(known)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -13,13 +13,14 @@ from pydantic import (
     BeforeValidator,
     Field,
     field_validator,
+    model_validator,
 )
 
 from chronolake.config.section import Section
-from chronolake.config.storage import StorageConfig
+from chronolake.config.storage import StorageConfig, scheme_of_file_io
 from chronolake.durations import length_of, seconds_of
 from chronolake.errors import SchemaError
-from chronolake.location import SCHEMES, is_inside, scheme_of
+from chronolake.location import SCHEMES, as_url, is_inside, scheme_of
 from chronolake.masking import may_show_password
 from chronolake.types import RELIED_ON, TableName
 
@@ -135,11 +136,17 @@ class CatalogConfig(Section):
         description="The URI of the catalog: postgresql://user:password@host:port/database, or "
         "http(s)://… of an Iceberg REST catalog. Default: the SQLite file DIR/catalog.db.",
     )
+    warehouse: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The name of the warehouse in a REST catalog that has several. Default: the "
+        "URL in lake.warehouse, if there is one.",
+    )
     properties: Settings = Field(
         default_factory=dict,
         repr=False,
-        description="Additional properties of the Iceberg catalog, such as s3.endpoint or token. "
-        "Spark's and PyIceberg's catalogs both get them.",
+        description="Additional properties of the Iceberg catalog, such as s3.endpoint, token or "
+        "credential. Spark's and PyIceberg's catalogs both get them.",
     )
 
     @classmethod
@@ -176,6 +183,15 @@ class CatalogConfig(Section):
         if parts.scheme.startswith("postgres") and not parts.path.strip("/"):
             raise ValueError("the URL does not contain a database")
         return uri
+
+    @model_validator(mode="after")
+    def _check_warehouse(self) -> Self:
+        if self.warehouse is not None and self.kind is not CatalogKind.REST:
+            raise ValueError(
+                "warehouse: only REST catalogs have named warehouses; lake.warehouse is where "
+                "tables are stored"
+            )
+        return self
 
     @property
     def kind(self) -> CatalogKind:
@@ -412,14 +428,16 @@ class LakeSection(Section):
         repr=False,
         description="The operational store of runs, offsets and leases: "
         "postgresql://user:password@host:port/database, or a SQLite file (relative to the lake's "
-        "folder). Default: the catalog's database.",
+        "folder). Default: the catalog's database; with a REST catalog, the SQLite file "
+        "DIR/store.db.",
     )
     warehouse: str | None = Field(
         default=None,
         min_length=1,
         description="Where tables are stored: a folder (relative to the lake's folder), "
         "s3://bucket/path, gs://bucket/path or "
-        "abfss://container@account.dfs.core.windows.net/path. Default: the lake's folder.",
+        "abfss://container@account.dfs.core.windows.net/path. Default: the lake's folder; a REST "
+        "catalog chooses the location.",
     )
     raw: str | None = Field(
         default=None,
@@ -500,22 +518,45 @@ class LakeConfig(LakeSection):
         return self.catalog.uri or self.catalog_file
 
     @property
-    def store_database(self) -> str | Path | None:
-        """Return the operational store's database; None for REST without a setting."""
+    def store_database(self) -> str | Path:
+        """Return the operational store's database: a PostgreSQL URI, or a SQLite file."""
         if self.store is None:
-            return self.catalog_database
+            return self.catalog_database or self.path / "store.db"
         return self.store if "://" in self.store else self.path / Path(self.store).expanduser()
 
     @property
+    def chooses_locations(self) -> bool:
+        """Return whether new tables are stored in `warehouse_location`, not where REST chooses."""
+        return self.warehouse is not None or self.catalog.kind is not CatalogKind.REST
+
+    @property
     def local_warehouse(self) -> Path | None:
-        """Return the root of the tables' storage as a folder, or None if it is a bucket."""
+        """Return the root of the tables' storage as a folder; None if it is elsewhere."""
         location = self.warehouse_location
-        return None if scheme_of(location) else Path(location)
+        return Path(location) if self.chooses_locations and not scheme_of(location) else None
 
     @property
     def warehouse_location(self) -> str:
-        """Return the root of the tables' storage: an absolute path, or the URL of a bucket."""
+        """Return the root of the tables' storage: an absolute path, or the URL of a bucket.
+
+        It is the lake's folder if the catalog chooses where tables are stored.
+        """
         return str(self.path) if self.warehouse is None else self._resolve(self.warehouse)
+
+    @property
+    def storage_url(self) -> str:
+        """Return the root of the tables' storage, or only its scheme if the catalog chooses it."""
+        scheme = scheme_of_file_io(self.catalog.properties.get("io-impl"))
+        if self.chooses_locations or scheme is None:
+            return self.warehouse_location
+        return f"{scheme}://"
+
+    @property
+    def requested_warehouse(self) -> str | None:
+        """Return the warehouse for which the catalog is asked: a name, or a location."""
+        if self.catalog.warehouse is not None:
+            return self.catalog.warehouse
+        return as_url(self.warehouse_location) if self.chooses_locations else None
 
     @property
     def raw_location(self) -> str:
@@ -530,7 +571,11 @@ class LakeConfig(LakeSection):
     @property
     def schemes(self) -> frozenset[str]:
         """Return the schemes of the object stores that Spark has to reach."""
-        found = {scheme_of(self.warehouse_location), scheme_of(self.raw_location)}
+        found = {
+            scheme_of(self.warehouse_location),
+            scheme_of(self.raw_location),
+            scheme_of(self.storage_url),
+        }
         return self.source_schemes | {scheme for scheme in found if scheme is not None}
 
     @property
@@ -541,10 +586,11 @@ class LakeConfig(LakeSection):
     @property
     def pyiceberg_properties(self) -> dict[str, str]:
         """Return the properties of the catalog for PyIceberg, with those of its FileIO."""
+        warehouse = self.requested_warehouse
         return {
-            **self.object_storage.for_pyiceberg(self.warehouse_location),
+            **self.object_storage.for_pyiceberg(self.storage_url),
+            **({} if warehouse is None else {"warehouse": warehouse}),
             **self.catalog.properties,
-            "warehouse": self.warehouse_location,
         }
 
     def format_version_of(self, name: TableName) -> int | None:
@@ -560,5 +606,10 @@ class LakeConfig(LakeSection):
         return str((self.path / Path(location.removeprefix("file://")).expanduser()).resolve())
 
     def contains(self, location: str) -> bool:
-        """Return whether a location is in the warehouse or in the lake's folder."""
+        """Return whether a location is in the warehouse or in the lake's folder.
+
+        If the catalog chooses the locations, all of them belong to the lake.
+        """
+        if not self.chooses_locations:
+            return True
         return is_inside(location, self.warehouse_location) or is_inside(location, str(self.path))

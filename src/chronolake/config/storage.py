@@ -197,6 +197,11 @@ class StorageConfig(Section):
         return _set_only(found)
 
 
+def scheme_of_file_io(name: str | None) -> str | None:
+    """Return the scheme that a class of Iceberg's FileIO is for; None for other classes."""
+    return next((scheme for scheme, known in _FILE_IO.items() if known == name), None)
+
+
 def account_of(url: str) -> str:
     """Return the storage account of a URL of Azure."""
     host = url.partition("://")[2].partition("/")[0]

@@ -451,7 +451,7 @@ def _orphans(lake: Lake, name: TableName, limit: int) -> list[str]:
     # Dry run: the procedure would delete everything that this table's metadata does not list,
     # including files of other tables.
     # Spark has no file system for buckets, whose files Iceberg lists by their prefix.
-    is_bucket = scheme_of(lake.config.warehouse_location) is not None
+    is_bucket = scheme_of(lake.catalog.load(name).location) is not None
     rows = lake.spark.sql(
         f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
         f"older_than => {_timestamp(limit)}, dry_run => true, stream_results => true, "

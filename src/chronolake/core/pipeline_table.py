@@ -19,6 +19,7 @@ from chronolake.core.create import (
 from chronolake.core.row_hash import HASHED_PROPERTY, property_for
 from chronolake.core.scd2_sql import Layout, time_in
 from chronolake.core.sql import column_list
+from chronolake.core.table_swap import schema_to_replace
 from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, LakeError, SchemaError
 from chronolake.failpoints import reach
@@ -71,6 +72,7 @@ def create_pipeline_table(
     hashed: Sequence[Column] = (),
     properties: Mapping[str, str] | None = None,
     location: str | None = None,
+    replaced: IcebergTable | None = None,
 ) -> None:
     """Create an empty pipeline table.
 
@@ -83,6 +85,7 @@ def create_pipeline_table(
             empty, rows have no hash.
         properties: further properties of the table.
         location: its folder, by default a new one.
+        replaced: the table that it will replace, or None.
 
     Raises:
         TableExistsError: the table exists; it is unchanged.
@@ -114,6 +117,7 @@ def create_pipeline_table(
             EPSILON_PROPERTY: str(epsilon_micros),
         },
         partition_by=partitioning_of(all_columns),
+        schema=None if replaced is None else schema_to_replace(replaced, all_columns),
     )
     reach("create.committed")
     ensure_hidden(lake.catalog.load(name))

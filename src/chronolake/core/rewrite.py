@@ -18,27 +18,32 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from chronolake.change_set import RESERVED
 from chronolake.core.create import check_columns, column_properties
 from chronolake.core.publish import TableMovedError, expect_unmoved, publish
 from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
-from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of, metadata_with_columns
+from chronolake.iceberg import (
+    MAIN,
+    SCRATCH_SCHEMA,
+    IcebergTable,
+    java_message_of,
+    metadata_with_columns,
+)
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_stored
-from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
+from chronolake.types import ACTIVE, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from chronolake.lake import Lake
+    from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
 
-_FILLER: Final = f"{RESERVED}filler_"
 _IN_A_TABLE: Final = "/rewrite-"
 
 
@@ -108,7 +113,15 @@ def rewrite(
     schema = evolved_metadata(evolve(table, columns, replaced)).schema()
     scratch = TableName(SCRATCH_SCHEMA, stage_name())
     try:
-        _create_scratch(lake, table, scratch, schema, columns)
+        lake.catalog.create(
+            scratch,
+            columns,
+            location=new_subfolder(table),
+            properties={k: v for k, v in table.properties.items() if k.startswith("write.")}
+            | {"format-version": str(table.format_version)},
+            partition_by=[str(field.name()) for field in table.metadata.spec().fields()],
+            schema=schema,
+        )
         rows.writeTo(f"{CATALOG}.{scratch.sql}").append()
         reach("rewrite.written")
         files = lake.catalog.load(scratch)
@@ -129,56 +142,52 @@ def rewrite(
         reach("rewrite.after-commit")
     finally:
         # Its files now belong to the table, or are orphans that maintenance removes.
-        lake.catalog.drop(scratch, purge=False)
-
-
-def _create_scratch(
-    lake: Lake, table: IcebergTable, scratch: TableName, schema: Any, columns: Sequence[Column]
-) -> None:
-    """Create a table whose columns have the field ids of `schema`.
-
-    Iceberg numbers the columns of a new table 1, 2, …: filler columns are added where the schema
-    has gaps, and are dropped immediately.
-    """
-    by_id = {int(field["id"]): str(field["name"]) for field in table.catalog.fields(schema)}
-    types = {column.name: column.type for column in columns}
-    wanted = [
-        Column(by_id[number], types[by_id[number]])
-        if number in by_id
-        else Column(f"{_FILLER}{number}", ColumnType(Kind.BOOLEAN))
-        for number in range(1, max(by_id) + 1)
-    ]
-    spec = table.metadata.spec()
-    lake.catalog.create(
-        scratch,
-        wanted,
-        location=new_subfolder(table),
-        properties={k: v for k, v in table.properties.items() if k.startswith("write.")}
-        | {"format-version": str(table.format_version)},
-        partition_by=[str(field.name()) for field in spec.fields()],
-    )
-    created = lake.catalog.load(scratch)
-    created.commit(created.metadata.updateSchema(schema))
+        drop_scratch(lake, scratch, purge=False)
 
 
 def _replace_files(
     table: IcebergTable, transaction: Any, source: IcebergTable, *, only_active: bool
 ) -> None:
-    jvm = table.catalog.jvm
-    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    expressions = table.catalog.jvm.org.apache.iceberg.expressions.Expressions
     # A history table is partitioned by this column, so that the filter matches all rows of a file
     # or none.
     replaced = expressions.equal(ACTIVE, True) if only_active else expressions.alwaysTrue()
     overwrite = transaction.newOverwrite().overwriteByRowFilter(replaced)
-    tasks = source.java.newScan().includeColumnStats().planFiles()
+    for file in copied_files(source, MAIN, table.metadata.spec()):
+        overwrite.addFile(file)
+    overwrite.commit()
+
+
+def copied_files(source: IcebergTable, branch: str, spec: Any) -> Iterator[Any]:
+    """Yield the data files of a branch, as Java `DataFile`s of a table with another metadata.
+
+    Args:
+        source: a scratch table, from whose files no row was removed.
+        branch: one of its branches.
+        spec: the Java `PartitionSpec` of the other table, with the same columns.
+    """
+    iceberg = source.catalog.jvm.org.apache.iceberg
+    tasks = source.java.newScan().useRef(branch).includeColumnStats().planFiles()
     try:
         remaining = tasks.iterator()
         while remaining.hasNext():
-            copy = jvm.org.apache.iceberg.DataFiles.builder(table.metadata.spec())
-            overwrite.addFile(copy.copy(remaining.next().file()).build())
+            file = remaining.next().file()
+            metrics = iceberg.Metrics(
+                file.recordCount(),
+                file.columnSizes(),
+                file.valueCounts(),
+                file.nullValueCounts(),
+                file.nanValueCounts(),
+                file.lowerBounds(),
+                file.upperBounds(),
+            )
+            # `copy` requires that both tables have the same number for the partitioning.
+            builder = iceberg.DataFiles.builder(spec).withPath(file.location())
+            builder = builder.withFormat(file.format()).withPartition(file.partition())
+            builder = builder.withFileSizeInBytes(file.fileSizeInBytes()).withMetrics(metrics)
+            yield builder.withSplitOffsets(file.splitOffsets()).build()
     finally:
         tasks.close()
-    overwrite.commit()
 
 
 def new_subfolder(table: IcebergTable) -> str:
@@ -186,9 +195,17 @@ def new_subfolder(table: IcebergTable) -> str:
     return f"{table.location}{_IN_A_TABLE}{uuid4().hex}"
 
 
-def is_in_table_folder(location: str) -> bool:
+def is_in_table_folder(location: str | None) -> bool:
     """Return whether `new_subfolder` created a folder."""
-    return _IN_A_TABLE in location
+    return location is not None and _IN_A_TABLE in location
+
+
+def drop_scratch(lake: Lake, name: TableName, *, purge: bool) -> None:
+    """Drop a scratch table; a failure is logged, because `drop_abandoned` repeats it later."""
+    try:
+        lake.catalog.drop(name, purge=purge)
+    except (Py4JError, PySparkException) as failure:
+        log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
 
 
 def drop_abandoned(lake: Lake) -> None:
@@ -196,10 +213,7 @@ def drop_abandoned(lake: Lake) -> None:
     for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
         if is_abandoned(name.table):
             log.warning("leftover_dropped", table=str(name))
-            try:
-                lake.catalog.drop(name, purge=_owns_its_files(lake, name))
-            except (Py4JError, PySparkException) as failure:
-                log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
+            drop_scratch(lake, name, purge=_owns_its_files(lake, name))
 
 
 def _owns_its_files(lake: Lake, name: TableName) -> bool:

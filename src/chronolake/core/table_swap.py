@@ -5,6 +5,9 @@ renames it, or makes its metadata the metadata of an existing table (a compare-a
 the table before or after. A crash leaves a scratch table, which the next change of any table, or
 `maintain`, drops.
 
+A REST catalog accepts only changes of metadata. There, one commit changes the columns and the
+partitioning, removes all snapshots, and adds a snapshot with the scratch table's files.
+
 If it replaces a table, the new metadata starts from scratch, without the table's old snapshots and
 partition specs: Iceberg cannot delete rows from a table that was once partitioned by a column that
 no longer exists. The table keeps its identity, its folder and its properties. The files of the old
@@ -19,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import expect_unreserved
-from chronolake.config import CatalogKind
 from chronolake.core.create import (
     check_columns,
     column_properties,
@@ -28,12 +30,23 @@ from chronolake.core.create import (
     properties_of,
 )
 from chronolake.core.omitted_columns import OMITTED_PROPERTY
-from chronolake.core.publish import expect_unmoved, publish, publishing_properties
-from chronolake.core.rewrite import is_in_table_folder, new_subfolder
+from chronolake.core.publish import (
+    TableMovedError,
+    expect_unmoved,
+    publish,
+    publishing_properties,
+)
+from chronolake.core.rewrite import copied_files, drop_scratch, is_in_table_folder, new_subfolder
 from chronolake.core.staging import stage_name
-from chronolake.errors import LakeError
 from chronolake.failpoints import reach
-from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
+from chronolake.iceberg import (
+    COLUMNS_PROPERTY,
+    HIDDEN,
+    MAIN,
+    SCRATCH_SCHEMA,
+    IcebergTable,
+    schema_of_replacement,
+)
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_stored
 from chronolake.types import HISTORY_SINCE_PROPERTY, TableName, now_micros
@@ -108,10 +121,11 @@ def publish_replacement(
         CommitUnknownError: the catalog's response was lost.
     """
     check_columns(table.name, columns)
-    expect_replaceable(lake, table.name)
     location, began = new_subfolder(table), now_micros()
     changed = {**lasting_properties(lake, table), **properties}
-    with _scratch_table(lake, columns, query, location=location, properties=changed) as scratch:
+    with _scratch_table(
+        lake, columns, query, location=location, properties=changed, replaced=table
+    ) as scratch:
         replace_with(table, scratch, began_micros=began)
 
 
@@ -136,19 +150,11 @@ def replacements_of(table: IcebergTable) -> list[Replacement]:
     return [Replacement(int(parts[0]), int(parts[-1])) for parts in times]
 
 
-def expect_replaceable(lake: Lake, name: TableName) -> None:
-    """Refuse to replace a table as a whole if the catalog cannot do so in one step.
-
-    Raises:
-        LakeError: the catalog is a REST catalog.
-    """
-    if lake.config.catalog.kind is CatalogKind.REST:
-        # A REST client sends individual changes of metadata: none of these would arrive.
-        raise LakeError(
-            "Tables in a REST catalog cannot be replaced as a whole.",
-            table=str(name),
-            hint="Use a SQLite or PostgreSQL catalog to switch modes.",
-        )
+def schema_to_replace(table: IcebergTable, columns: Sequence[Column]) -> Any:
+    """Return the Java `Schema` that a scratch table needs to replace a table; None: any ids do."""
+    if table.catalog.replaces_metadata:
+        return None
+    return schema_of_replacement(table, columns)
 
 
 def lasting_properties(lake: Lake, table: IcebergTable) -> dict[str, str]:
@@ -172,7 +178,8 @@ def replace_with(
 
     Args:
         table: the state from which the scratch table was made.
-        scratch: a table in a subfolder of that table's folder (`rewrite.new_subfolder`).
+        scratch: a table in a subfolder of that table's folder (`rewrite.new_subfolder`), with the
+            field ids of `schema_to_replace`.
         began_micros: a time before any of its files was written, in microseconds since 1970.
         expect: gets the table as it is when it is replaced, and raises if it must not be replaced;
             by default it must be unchanged since `table`.
@@ -187,18 +194,60 @@ def replace_with(
             expect_unmoved(table, current)
         else:
             expect(current)
-        builder = current.catalog.builder_from(scratch.metadata)
-        builder.assignUUID(current.metadata.uuid())
-        builder.setProperties(
-            current.catalog.map({REPLACED_PROPERTY: _with_replacement(current, began_micros)})
-        )
-        return builder.setLocation(current.location)
+        catalog = current.catalog
+        if catalog.replaces_metadata:
+            builder = catalog.builder_from(scratch.metadata)
+            builder.assignUUID(current.metadata.uuid()).setLocation(current.location)
+        else:
+            if current.metadata.lastColumnId() != table.metadata.lastColumnId():
+                raise TableMovedError("Columns were added meanwhile.", table=str(table.name))
+            builder = _with_content_of(scratch, current)
+        replaced_at = _with_replacement(current, began_micros)
+        return builder.setProperties(catalog.map({REPLACED_PROPERTY: replaced_at}))
 
     reach("rewrite.before-commit")
     # The property protects readers: files of the old snapshots are orphans immediately, and
     # maintenance must not remove them yet.
     publish(table.reload(), build_replacement, {})
     reach("rewrite.after-commit")
+
+
+def _with_content_of(scratch: IcebergTable, current: IcebergTable) -> Any:
+    """Return a metadata builder that changes a table to the content of a scratch table."""
+    catalog, jvm = current.catalog, current.catalog.jvm
+    transaction = current.java.newTransaction()
+    operations = transaction.table().operations()
+    before = operations.current()
+    builder = catalog.builder_from(before)
+    # Without them, the first new snapshot of a branch has no parent.
+    for name in [str(name) for name in before.refs().keySet()]:
+        builder.removeRef(name)
+    builder.removeSnapshots(before.snapshots())
+    schema = scratch.metadata.schema()
+    last = max(int(before.lastColumnId()), int(schema.highestFieldId()))
+    builder.setCurrentSchema(schema, last).setDefaultPartitionSpec(scratch.metadata.spec())
+    # A table cannot be downgraded.
+    builder.upgradeFormatVersion(max(scratch.format_version, current.format_version))
+    operations.commit(before, builder.build())
+
+    spec = transaction.table().spec()
+    for branch in (HIDDEN, MAIN):
+        if scratch.branch(branch) is not None:
+            append = transaction.newFastAppend().toBranch(branch)
+            for file in copied_files(scratch, branch, spec):
+                append.appendFile(file)
+            append.commit()
+
+    after = operations.current()
+    builder = catalog.builder_from(after)
+    others = [int(other.specId()) for other in after.specs() if other.specId() != spec.specId()]
+    if others:
+        # Their columns may no longer exist.
+        removed = getattr(jvm.org.apache.iceberg, "MetadataUpdate$RemovePartitionSpecs")
+        removed(catalog.set(others)).applyTo(builder)
+    properties = scratch.properties
+    builder.removeProperties(catalog.set(current.properties.keys() - properties.keys()))
+    return builder.setProperties(catalog.map(properties))
 
 
 def _with_replacement(table: IcebergTable, began_micros: int) -> str:
@@ -216,10 +265,19 @@ def _scratch_table(
     columns: Sequence[Column],
     query: str,
     *,
-    location: str,
+    location: str | None,
     properties: Mapping[str, str],
+    replaced: IcebergTable | None = None,
 ) -> Iterator[IcebergTable]:
-    """Yield a scratch table with a query's rows; its name is free again when the block ends."""
+    """Yield a scratch table with a query's rows; its name is free again when the block ends.
+
+    Args:
+        columns: its columns, in order.
+        query: SQL that returns these columns, by name.
+        location: its folder, or None if the catalog chooses it.
+        properties: its properties.
+        replaced: the table that it will replace, or None.
+    """
     hidden = TableName(SCRATCH_SCHEMA, stage_name())
     try:
         lake.catalog.create(
@@ -229,6 +287,7 @@ def _scratch_table(
             # The table's own properties override the defaults for new tables.
             properties={**properties_of(columns), **properties, **column_properties(columns)},
             partition_by=partitioning_of(columns),
+            schema=None if replaced is None else schema_to_replace(replaced, columns),
         )
         lake.spark.sql(f"INSERT INTO {CATALOG}.{hidden.sql} BY NAME {query}")
         reach("rewrite.written")
@@ -238,4 +297,4 @@ def _scratch_table(
     finally:
         # Files in another table's folder may already belong to that table; maintenance finds those
         # that do not. A separate folder is removed, unless the table was renamed to its final name.
-        lake.catalog.drop(hidden, purge=not is_in_table_folder(location))
+        drop_scratch(lake, hidden, purge=not is_in_table_folder(location))

@@ -18,9 +18,10 @@ from chronolake.iceberg.catalog import (
     jvm_ended,
     spark_words,
 )
-from chronolake.iceberg.schema_update import metadata_with_columns
+from chronolake.iceberg.rest import catalog_error
+from chronolake.iceberg.schema_update import metadata_with_columns, schema_of_replacement
 from chronolake.iceberg.store_files import store_options
-from chronolake.iceberg.stored_metadata import StoredMetadata, read_metadata
+from chronolake.iceberg.stored_metadata import StoredMetadata, metadata_of, read_metadata
 
 __all__ = [
     "COLUMNS_PROPERTY",
@@ -31,13 +32,16 @@ __all__ = [
     "Field",
     "IcebergTable",
     "StoredMetadata",
+    "catalog_error",
     "columns_from_json",
     "columns_to_json",
     "java_class_of",
     "java_message_of",
     "jvm_ended",
+    "metadata_of",
     "metadata_with_columns",
     "read_metadata",
+    "schema_of_replacement",
     "spark_words",
     "store_options",
 ]

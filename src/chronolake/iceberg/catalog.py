@@ -20,10 +20,12 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from chronolake.errors import CommitConflictError, LakeError, TableExistsError
+from chronolake.iceberg import rest
 from chronolake.iceberg.durability import sync_files_of_executors
+from chronolake.iceberg.rest import catalog_error
 from chronolake.session import CATALOG
 from chronolake.storage import storage_error
-from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
+from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName, levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -46,6 +48,10 @@ _JAVA: Final = "org.apache.iceberg"
 _REFUSED: Final = (
     f"{_JAVA}.exceptions.CommitFailedException",
     f"{_JAVA}.exceptions.ValidationException",
+)
+_DENIED: Final = (
+    f"{_JAVA}.exceptions.NotAuthorizedException",
+    f"{_JAVA}.exceptions.ForbiddenException",
 )
 #: The beginning of the last line of a Python worker's traceback for an error of chronolake.
 _RAISED_IN_TASK: Final = "\nchronolake.errors."
@@ -204,7 +210,7 @@ class IcebergTable:
     def is_unwritten(self) -> bool:
         """Return whether the table has only the rows with which its metadata began."""
         snapshot = self.metadata.currentSnapshot()
-        return snapshot is None or int(snapshot.sequenceNumber()) <= 1
+        return snapshot is None or snapshot.parentId() is None
 
     @property
     def format_version(self) -> int:
@@ -320,13 +326,16 @@ class IcebergTable:
         Raises:
             CommitConflictError: another writer was first; nothing has changed.
             LakeLocationError: the table is outside the opened lake.
+            CatalogError: a REST catalog refused the request; nothing has changed.
             Exception: any other Java exception; the outcome may be unknown.
         """
         self.catalog.guard.expect_inside(self)
         try:
             self.catalog.make_durable(metadata, self._operations.io())
-            self._operations.commit(self.metadata, metadata)
+            self.catalog.commit(self, self._operations, metadata)
         except (Py4JJavaError, PySparkException) as failure:
+            if java_class_of(failure) in _DENIED and (denied := catalog_error(failure)):
+                raise denied from failure
             if java_class_of(failure) in _REFUSED:
                 raise CommitConflictError(
                     f"Another writer changed the table first: {java_message_of(failure)}",
@@ -391,6 +400,7 @@ class _Connection:
 
     jvm: Any
     catalog: Any
+    is_rest: bool
     schema_parser: Any
     metadata: Any
     metadata_parser: Any
@@ -415,13 +425,18 @@ class _Connection:
         try:
             catalog = manager.catalog(CATALOG).icebergCatalog()
         except (Py4JError, PySparkException) as failure:
-            raise storage_error(failure) or LakeError(
-                f"The lake's catalog cannot be opened: {java_message_of(failure)}",
-                hint="Check the lake's folder and `lake.catalog` in chronolake.yml.",
+            raise (
+                storage_error(failure)
+                or catalog_error(failure)
+                or LakeError(
+                    f"The lake's catalog cannot be opened: {java_message_of(failure)}",
+                    hint="Check the lake's folder and `lake.catalog` in chronolake.yml.",
+                )
             ) from failure
         return cls(
             jvm,
             catalog,
+            rest.is_rest_catalog(catalog),
             iceberg.SchemaParser,
             iceberg.TableMetadata,
             iceberg.TableMetadataParser,
@@ -498,17 +513,41 @@ class Catalog:
         if not self.spark.sparkContext.master.startswith("local["):
             sync_files_of_executors(self.spark, metadata, io)
 
-    def _namespace(self, schema: str) -> Any:
-        levels = self.spark.sparkContext._gateway.new_array(self._connection.strings, 1)  # noqa: SLF001
-        levels[0] = schema
-        return self._connection.namespaces.of(levels)
+    @property
+    def replaces_metadata(self) -> bool:
+        """Return whether a commit may replace a table's metadata by any other.
+
+        Otherwise the catalog applies the changes that lead from the current metadata to the new.
+        """
+        return not self._connection.is_rest
+
+    def commit(self, table: IcebergTable, operations: Any, metadata: Any) -> None:
+        """Replace a table's state by metadata; any exception of Java is raised.
+
+        Args:
+            table: the state that must be current.
+            operations: the table's Java `TableOperations`.
+            metadata: the Java `TableMetadata`.
+        """
+        if self._connection.is_rest:
+            rest.commit(self.jvm, operations, table.metadata, metadata, (MAIN, HIDDEN))
+        else:
+            operations.commit(table.metadata, metadata)
+
+    def _namespace(self, schema: str, *, levels: int | None = None) -> Any:
+        """Return the Java `Namespace` of a schema, or of its first levels."""
+        parts = levels_of(schema)[:levels]
+        array = self.spark.sparkContext._gateway.new_array(self._connection.strings, len(parts))  # noqa: SLF001
+        for number, part in enumerate(parts):
+            array[number] = part
+        return self._connection.namespaces.of(array)
 
     def builder_from(self, metadata: Any) -> Any:
         """Return a Java `TableMetadata.Builder` that starts from some metadata."""
         return self._connection.metadata.buildFrom(metadata)
 
     def identifier(self, name: TableName) -> Any:
-        """Return the Java `TableIdentifier` of a table; a schema is always one level."""
+        """Return the Java `TableIdentifier` of a table."""
         return self._connection.identifiers.of(self._namespace(name.schema), name.table)
 
     def find(self, name: TableName) -> IcebergTable | None:
@@ -640,11 +679,7 @@ class Catalog:
         return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
-        """Return all schemas of the lake, and all prefixes of schemas that end before a dot.
-
-        A JDBC catalog stores a namespace as text joined by dots, so that it reads our single level
-        `a.b` back as `b` in `a`: the tree has to be walked, and its levels joined again.
-        """
+        """Return all schemas of the lake, and all prefixes of schemas that end before a dot."""
         found: list[str] = []
         pending = list(self._java.listNamespaces())
         while pending:
@@ -658,11 +693,20 @@ class Catalog:
         name: TableName,
         columns: Sequence[Column],
         *,
-        location: str,
+        location: str | None,
         properties: Mapping[str, str],
         partition_by: Sequence[str] = (),
+        schema: Any = None,
     ) -> None:
         """Create an empty table, and its schema if it does not exist.
+
+        Args:
+            name: the table.
+            columns: its columns.
+            location: its folder, or None if the catalog chooses it.
+            properties: its properties.
+            partition_by: the columns by which it is partitioned.
+            schema: the Java `Schema` with the field ids of the columns; by default 1, 2, …
 
         Raises:
             TableExistsError: the table exists.
@@ -671,13 +715,29 @@ class Catalog:
         lake_id = self.guard.expect_writable()
         if lake_id is not None:
             properties = {**properties, LAKE_PROPERTY: lake_id}
-        schema = self.schema(columns)
+        builder = self._java.buildTable(self.identifier(name), self.schema(columns))
+        builder = builder.withProperties(self.map(properties))
+        if location is not None:
+            builder = builder.withLocation(location)
+        if schema is None:
+            spec = self._spec(self.schema(columns), partition_by)
+            builder = builder.withPartitionSpec(spec)
+        self._create(name, builder)
+        if schema is not None:
+            # Iceberg numbers the columns of a new table itself.
+            created = self.load(name)
+            last = max(int(created.metadata.lastColumnId()), int(schema.highestFieldId()))
+            changed = created.builder().setCurrentSchema(schema, last)
+            spec = self._spec(schema, partition_by)
+            created.commit(changed.setDefaultPartitionSpec(spec).build())
+
+    def _spec(self, schema: Any, partition_by: Sequence[str]) -> Any:
         spec = self.jvm.org.apache.iceberg.PartitionSpec.builderFor(schema)
         for column in partition_by:
             spec = spec.identity(column)
-        builder = self._java.buildTable(self.identifier(name), schema)
-        builder = builder.withPartitionSpec(spec.build()).withLocation(location)
-        builder = builder.withProperties(self.map(properties))
+        return spec.build()
+
+    def _create(self, name: TableName, builder: Any) -> None:
         for is_last in (False, True):
             self.ensure_schema(name.schema)
             try:
@@ -703,15 +763,21 @@ class Catalog:
 
     def ensure_schema(self, schema: str) -> None:
         """Create a schema unless it exists; several processes may try at the same time."""
-        namespace = self._namespace(schema)
-        if self._java.namespaceExists(namespace):
+        if self._java.namespaceExists(self._namespace(schema)):
             return
-        try:
-            self._java.createNamespace(namespace, self.map({}))
-        except (Py4JJavaError, PySparkException) as failure:
-            # The failure does not matter if the schema exists now.
-            if not self._java.namespaceExists(namespace):
-                raise self._error(f"The schema {schema!r} cannot be created", failure) from failure
+        # REST catalogs do not create the schemas that contain it.
+        depth = len(levels_of(schema))
+        for levels in range(depth if self.replaces_metadata else 1, depth + 1):
+            namespace = self._namespace(schema, levels=levels)
+            try:
+                if levels == depth or not self._java.namespaceExists(namespace):
+                    self._java.createNamespace(namespace, self.map({}))
+            except (Py4JJavaError, PySparkException) as failure:
+                # The failure does not matter if the schema exists now.
+                if not self._java.namespaceExists(namespace):
+                    raise self._error(
+                        f"The schema {schema!r} cannot be created", failure
+                    ) from failure
 
     def rename(self, name: TableName, new_name: TableName) -> None:
         """Rename a table, in one step; its files are not moved.
@@ -791,8 +857,8 @@ class Catalog:
             java.add(item)
         return java
 
-    def set(self, items: Iterable[str]) -> Any:
-        """Return a Java set of strings."""
+    def set(self, items: Iterable[str | int]) -> Any:
+        """Return a Java set of strings or numbers."""
         java = self.jvm.java.util.HashSet()
         for item in items:
             java.add(item)
@@ -814,7 +880,11 @@ class Catalog:
 
     @staticmethod
     def _error(what: str, failure: BaseException) -> LakeError:
-        return storage_error(failure) or LakeError(
-            f"{what}: {java_message_of(failure)}",
-            hint="Check that the catalog and the lake's folder are reachable and writable.",
+        return (
+            storage_error(failure)
+            or catalog_error(failure)
+            or LakeError(
+                f"{what}: {java_message_of(failure)}",
+                hint="Check that the catalog and the lake's folder are reachable and writable.",
+            )
         )

@@ -13,7 +13,7 @@ from chronolake.iceberg.catalog import type_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from chronolake.iceberg.catalog import Catalog
+    from chronolake.iceberg.catalog import Catalog, IcebergTable
     from chronolake.types import Column
 
 #: Properties of one column: they end when the column does, as with Iceberg's `UpdateSchema`.
@@ -43,6 +43,28 @@ def metadata_with_columns(
     if not ended:
         return changed
     return catalog.builder_from(changed).removeProperties(catalog.set(ended)).build()
+
+
+def schema_of_replacement(table: IcebergTable, columns: Sequence[Column]) -> Any:
+    """Return the Java `Schema` of a table that will replace another one.
+
+    Columns keep their field id if their type stays the same. The others get ids that the table has
+    never used.
+
+    Args:
+        table: the table that will be replaced.
+        columns: the columns of the replacement, in their order.
+    """
+    catalog, metadata = table.catalog, table.metadata
+    stored = catalog.fields(metadata.schema())
+    wanted = {column.name: type_name(column.type) for column in columns}
+    replaced = {
+        field["name"]
+        for field in stored
+        if str(field["type"]).replace(" ", "") != wanted.get(field["name"])
+    }
+    last_id = int(metadata.lastColumnId())
+    return catalog.schema_of(evolve_fields(stored, columns, replaced, last_id=last_id))
 
 
 def evolve_fields(

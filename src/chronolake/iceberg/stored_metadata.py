@@ -1,4 +1,4 @@
-"""A table's metadata file, read without a JVM."""
+"""A table's metadata, read without a JVM from its file or from a REST catalog."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from chronolake.location import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pyiceberg.table import Table
 
 _GZIP: Final = b"\x1f\x8b"
 
@@ -71,6 +73,33 @@ def read_metadata(file: str, properties: Mapping[str, str]) -> StoredMetadata:
         branches,
         {name: snapshots[number].get("summary", {}) for name, number in branches.items()},
         metadata["format-version"],
+    )
+
+
+def metadata_of(table: Table) -> StoredMetadata:
+    """Return the metadata that PyIceberg has loaded from a catalog."""
+    metadata = table.metadata
+    branches = {
+        name: reference.snapshot_id
+        for name, reference in metadata.refs.items()
+        if reference.snapshot_ref_type == "branch"
+    }
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    summaries = {name: snapshots[number].summary for name, number in branches.items()}
+    return StoredMetadata(
+        table.metadata_location,
+        metadata.properties,
+        metadata.location,
+        tuple(
+            {"id": field.field_id, "name": field.name, "type": str(field.field_type)}
+            for field in metadata.schema().fields
+        ),
+        branches,
+        {
+            name: {} if summary is None else summary.additional_properties
+            for name, summary in summaries.items()
+        },
+        metadata.format_version,
     )
 
 

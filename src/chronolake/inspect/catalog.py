@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import warnings
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from chronolake import rest_catalog
 from chronolake.config import CatalogKind
 from chronolake.errors import (
-    ChronolakeError,
     LakeError,
     LakeLocationError,
     SchemaError,
@@ -37,9 +37,8 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from pyiceberg.catalog import Catalog
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
@@ -115,7 +114,7 @@ def names(config: LakeConfig) -> list[TableName]:
         LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return sorted(_list_rest_tables(config))
+        return sorted(rest_catalog.list_tables(config))
     return sorted(TableName(schema, table) for schema, table, _ in _query_catalog(config, None))
 
 
@@ -128,7 +127,7 @@ def metadata_locations(config: LakeConfig) -> dict[TableName, str | None]:
         LakeError: the lake does not exist, or its catalog does not respond.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return dict.fromkeys(sorted(_list_rest_tables(config)))
+        return dict.fromkeys(sorted(rest_catalog.list_tables(config)))
     return {
         TableName(schema, table): location
         for schema, table, location in _query_catalog(config, None)
@@ -152,7 +151,10 @@ def look_up(config: LakeConfig, name: TableName) -> CatalogTable:
         TableNotFoundError: the table does not exist.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return _with_declared_columns(name, _load_from_rest(config, name))
+        table = rest_catalog.find_table(config, rest_catalog.open_catalog(config), name)
+        if table is None:
+            raise missing(config, name)
+        return _with_declared_columns(name, table)
     for _, _, location in _query_catalog(config, name):
         table = _load_current(config, name, location)
         if table is not None:
@@ -167,7 +169,9 @@ def look_up_all(config: LakeConfig) -> list[CatalogTable]:
         LakeError: the lake does not exist, or its catalog or a table's metadata cannot be read.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return [look_up(config, name) for name in names(config)]
+        catalog = rest_catalog.open_catalog(config)
+        loaded = {name: rest_catalog.find_table(config, catalog, name) for name in names(config)}
+        return [_with_declared_columns(name, table) for name, table in loaded.items() if table]
     rows = sorted(_query_catalog(config, None))
     named = ((TableName(schema, table), location) for schema, table, location in rows)
     found = ((name, _load_current(config, name, location)) for name, location in named)
@@ -316,50 +320,6 @@ def _load_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
             "restore it from a backup.",
             table=str(name),
             file=location,
-        ) from failure
-
-
-def _open_rest_catalog(config: LakeConfig) -> Catalog:
-    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - slow to import
-
-    with _rest_errors(config):
-        return RestCatalog(CATALOG, uri=config.catalog.uri or "", **config.pyiceberg_properties)
-
-
-def _list_rest_tables(config: LakeConfig) -> list[TableName]:
-    catalog = _open_rest_catalog(config)
-    with _rest_errors(config):
-        return [
-            TableName(".".join(identifier[:-1]), identifier[-1])
-            for namespace in catalog.list_namespaces()
-            for identifier in catalog.list_tables(namespace)
-        ]
-
-
-def _load_from_rest(config: LakeConfig, name: TableName) -> Table:
-    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - slow to import
-
-    catalog = _open_rest_catalog(config)
-    with _rest_errors(config, name):
-        try:
-            return catalog.load_table((name.schema, name.table))
-        except NoSuchTableError as failure:
-            raise missing(config, name) from failure
-
-
-@contextmanager
-def _rest_errors(config: LakeConfig, name: TableName | None = None) -> Iterator[None]:
-    """Convert errors of a REST catalog's client to `LakeError`."""
-    try:
-        yield
-    except ChronolakeError:
-        raise
-    except Exception as failure:  # the client's errors have no common base class
-        raise LakeError(
-            f"The lake's catalog {config.catalog.label} does not respond: "
-            f"{type(failure).__name__}.",
-            hint="Check lake.catalog.uri and lake.catalog.properties.",
-            table=None if name is None else str(name),
         ) from failure
 
 

@@ -10,11 +10,11 @@ import structlog
 
 from chronolake.core.pipeline_table import SYSTEM_COLUMNS
 from chronolake.core.publish import TableMovedError
-from chronolake.core.rewrite import drop_abandoned, new_subfolder
+from chronolake.core.rewrite import drop_abandoned, drop_scratch, new_subfolder
 from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.core.sql import column_list
 from chronolake.core.staging import stage_name
-from chronolake.core.table_swap import expect_replaceable, lasting_properties, replace_with
+from chronolake.core.table_swap import lasting_properties, replace_with
 from chronolake.core.verify import Invariant
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
@@ -92,11 +92,9 @@ def rebuild(
     Raises:
         SourceError: a file cannot be read, no file exists, or files that the table was built from
             are missing.
-        LakeError: the table is in a REST catalog.
         LeaseLostError: another process runs the pipeline.
         CommitConflictError: another writer published meanwhile; the table is unchanged.
     """
-    expect_replaceable(lake, stream.table)
     drop_abandoned(lake)
     stored = StoredTable(TableWriter(lake, stream, lease), lake.catalog.load(stream.table))
     table = stored.table
@@ -292,7 +290,7 @@ def _built_from_lake(
     finally:
         # Its files now belong to the table, or are orphans in its folder that maintenance removes.
         for name in hidden:
-            stored.writer.lake.catalog.drop(name, purge=False)
+            drop_scratch(stored.writer.lake, name, purge=False)
 
 
 def _fill(
@@ -315,6 +313,7 @@ def _fill(
         columns_for(stream, observed, landed.key),
         properties=lasting_properties(lake, stored.table),
         location=new_subfolder(stored.table),
+        replaced=stored.table,
     )
     applied = AppliedFiles().with_files(files, bad)
     if applied.quarantine is None and stored.applied.quarantine is not None:

@@ -5,8 +5,7 @@ The store is opened read-only: nothing is created or written, and no writer is b
 A process that crashes cannot record the end of its run. Such a run is reported as dead, which
 follows from its lease, whatever the store contains.
 
-A lake without a store, because nothing ever ran or because its catalog is a REST service, has no
-runs.
+A lake without a store, because nothing ever ran, has no runs.
 """
 
 from __future__ import annotations
@@ -68,12 +67,10 @@ def note_verified(
     """Record verification results; never fails, because the results are reported in any case.
 
     Args:
-        config: the lake. A REST catalog does not have a store, so nothing is recorded.
+        config: the lake.
         reports: the results.
         against_lake: whether the tables were also compared with their raw lakes.
     """
-    if config.store_database is None:
-        return
     try:
         store = Store.open(config)
         for report in reports:

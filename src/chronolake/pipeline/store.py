@@ -1,8 +1,9 @@
-"""The operational store: tables in the catalog's database, with their schema migrations.
+"""The operational store: tables in a database, with their schema migrations.
 
-It is stored in the catalog's database, SQLite or PostgreSQL. It does not determine the content of
-tables: their offsets are published with their rows. It records who runs a pipeline, the outcomes of
-runs, and the checkpoints of streams whose changes land in Chronolake's own raw lake.
+It is stored in the catalog's database or in another one, SQLite or PostgreSQL. It does not
+determine the content of tables: their offsets are published with their rows. It records who runs a
+pipeline, the outcomes of runs, and the checkpoints of streams whose changes land in Chronolake's
+own raw lake.
 
 Migrations only add columns, which have a default or are nullable: so a process of an earlier
 version can still write to a store that a later version has opened.
@@ -216,8 +217,7 @@ class Store:
         """Open the store of a lake, and create missing tables.
 
         Raises:
-            LakeError: the database is not reachable or not writable, or the catalog is a REST
-                service.
+            LakeError: the database is not reachable or not writable.
             LakeLocationError: the lake was copied or moved.
         """
         identity.claim(config)

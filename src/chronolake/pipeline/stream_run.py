@@ -11,7 +11,7 @@ import structlog
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.core import maintain, plan_table
 from chronolake.errors import ChronolakeError, LakeError, LeaseLostError, SourceError
-from chronolake.iceberg import jvm_ended, spark_words
+from chronolake.iceberg import catalog_error, jvm_ended, spark_words
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.events import EventKind
@@ -319,7 +319,7 @@ class StreamSync:
 
 def describe_failure(failure: BaseException) -> dict[str, str | None]:
     """Return the error message of a failure, and its hint."""
-    failure = storage_error(failure) or jvm_ended(failure) or failure
+    failure = storage_error(failure) or catalog_error(failure) or jvm_ended(failure) or failure
     if isinstance(failure, ChronolakeError):
         return {"error": failure.statement, "hint": failure.hint}
     return {"error": spark_words(failure) or f"{type(failure).__name__}: {failure}", "hint": None}

@@ -40,6 +40,7 @@ from chronolake.errors import (
     TableNotFoundError,
     ValueRefusedError,
 )
+from chronolake.iceberg import catalog_error
 from chronolake.protos import common_pb2
 from chronolake.server.write_batch import cancellable
 from chronolake.session import is_java_running
@@ -327,7 +328,7 @@ class Calls:
                     return self._respond_with_error(
                         rpc, context, call, _stopping_error(call), as_task
                     )
-                if stored := storage_error(failure):
+                if stored := storage_error(failure) or catalog_error(failure):
                     return self._respond_with_error(rpc, context, call, stored, as_task)
                 self._abort_unexpected(rpc, context, call, failure)
             self._metrics.count_response(rpc, str(response.WhichOneof("response")))

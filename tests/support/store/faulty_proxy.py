@@ -1,12 +1,13 @@
-"""A proxy to an S3 server through which every request passes, and that can let some fail."""
+"""A proxy to an S3 server or catalog that all requests pass, and that can let some fail."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -24,6 +25,21 @@ class Refuse:
 
     status: int
     code: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response that does not come from the server."""
+
+    status: int
+    content: bytes = b""
+    kind: str = "application/json"
+
+
+def refused_by_catalog(status: int, kind: str) -> Answer:
+    """Return a refusal in the words of a REST catalog."""
+    error = {"message": "as a test wants", "type": kind, "code": status}
+    return Answer(status, json.dumps({"error": error}).encode())
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ class HideKeys:
     keys: str
 
 
-Fault = Refuse | CutUpload | LoseResponse | HideKeys
+Fault = Refuse | Answer | CutUpload | LoseResponse | HideKeys
 
 
 @dataclass
@@ -66,6 +82,8 @@ class FaultyProxy:
     #: The requests that failed.
     failed: list[str] = field(default_factory=list)
     latency_seconds: float = 0.0
+    #: Answers requests (method and path, headers, body) in place of the server, unless it is None.
+    guard: Callable[[str, Mapping[str, str], bytes], Answer | None] = lambda *_: None
     _rules: list[_Rule] = field(default_factory=list)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -120,6 +138,12 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Refuse):
             text = f"<Error><Code>{fault.code}</Code><Message>as a test wants</Message></Error>"
             self._answer(fault.status, {"Content-Type": "application/xml"}, text.encode())
+            return
+        answer = fault if isinstance(fault, Answer) else None
+        if answer is None:
+            answer = self.proxy.guard(f"{self.command} {self.path}", self.headers, body)
+        if answer is not None:
+            self._answer(answer.status, {"Content-Type": answer.kind}, answer.content)
             return
         status, headers, content = self._forward(body)
         if isinstance(fault, LoseResponse):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -33,18 +34,25 @@ class BucketProject:
     spark: dict[str, Any] = field(default_factory=lambda: {"master": "local[2]", "conf": SPARK})
     #: Further keys of `lake.storage`.
     keys: dict[str, str] = field(default_factory=dict)
+    #: The environment of commands.
+    environment: Mapping[str, str] = field(default_factory=lambda: CREDENTIALS)
 
     def __post_init__(self) -> None:
         self.configure()
+
+    @property
+    def lake(self) -> dict[str, Any]:
+        """Return the key `lake` of the configuration."""
+        return {
+            "warehouse": self.warehouse,
+            "storage": {"endpoint": f"http://127.0.0.1:{self.port}", **self.keys},
+        }
 
     def configure(self) -> None:
         """Write the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {
-            "lake": {
-                "warehouse": self.warehouse,
-                "storage": {"endpoint": f"http://127.0.0.1:{self.port}", **self.keys},
-            },
+            "lake": self.lake,
             "spark": self.spark,
             "pipelines": self.pipelines,
         }
@@ -59,7 +67,7 @@ class BucketProject:
             [sys.executable, "-m", "chronolake", *words],
             env={
                 **os.environ,
-                **CREDENTIALS,
+                **self.environment,
                 "CHRONOLAKE_ENGINE": self.socket,
                 "CHRONOLAKE_FAILPOINT": failpoint,
                 "CHRONOLAKE_CLASS_ARCHIVE": "off",
@@ -88,9 +96,11 @@ class BucketProject:
 class BucketEngine(EngineProcess):
     """An engine whose Java can reach S3."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, credentials: Mapping[str, str] = CREDENTIALS, **settings: Any
+    ) -> None:
         super().__init__(folder)
-        self.environment |= CREDENTIALS
+        self.environment |= credentials
         self.project = BucketProject(folder, "s3://none", 1, {}, **settings)
 
     def start(self) -> str:

@@ -1,0 +1,65 @@
+"""A real REST catalog for the tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.catalogs.accounts import Accounts, Open
+from support.catalogs.projects import CatalogProject
+from support.catalogs.server import RestCatalogServer, rest_catalog
+from support.store.faulty_proxy import FaultyProxy, faulty_proxy
+from support.store.projects import BucketEngine
+
+
+@pytest.fixture(scope="session")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
+    with rest_catalog(tmp_path_factory.mktemp("rest")) as server:
+        if server is None:
+            pytest.skip("the REST catalog of tests cannot be downloaded")
+        yield server
+
+
+@pytest.fixture
+def proxy(rest: RestCatalogServer) -> Iterator[FaultyProxy]:
+    with faulty_proxy(rest.port) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def socket() -> Iterator[str]:
+    """Yield the socket of an engine without credentials of any store."""
+    # A socket's path has at most 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="chronolake-rest-"))
+    engine = BucketEngine(folder, credentials={})
+    yield engine.start()
+    engine.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def open_accounts(tmp_path: Path, proxy: FaultyProxy, socket: str) -> Open:
+    """Return a function that creates a project with a schema that no other test uses."""
+
+    def open_(schema: str | None = None, **given: Any) -> Accounts:
+        given = {"warehouse": "", "port": proxy.port, "pipelines": {}, "socket": socket, **given}
+        there = CatalogProject(tmp_path, **given)
+        return Accounts(there, schema or f"crm_{tmp_path.name.lower()}"[:60])
+
+    return open_
+
+
+@pytest.fixture
+def accounts(open_accounts: Open) -> Accounts:
+    """Return a table that was synced once, and a second file for it."""
+    found = open_accounts()
+    found.write(a="Ann", b="Bob")
+    found.there.run("sync", "crm")
+    found.expect()
+    found.write(a="Anna", c="Carl")
+    return found

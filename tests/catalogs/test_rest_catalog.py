@@ -1,0 +1,381 @@
+"""A lake in a REST catalog: every command works, and failures of the catalog lose nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from postgresql import server as postgresql_server
+from pyiceberg.catalog.rest import RestCatalog
+
+from chronolake.failpoints import FAILPOINTS
+from support.catalogs.accounts import Accounts, Open
+from support.catalogs.oauth import OAuth
+from support.catalogs.projects import CatalogProject
+from support.catalogs.server import RestCatalogServer, rest_catalog
+from support.engines import TIMEOUT
+from support.processes import KILLED
+from support.store.faulty_proxy import (
+    Fault,
+    FaultyProxy,
+    LoseResponse,
+    faulty_proxy,
+    refused_by_catalog,
+)
+from support.store.server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
+
+_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+_CREDENTIAL: Final = "chronolake:a-secret-of-tests"
+_COMMIT: Final = r"POST /v1/namespaces/[^/]*/tables/[^/]+$"
+
+
+def test_every_command_works_on_a_lake_in_a_rest_catalog(accounts: Accounts) -> None:
+    there, table = accounts.there, accounts.table
+    there.run("sync", "crm")
+    accounts.expect()
+    # Runs and leases are in a file of the lake.
+    assert (there.folder / "lake" / "store.db").is_file()
+    assert not (there.folder / "lake" / "catalog.db").exists()
+
+    assert table in [found["table"] for found in there.json("tables")]
+    assert "Anna" in there.run("history", table, "--key", "Id=a")
+    assert there.query(f"SELECT count(*) AS n FROM {table}") == [{"n": 4}]
+    assert "crm" in there.run("status")
+    there.run("verify", table, "--against-lake")
+    there.run("maintain", table)
+    accounts.expect()
+
+    before = accounts.rows()
+    there.run("rebuild", table)
+    accounts.expect()
+    assert len(accounts.rows()) == len(before)
+    for mode in ("live", "history"):
+        accounts.set_mode(mode)
+        accounts.write(b=mode)
+        there.run("sync", "crm")
+        accounts.expect()
+    assert len(accounts.rows()) == 6
+    there.run("verify", table, "--against-lake")
+    # Rows are removed from a table that had other partitions before.
+    accounts.write(a="Late", d="Dora")
+    there.run("sync", "crm")
+    accounts.expect()
+    there.run("maintain", table)
+    there.run("verify", table)
+
+
+def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, open_accounts: Open
+) -> None:
+    with s3_server(tmp_path_factory.mktemp("s3")) as s3:
+        if s3 is None:
+            pytest.skip("versitygw is built by Go, which is not installed")
+        bucket = str(s3.bucket())
+        folder = tmp_path / "server"
+        folder.mkdir()
+        with (
+            rest_catalog(folder, _on_s3(s3, bucket)) as server,
+            faulty_proxy(server.port if server else 0) as proxy,
+        ):
+            if server is None:
+                pytest.skip("the REST catalog of tests cannot be downloaded")
+            accounts = open_accounts(
+                "shop",
+                port=proxy.port,
+                name="analytics",
+                properties={"io-impl": "org.apache.iceberg.aws.s3.S3FileIO"},
+                settings={"storage": {"endpoint": s3.endpoint}},
+            )
+            accounts.write(a="Ann", b="Bob")
+            accounts.there.run("sync", "crm")
+            accounts.write(a="Anna")
+            accounts.there.run("sync", "crm")
+            accounts.expect()
+            accounts.there.run("rebuild", accounts.table)
+            accounts.there.run("maintain", accounts.table)
+            accounts.expect()
+
+            files = list(s3.folder.rglob("*.parquet"))
+            assert files
+            assert all("warehouse/shop/Account" in str(file) for file in files)
+            asked = {request for request in proxy.requests if "/v1/config" in request}
+            assert asked == {"GET /v1/config?warehouse=analytics"}
+
+
+def _on_s3(s3: S3Server, bucket: str) -> dict[str, str]:
+    """Return properties of a catalog in a bucket that passes on its credentials."""
+    return {
+        "warehouse": f"{bucket}/warehouse",
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": s3.endpoint,
+        "client.region": "us-east-1",
+        "s3.path-style-access": "true",
+        "s3.access-key-id": ACCESS_KEY,
+        "s3.secret-access-key": SECRET_KEY,
+        "include-credentials": "true",
+    }
+
+
+def test_a_schema_may_be_nested(open_accounts: Open, rest: RestCatalogServer) -> None:
+    accounts = open_accounts("sales.emea")
+    accounts.write(a="Ann", b="Bob")
+    accounts.there.run("sync", "crm")
+    accounts.write(a="Anna")
+    accounts.there.run("sync", "crm")
+    accounts.expect()
+
+    with RestCatalog("reader", uri=rest.uri) as catalog:
+        assert ("sales", "emea") in catalog.list_namespaces(("sales",))
+        assert catalog.list_tables(("sales", "emea")) == [("sales", "emea", "Account")]
+    there = accounts.there
+    assert accounts.table in [found["table"] for found in there.json("tables")]
+    assert there.query("SELECT count(*) AS n FROM sales.emea.Account") == [{"n": 3}]
+    there.run("rebuild", accounts.table)
+    there.run("maintain", accounts.table)
+    there.run("verify", accounts.table, "--against-lake")
+    accounts.set_mode("live")
+    there.run("sync", "crm")
+    accounts.expect()
+
+
+_CONFLICT: Final = refused_by_catalog(409, "CommitFailedException")
+_FAILED: Final = refused_by_catalog(500, "InternalServerError")
+_BUSY: Final = refused_by_catalog(503, "ServiceUnavailableException")
+_FAULTS: Final = [
+    (_COMMIT, LoseResponse()),
+    (_COMMIT, _CONFLICT),
+    (_COMMIT, _FAILED),
+    (_COMMIT, _BUSY),
+    ("GET /v1/namespaces", _FAILED),
+    ("GET /v1/namespaces", LoseResponse()),
+    ("GET /v1/namespaces", _BUSY),
+]
+
+
+@pytest.mark.parametrize("passed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
+@pytest.mark.parametrize(
+    ("requests", "fault"),
+    [
+        pytest.param(*case, marks=[] if number < 1 else [pytest.mark.long])
+        for number, case in enumerate(_FAULTS)
+    ],
+)
+def test_a_failure_of_the_catalog_loses_nothing(
+    accounts: Accounts, proxy: FaultyProxy, requests: str, fault: Fault, passed: int
+) -> None:
+    proxy.fail(requests, fault, after=passed)
+
+    command = accounts.there.start("sync", "crm")
+    output, errors = command.communicate(timeout=TIMEOUT)
+
+    assert command.returncode in {0, 1}, output + errors
+    assert len(proxy.failed) == 1
+    if command.returncode == 1:
+        accounts.there.run("sync", "crm")
+    accounts.expect()
+    accounts.there.run("verify", accounts.table, "--against-lake")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", ["rebuild", "live"])
+@pytest.mark.parametrize("passed", range(8))
+@pytest.mark.parametrize("fault", [_CONFLICT, LoseResponse(), _FAILED])
+def test_a_failed_replacement_leaves_the_old_table_or_the_new_one(
+    accounts: Accounts, proxy: FaultyProxy, change: str, passed: int, fault: Fault
+) -> None:
+    accounts.there.run("sync", "crm")
+    words = ("rebuild", accounts.table) if change == "rebuild" else ("sync", "crm")
+    if change == "live":
+        accounts.set_mode("live")
+    proxy.fail(_COMMIT, fault, after=passed)
+
+    command = accounts.there.start(*words)
+    command.communicate(timeout=TIMEOUT)
+
+    assert command.returncode in {0, 1}
+    accounts.expect()
+    proxy.heal()
+    if command.returncode == 1:
+        accounts.there.run(*words)
+    accounts.expect()
+    accounts.there.run("verify", accounts.table, "--against-lake")
+
+
+_STEPS: Final = sorted(
+    name
+    for name in FAILPOINTS
+    if name.partition(".")[0] in {"rewrite", "publish", "staged", "create", "sync"}
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", ["rebuild", "live"])
+@pytest.mark.parametrize("failpoint", _STEPS)
+def test_a_replacement_that_is_killed_is_repeated(
+    accounts: Accounts, change: str, failpoint: str
+) -> None:
+    accounts.there.run("sync", "crm")
+    words = ("rebuild", accounts.table) if change == "rebuild" else ("sync", "crm")
+    if change == "live":
+        accounts.set_mode("live")
+
+    command = accounts.there.start(*words, failpoint=f"{failpoint}=kill")
+    command.communicate(timeout=TIMEOUT)
+
+    # A command does not reach each of them.
+    assert command.returncode in {0, KILLED}
+    if failpoint.startswith("rewrite."):
+        assert command.returncode == KILLED or failpoint == "rewrite.written"
+    accounts.expect()
+    accounts.there.run(*words)
+    accounts.expect()
+    accounts.there.run("verify", accounts.table, "--against-lake")
+    accounts.there.run("maintain", accounts.table)
+    accounts.expect()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("failpoint", _STEPS)
+def test_a_sync_that_is_killed_is_continued(accounts: Accounts, failpoint: str) -> None:
+    command = accounts.there.start("sync", "crm", failpoint=f"{failpoint}=kill")
+    command.communicate(timeout=TIMEOUT)
+    assert command.returncode in {0, KILLED}
+
+    accounts.there.run("sync", "crm")
+    accounts.expect()
+    accounts.there.run("verify", accounts.table, "--against-lake")
+
+
+@pytest.fixture
+def oauth(proxy: FaultyProxy) -> OAuth:
+    found = OAuth(_CREDENTIAL)
+    proxy.guard = found.guard
+    return found
+
+
+def test_client_credentials_are_exchanged_for_tokens(open_accounts: Open, oauth: OAuth) -> None:
+    accounts = open_accounts(properties={"credential": _CREDENTIAL})
+    accounts.write(a="Ann")
+    accounts.there.run("sync", "crm")
+
+    issued = oauth.issued
+    assert issued
+    assert accounts.there.query(f"SELECT count(*) AS n FROM {accounts.table}") == [{"n": 1}]
+    # A process that runs for a long time has a token that ended.
+    oauth.revoke_all()
+    accounts.write(a="Anna")
+    accounts.there.run("sync", "crm")
+    assert accounts.there.query(f"SELECT count(*) AS n FROM {accounts.table}") == [{"n": 2}]
+    assert oauth.issued > issued
+
+
+def test_wrong_credentials_are_reported(open_accounts: Open, oauth: OAuth) -> None:
+    accounts = open_accounts(properties={"credential": "chronolake:wrong-secret"})
+    accounts.write(a="Ann")
+
+    for words in (("sync", "crm"), ("tables",)):
+        reported = " ".join(accounts.there.run(*words, code=1).split())
+        assert "refuses" in reported
+        assert "lake.catalog.properties" in reported
+        assert "wrong-secret" not in reported
+    assert not oauth.issued
+
+
+def test_a_bearer_token_that_ends_during_a_run_is_reported(
+    open_accounts: Open, oauth: OAuth, proxy: FaultyProxy
+) -> None:
+    accounts = open_accounts(properties={"token": oauth.issue()})
+    accounts.write(a="Ann")
+    accounts.there.run("sync", "crm")
+    accounts.expect()
+    accounts.write(a="Anna", b="Bob")
+    refused = refused_by_catalog(401, "NotAuthorizedException")
+    proxy.fail(_COMMIT, refused, times=100)
+
+    reported = " ".join(accounts.there.run("sync", "crm", code=1).split())
+
+    assert "refuses the credentials" in reported
+    proxy.heal()
+    accounts.there.run("sync", "crm")
+    accounts.expect()
+    accounts.there.run("verify", accounts.table, "--against-lake")
+
+
+@pytest.mark.long
+def test_a_destination_writes_to_a_rest_catalog(
+    tmp_path: Path, proxy: FaultyProxy, rest: RestCatalogServer
+) -> None:
+    there = CatalogProject(tmp_path, "", proxy.port, {})
+    files = tmp_path / "files"
+    files.mkdir()
+    serving = there.start("serve", "--port", "0", "--files-root", str(files))
+    try:
+        assert serving.stdout is not None
+        port = next(json.loads(line)["port"] for line in serving.stdout if '"listening ' in line)
+        words = ("--schema-name", "serve_shop", "--work-dir", str(files), "--shuffle-seed", "1")
+        there.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
+    finally:
+        serving.terminate()
+        serving.communicate(timeout=120)
+    assert serving.returncode == 0
+    with RestCatalog("reader", uri=rest.uri) as catalog:
+        tables = catalog.list_tables(("serve_shop",))
+    assert set(tables) == {("serve_shop", "customers"), ("serve_shop", "orders")}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with postgresql_server(wal_level="logical") as found:
+        yield found
+
+
+@pytest.mark.long
+def test_a_database_is_synced_to_a_rest_catalog(
+    tmp_path: Path, proxy: FaultyProxy, socket: str, address: str
+) -> None:
+    def execute(*statements: str) -> None:
+        with psycopg.connect(address, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def expect() -> None:
+        rows: list[dict[str, Any]] = there.rows("shop_db", "orders")
+        active = sorted(
+            (row["id"], row["name"]) for row in rows if row.get("_fivetran_active", True)
+        )
+        with psycopg.connect(address) as connection:
+            wanted = connection.execute("SELECT id, name FROM orders ORDER BY id").fetchall()
+        assert active == wanted
+
+    execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, name TEXT)",
+        "INSERT INTO orders SELECT n, 'name ' || n FROM generate_series(1, 500) n",
+    )
+    source = {"type": "postgres", "dsn": address}
+    shop = {"mode": "history", "schema": "shop_db", "source": source}
+    there = CatalogProject(tmp_path, "", proxy.port, {"shop": shop}, socket)
+    there.run("check", "--create")
+    there.run("sync", "shop")
+    expect()
+    execute(
+        "UPDATE orders SET name = 'other' WHERE id <= 3",
+        "DELETE FROM orders WHERE id = 4",
+        "ALTER TABLE orders ALTER COLUMN id TYPE BIGINT",
+        "ALTER TABLE orders RENAME COLUMN name TO title",
+        "ALTER TABLE orders RENAME COLUMN title TO name",
+    )
+    for words in (("sync", "shop"), ("resync", "shop"), ("rebuild", "shop_db.orders")):
+        there.run(*words)
+        expect()
+    for mode in ("live", "history"):
+        shop["mode"] = mode
+        there.configure()
+        execute(f"UPDATE orders SET name = '{mode}' WHERE id = 1")
+        there.run("sync", "shop")
+        expect()
+    there.run("maintain", "shop_db.orders")
+    there.run("verify", "shop_db.orders", "--against-lake")

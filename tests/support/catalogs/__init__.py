@@ -1,0 +1,1 @@
+"""A real REST catalog for tests, and projects that use it."""
