@@ -33,6 +33,7 @@ _CREDENTIAL: Final = "chronolake:a-secret-of-tests"
 _COMMIT: Final = r"POST /v1/namespaces/[^/]*/tables/[^/]+$"
 
 
+@pytest.mark.long
 def test_every_command_works_on_a_lake_in_a_rest_catalog(accounts: Accounts) -> None:
     there, table = accounts.there, accounts.table
     there.run("sync", "crm")
@@ -120,6 +121,7 @@ def _on_s3(s3: S3Server, bucket: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_a_schema_may_be_nested(open_accounts: Open, rest: RestCatalogServer) -> None:
     accounts = open_accounts("sales.emea")
     accounts.write(a="Ann", b="Bob")
@@ -156,14 +158,9 @@ _FAULTS: Final = [
 ]
 
 
-@pytest.mark.parametrize("passed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
-@pytest.mark.parametrize(
-    ("requests", "fault"),
-    [
-        pytest.param(*case, marks=[] if number < 1 else [pytest.mark.long])
-        for number, case in enumerate(_FAULTS)
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("passed", range(3))
+@pytest.mark.parametrize(("requests", "fault"), _FAULTS)
 def test_a_failure_of_the_catalog_loses_nothing(
     accounts: Accounts, proxy: FaultyProxy, requests: str, fault: Fault, passed: int
 ) -> None:
@@ -257,6 +254,7 @@ def oauth(proxy: FaultyProxy) -> OAuth:
     return found
 
 
+@pytest.mark.long
 def test_client_credentials_are_exchanged_for_tokens(open_accounts: Open, oauth: OAuth) -> None:
     accounts = open_accounts(properties={"credential": _CREDENTIAL})
     accounts.write(a="Ann")
