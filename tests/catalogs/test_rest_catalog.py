@@ -283,6 +283,7 @@ def test_wrong_credentials_are_reported(open_accounts: Open, oauth: OAuth) -> No
     assert not oauth.issued
 
 
+@pytest.mark.long
 def test_a_bearer_token_that_ends_during_a_run_is_reported(
     open_accounts: Open, oauth: OAuth, proxy: FaultyProxy
 ) -> None:

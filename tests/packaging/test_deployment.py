@@ -119,7 +119,7 @@ def test_the_configurations_are_valid_and_their_secrets_are_variables(
     given = dict(line.split("=", 1) for line in example.splitlines() if not line.startswith("#"))
     assert set(given) == set(service["environment"])
     assert container["envFrom"] == [{"secretRef": {"name": "chronolake"}}]
-    # Kubernetes adds variables such as CHRONOLAKE_PORT otherwise, which are not settings.
+    # Kubernetes adds variables with our prefix otherwise, which are not settings.
     assert pod["enableServiceLinks"] is False
     for project in (composed, on_kubernetes):
         assert scheme_of(project.lake.warehouse_location) == "s3"

@@ -27,9 +27,13 @@ _WITHIN: Final = 120
 _MOUNTS: Final = ("unshare", "--mount", "--propagation", "private")
 #: Seconds after which a master gives up a worker without a heartbeat.
 _LOST_SECONDS: Final = 10
-#: Creates an environment in an empty /tmp, and starts a worker that finds it on its path.
+#: Creates an environment in an empty /tmp, and starts a worker that finds it on its path. The
+#: checkout stays visible wherever it is.
 _WORKER: Final = """\
+exec 8< "$SHARED"
 mount -t tmpfs none /tmp && mount -t tmpfs none "$JARS" || exit 9
+mkdir -p "$SHARED" && mount --bind /proc/self/fd/8 "$SHARED" || exit 9
+exec 8<&-
 cd /tmp && "$PYTHON" -m venv --without-pip own || exit 9
 echo "$PACKAGES" > "$(echo own/lib/python3*/site-packages)/packages.pth"
 PATH="/tmp/own/bin:$PATH" exec "$@"
@@ -141,6 +145,7 @@ class Cluster:
             "PYTHON": sys.executable,
             "PACKAGES": "\n".join(_packages()),
             "JARS": str(jars.folder()),
+            "SHARED": str(Path(__file__).parents[2]),
             **(variables or {}),
         }
         with (self.folder / f"{name}.log").open("wb") as log:

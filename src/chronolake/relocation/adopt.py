@@ -17,7 +17,7 @@ from chronolake.config import CatalogKind
 from chronolake.errors import ChronolakeError, LakeError, LakeLocationError
 from chronolake.failpoints import reach
 from chronolake.identity import Identity, newest_version, version_of
-from chronolake.location import is_same_place, local_path, plain
+from chronolake.location import is_inside, is_same_place, local_path, plain
 from chronolake.relocation.lake_files import LakeFiles, Moves
 from chronolake.relocation.table_tree import RelocatedTable, TableTree
 
@@ -121,7 +121,13 @@ def _moves(
             pairs.append((recorded.folder, str(config.path)))
     elif not earlier:
         # A lake from before its location was recorded.
-        roots = {identity.root_of(file) for file in entries.values() if not config.contains(file)}
+        places = {identity.root_of(file) for file in entries.values() if not config.contains(file)}
+        # Tables of nested schemas may be deeper.
+        roots = {
+            place
+            for place in places
+            if not any(place != other and is_inside(place, other) for other in places)
+        }
         if len(roots) > 1:
             raise LakeLocationError(
                 f"The lake's tables are in {len(roots)} folders, for example {min(roots)}, "
