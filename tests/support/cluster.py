@@ -32,7 +32,7 @@ _LOST_SECONDS: Final = 10
 _WORKER: Final = """\
 exec 8< "$SHARED"
 mount -t tmpfs none /tmp && mount -t tmpfs none "$JARS" || exit 9
-mkdir -p "$SHARED" && mount --bind /proc/self/fd/8 "$SHARED" || exit 9
+mkdir -p "$SHARED" && mount --no-canonicalize --bind /proc/self/fd/8 "$SHARED" || exit 9
 exec 8<&-
 cd /tmp && "$PYTHON" -m venv --without-pip own || exit 9
 echo "$PACKAGES" > "$(echo own/lib/python3*/site-packages)/packages.pth"
