@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,6 @@ from support.store.faulty_proxy import (
 )
 from support.store.server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
 
-_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _CREDENTIAL: Final = "chronolake:a-secret-of-tests"
 _COMMIT: Final = r"POST /v1/namespaces/[^/]*/tables/[^/]+$"
 
@@ -309,18 +307,7 @@ def test_a_destination_writes_to_a_rest_catalog(
     tmp_path: Path, proxy: FaultyProxy, rest: RestCatalogServer
 ) -> None:
     there = CatalogProject(tmp_path, "", proxy.port, {})
-    files = tmp_path / "files"
-    files.mkdir()
-    serving = there.start("serve", "--port", "0", "--files-root", str(files))
-    try:
-        assert serving.stdout is not None
-        port = next(json.loads(line)["port"] for line in serving.stdout if '"listening ' in line)
-        words = ("--schema-name", "serve_shop", "--work-dir", str(files), "--shuffle-seed", "1")
-        there.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
-    finally:
-        serving.terminate()
-        serving.communicate(timeout=120)
-    assert serving.returncode == 0
+    there.send_examples("serve_shop")
     with RestCatalog("reader", uri=rest.uri) as catalog:
         tables = catalog.list_tables(("serve_shop",))
     assert set(tables) == {("serve_shop", "customers"), ("serve_shop", "orders")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any, Final
 import psycopg
 import pytest
 from postgresql import server
-from pyiceberg.catalog.sql import SqlCatalog
 
 from support.cluster import Cluster, can_isolate, cluster, conf
 from support.datalakes import DataLake
@@ -21,7 +19,6 @@ from support.engines import AT, TIMEOUT, wait_until
 from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
 from support.store.server import S3Server
 
-_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _WORKERS: Final = ("one", "two")
 #: Sent to executors with the jobs.
 _KEYS: Final = {
@@ -102,22 +99,6 @@ def _place(there: BucketProject, s3: S3Server) -> Path:
     return s3.folder / there.warehouse.removeprefix("s3://").rpartition("/")[0]
 
 
-def _rows(there: BucketProject, schema: str, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table as PyIceberg reads them."""
-    lake = there.project.lake
-    catalog = SqlCatalog(
-        "chronolake",
-        uri=f"sqlite:///{lake.catalog_file}",
-        **{"s3.endpoint": f"http://127.0.0.1:{there.port}", "s3.region": "us-east-1"},
-    )
-    try:
-        scan = catalog.load_table((schema, table)).scan()
-        found: list[dict[str, Any]] = scan.to_arrow().to_pylist()
-        return found
-    finally:
-        catalog.engine.dispose()
-
-
 class Accounts:
     """A data lake in the bucket, and its latest names."""
 
@@ -127,19 +108,10 @@ class Accounts:
 
     def write(self, names: dict[str, str]) -> None:
         self.names |= names
-        rows = [
-            {
-                "Id": key,
-                "source__modified": AT + self._lake.files,
-                "grax__idseq": str(self._lake.files),
-                "Name": name,
-            }
-            for key, name in names.items()
-        ]
-        self._lake.write("Account", rows)
+        self._lake.write_names("Account", names, at=AT)
 
     def expect(self, there: BucketProject) -> None:
-        rows = _rows(there, "crm", "Account")
+        rows = there.rows("crm", "Account")
         active = {row["Id"]: row["Name"] for row in rows if row["_fivetran_active"]}
         assert active == self.names
         assert len({(row["Id"], row["_fivetran_start"]) for row in rows}) == len(rows)
@@ -205,21 +177,21 @@ def test_a_database_is_copied_by_executors_and_its_spooled_log_is_landed_by_them
 
         expected = {f"{'y' * 200}{n}" for n in range(1, 20001)}
         expected |= {f"{'x' * 200}{n}" for n in range(20001, 29001)}
-        rows = [row for row in _rows(there, "shop", "orders") if row["_fivetran_active"]]
+        rows = [row for row in there.rows("shop", "orders") if row["_fivetran_active"]]
         assert {row["note"] for row in rows} == expected
         assert len(rows) == 29000
-        visits = [row for row in _rows(there, "shop", "visits") if row["_fivetran_active"]]
+        visits = [row for row in there.rows("shop", "visits") if row["_fivetran_active"]]
         assert sorted(row["hits"] for row in visits) == list(range(2, 1002))
 
-        before = len(_rows(there, "shop", "orders"))
+        before = len(there.rows("shop", "orders"))
         there.run("rebuild", "shop.orders")
-        assert len(_rows(there, "shop", "orders")) == before
+        assert len(there.rows("shop", "orders")) == before
         there.run("verify", "--all")
         there.run("maintain")
         there.pipelines["shop"]["mode"] = "live"
         there.configure()
         there.run("sync", "shop")
-        assert len(_rows(there, "shop", "orders")) == 29000
+        assert len(there.rows("shop", "orders")) == 29000
     assert not list(_place(there, s3).rglob("_executor_files/*"))
 
 
@@ -231,10 +203,10 @@ def test_records_of_an_api_are_landed_by_executors(open_project: Open, tmp_path:
         source = {"type": "declarative", "manifest": "shop.yaml", "config": {"url": api.url}}
         there = open_project(api={"mode": "soft-delete", "source": source})
         there.run("sync", "api")
-        assert {row["id"] for row in _rows(there, "api", "orders")} == set(range(20000))
+        assert {row["id"] for row in there.rows("api", "orders")} == set(range(20000))
         records[:] = records[:-100]
         there.run("sync", "api")
-    rows = [row for row in _rows(there, "api", "orders") if not row["_fivetran_deleted"]]
+    rows = [row for row in there.rows("api", "orders") if not row["_fivetran_deleted"]]
     assert {row["id"] for row in rows} == set(range(19900))
 
 
@@ -243,18 +215,7 @@ def test_a_destination_sends_its_batch_files_to_executors(
     open_project: Open, tmp_path: Path, s3: S3Server
 ) -> None:
     there = open_project()
-    files = tmp_path / "files"
-    files.mkdir()
-    serving = there.start("serve", "--port", "0", "--files-root", str(files))
-    try:
-        assert serving.stdout is not None
-        port = next(json.loads(line)["port"] for line in serving.stdout if '"listening ' in line)
-        words = ("--schema-name", "shop", "--work-dir", str(files), "--shuffle-seed", "1")
-        there.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
-    finally:
-        serving.terminate()
-        serving.communicate(timeout=TIMEOUT)
-    assert serving.returncode == 0
+    there.send_examples("shop")
     assert {found["table"] for found in there.json("tables")} == {"shop.customers", "shop.orders"}
     assert not list(_place(there, s3).rglob("_executor_files/*"))
 

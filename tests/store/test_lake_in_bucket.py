@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -16,7 +15,6 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 from postgresql import server
-from pyiceberg.catalog.sql import SqlCatalog
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.object_store import BucketPath
@@ -29,7 +27,6 @@ from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
 from support.store.server import S3Server
 
 _SHOP: Final = {"mode": "history"}
-_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -90,30 +87,9 @@ def _run(address: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def _rows(there: BucketProject, schema: str, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table as PyIceberg reads them."""
-    lake = there.project.lake
-    catalog = SqlCatalog(
-        "chronolake",
-        uri=f"sqlite:///{lake.catalog_file}",
-        **{
-            "s3.endpoint": f"http://127.0.0.1:{there.port}",
-            "s3.region": "us-east-1",
-            "warehouse": lake.warehouse_location,
-        },
-    )
-    try:
-        found: list[dict[str, Any]] = (
-            catalog.load_table((schema, table)).scan().to_arrow().to_pylist()
-        )
-        return found
-    finally:
-        catalog.engine.dispose()
-
-
 def _expect_equal(there: BucketProject, address: str) -> None:
     """Compare the active versions of `orders` with the database."""
-    active = [row for row in _rows(there, "shop", "orders") if row["_fivetran_active"]]
+    active = [row for row in there.rows("shop", "orders") if row["_fivetran_active"]]
     with psycopg.connect(address) as connection:
         wanted = connection.execute("SELECT id, name, price FROM orders ORDER BY id").fetchall()
     assert sorted((row["id"], row["name"], row["price"]) for row in active) == wanted
@@ -158,7 +134,7 @@ def test_every_command_works_on_a_lake_in_a_bucket(
         shop.configure()
         _run(address, f"UPDATE orders SET name = '{mode}' WHERE id = 1")
         shop.run("sync", "shop")
-        assert rows in {None, len(_rows(shop, "shop", "orders"))}
+        assert rows in {None, len(shop.rows("shop", "orders"))}
     _expect_equal(shop, address)
     shop.run("resync", "shop")
     _expect_equal(shop, address)
@@ -182,20 +158,11 @@ class Accounts:
 
     def write(self, **names: str) -> None:
         self._wanted |= names
-        rows = [
-            {
-                "Id": key,
-                "source__modified": AT + self._lake.files,
-                "grax__idseq": str(self._lake.files),
-                "Name": name,
-            }
-            for key, name in names.items()
-        ]
-        self._lake.write("Account", rows)
+        self._lake.write_names("Account", names, at=AT)
 
     def expect(self) -> None:
         """Compare the active versions with what was written last, and all versions."""
-        rows = _rows(self.there, "crm", "Account")
+        rows = self.there.rows("crm", "Account")
         active = {row["Id"]: row["Name"] for row in rows if row["_fivetran_active"]}
         assert active == self._wanted
         assert len({(row["Id"], row["_fivetran_start"]) for row in rows}) == len(rows)
@@ -307,22 +274,14 @@ def test_a_destination_writes_to_a_bucket(
     tmp_path: Path, bucket: BucketPath, proxy: FaultyProxy, s3: S3Server
 ) -> None:
     there = BucketProject(tmp_path, f"{bucket}/lake", proxy.port, {})
-    files = tmp_path / "files"
-    files.mkdir()
-    serving = there.start("serve", "--port", "0", "--files-root", str(files))
-    try:
-        assert serving.stdout is not None
-        port = next(json.loads(line)["port"] for line in serving.stdout if '"listening ' in line)
+
+    def let_requests_fail() -> None:
         # Failures of the store are repeated, whatever the batch.
         proxy.fail("PUT .*/data/", _SLOW_DOWN, times=3, after=2)
         proxy.fail("PUT .*/metadata/", LoseResponse(), times=3, after=10)
-        words = ("--schema-name", "shop", "--work-dir", str(files), "--shuffle-seed", "1")
-        there.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
-        assert len(proxy.failed) == 6
-    finally:
-        serving.terminate()
-        serving.communicate(timeout=120)
-    assert serving.returncode == 0
+
+    there.send_examples("shop", before=let_requests_fail)
+    assert len(proxy.failed) == 6
     assert {found["table"] for found in there.json("tables")} == {"shop.customers", "shop.orders"}
     assert list(s3.folder_of(bucket).glob("lake/tables/*/data"))
 

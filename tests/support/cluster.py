@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from chronolake import jars
 from chronolake.session import java_home
+from support.servers import free_port
 
 _WITHIN: Final = 120
 _MOUNTS: Final = ("unshare", "--mount", "--propagation", "private")
@@ -81,9 +81,7 @@ class Cluster:
         spark_class = shutil.which("spark-class", path=Path(sys.executable).parent)
         assert spark_class is not None
         self._class = spark_class
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.master = f"spark://127.0.0.1:{port}"
         words = ("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1")
         self._master = self._daemon("master", words, "--port", str(port), "--webui-port", "0")

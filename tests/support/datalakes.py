@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,17 @@ class DataLake:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table(arrays), path, write_statistics=statistics)
         return path
+
+    def write_names(self, name: str, names: Mapping[str, str], *, at: int) -> Path:
+        """Write a file with a version of some records, later than those of all earlier files.
+
+        Args:
+            name: the object.
+            names: the value of the field `Name` by `Id`.
+            at: the time of the first file, in microseconds since 1970.
+        """
+        row = {"source__modified": at + self.files, "grax__idseq": str(self.files)}
+        return self.write(name, [{"Id": key, **row, "Name": text} for key, text in names.items()])
 
     def path(self, name: str, number: int) -> Path:
         folder = self.root / "parquet" / "v2" / f"org={self.org}" / f"object={name}"

@@ -257,12 +257,14 @@ def maintain(
     if not only_if_needed:
         plan = replace(plan, compact=True, compact_hidden=True, expire=True, orphans=True)
     # A table cannot be downgraded.
-    is_upgraded = not only_if_needed and (configured or 0) > table.format_version
+    version = max(configured or 0, table.format_version)
+    is_upgraded = not only_if_needed and version > table.format_version
     result = MaintenanceResult(plan, table.format_version, configured)
     # Position delete files are valid in later versions, too, but may outlive their data files.
     result = _compact(lake, result, all_deletes=compact_deletes or is_upgraded)
     if is_upgraded and not result.postponed:
-        result = replace(result, format_version=_upgrade(lake, name))
+        _upgrade(lake, name, version)
+        result = replace(result, format_version=version)
     if plan.expire and borrowed:
         # Expiring the snapshots that list these files would delete the files, although others may
         # need them.
@@ -285,12 +287,10 @@ def maintain(
     return result
 
 
-def _upgrade(lake: Lake, name: TableName) -> int:
-    """Upgrade a table to the configured format version, and return that version."""
-    version = lake.config.format_version_of(name) or 0
+def _upgrade(lake: Lake, name: TableName, version: int) -> None:
+    """Upgrade a table to a format version."""
     swap(lake.catalog.load(name), lambda current: current.builder().upgradeFormatVersion(version))
     log.info("format_version_upgraded", table=str(name), format_version=version)
-    return version
 
 
 def _compact(lake: Lake, before: MaintenanceResult, *, all_deletes: bool) -> MaintenanceResult:

@@ -36,16 +36,7 @@ class Accounts:
     def write(self, **names: str) -> None:
         """Add a file with records."""
         self._wanted |= names
-        rows = [
-            {
-                "Id": key,
-                "source__modified": AT + self._lake.files,
-                "grax__idseq": str(self._lake.files),
-                "Name": name,
-            }
-            for key, name in names.items()
-        ]
-        self._lake.write("Account", rows)
+        self._lake.write_names("Account", names, at=AT)
 
     def set_mode(self, mode: str) -> None:
         """Change the configured mode."""

@@ -8,15 +8,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.error import HTTPError
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -24,6 +21,7 @@ import pyspark
 
 from chronolake import env, jars
 from chronolake.session import java_home
+from support.servers import free_port, running
 
 _ICEBERG: Final = "1.11.0"
 _JETTY: Final = "12.1.12"
@@ -142,7 +140,7 @@ def rest_catalog(
     if libraries is None:
         yield None
         return
-    port = _free_port()
+    port = free_port()
     catalog = {
         "rest.port": str(port),
         "uri": f"jdbc:sqlite:{folder}/rest.db?journal_mode=WAL&busy_timeout=30000",
@@ -160,38 +158,17 @@ def rest_catalog(
     # Iceberg's own classes are those of the server.
     others = [file for file in others if "iceberg-spark-runtime" not in file.name]
     path = ":".join([f"{libraries}/*", *map(str, others)])
-    with (folder / "rest.log").open("w") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "rest.log").open("w") as log,
+        running(
             [_java(), "-XX:TieredStopAtLevel=1", "-Xmx512m", "-cp", path, _MAIN],
-            env={**os.environ, **named},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _wait_for(port, process)
+            lambda: urlopen(f"http://127.0.0.1:{port}/v1/config", timeout=5).close(),
+            environment={**os.environ, **named},
+            output=log,
+            seconds=_START_SECONDS,
+        ),
+    ):
         yield RestCatalogServer(port, catalog["warehouse"])
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        with suppress(OSError):
-            try:
-                urlopen(f"http://127.0.0.1:{port}/v1/config", timeout=5).close()
-            except HTTPError:
-                continue
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"The server did not start (exit code {process.poll()}).")
 
 
 if __name__ == "__main__":

@@ -6,18 +6,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pyiceberg.catalog.sql import SqlCatalog
 
 from chronolake.config import Project, load_project
 from support.engines import ENGINE, TIMEOUT, EngineProcess
 from support.lakes import SPARK
 from support.store.server import ACCESS_KEY, SECRET_KEY
 
+_EXAMPLES: Final = Path(__file__).parents[3] / "examples"
+#: Seconds in which a destination ends.
+_END_SECONDS: Final = 120
 #: What the provider's default chain finds.
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
@@ -88,6 +92,51 @@ class BucketProject:
 
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "--json"))
+
+    def rows(self, *identifier: str) -> list[dict[str, Any]]:
+        """Return the rows of a table as PyIceberg reads them.
+
+        Args:
+            identifier: its schema, and its name.
+        """
+        lake = self.project.lake
+        catalog = SqlCatalog(
+            "chronolake",
+            uri=f"sqlite:///{lake.catalog_file}",
+            **{
+                "s3.endpoint": f"http://127.0.0.1:{self.port}",
+                "s3.region": "us-east-1",
+                "warehouse": lake.warehouse_location,
+            },
+        )
+        try:
+            table = catalog.load_table(identifier)
+            found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+            return found
+        finally:
+            catalog.engine.dispose()
+
+    def send_examples(self, schema: str, *, before: Callable[[], None] = lambda: None) -> None:
+        """Send the example batches to a destination that runs meanwhile.
+
+        Args:
+            schema: the schema of their tables.
+            before: is called when the destination listens.
+        """
+        files = self.folder / "files"
+        files.mkdir()
+        serving = self.start("serve", "--port", "0", "--files-root", str(files))
+        try:
+            assert serving.stdout is not None
+            lines = (line for line in serving.stdout if '"listening ' in line)
+            port = next(json.loads(line)["port"] for line in lines)
+            before()
+            words = ("--schema-name", schema, "--work-dir", str(files), "--shuffle-seed", "1")
+            self.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
+        finally:
+            serving.terminate()
+            serving.communicate(timeout=_END_SECONDS)
+        assert serving.returncode == 0
 
     def query(self, statement: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.run("query", statement, "--json").splitlines()]

@@ -7,9 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from uuid import uuid4
 
 from chronolake.config import StorageConfig
 from chronolake.object_store import BucketPath
+from support.servers import free_port, running
 
 _VERSION: Final = "v1.8.0"
 _MODULE: Final = "github.com/versity/versitygw/cmd/versitygw"
@@ -87,32 +87,22 @@ def s3_server(folder: Path) -> Iterator[S3Server | None]:
     if program is None:
         yield None
         return
-    port = _free_port()
+    port = free_port()
     address = f"127.0.0.1:{port}"
     environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     command = [str(program), "--quiet", "--port", address, "posix", str(folder)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
+
+    def connect() -> None:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+    with running(
+        command,
+        connect,
+        environment=environment,
+        output=subprocess.DEVNULL,
+        seconds=_START_SECONDS,
+    ):
         yield S3Server(port, folder, storage_at(port))
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"The server did not start (exit code {process.poll()}).")
 
 
 if __name__ == "__main__":
