@@ -20,7 +20,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from chronolake import core, database
-from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.config import LakeConfig
 from chronolake.core import migration, views
 from chronolake.errors import CommitConflictError, LakeError, LakeLocationError
@@ -32,9 +31,10 @@ from chronolake.lake import Lake
 from chronolake.location import local_path
 from chronolake.pipeline.store import LEASES
 from chronolake.relocation import adopt
-from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+from chronolake.types import Mode, TableName
 from support.commands import run_command
 from support.datalakes import iceberg, iceberg_in
+from support.lake.customers import COLUMNS, write
 from support.lake.pipelines import Pipeline
 from support.lakes import lake_config
 from support.processes import COMMAND, run_until_failpoint
@@ -43,21 +43,7 @@ LIVE: Final = TableName("sales", "customers")
 OLD_FORMAT: Final = TableName("sales", "orders")
 HISTORY: Final = TableName("sales.eu", "kept")
 NAMES: Final = (LIVE, OLD_FORMAT, HISTORY)
-COLUMNS: Final = (
-    Column("id", ColumnType(Kind.LONG), primary_key=True),
-    Column("name", ColumnType(Kind.STRING)),
-    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
-)
 DAY: Final = 86_400_000_000
-
-
-def write(lake: Lake, name: TableName, keys: range, batch: str) -> None:
-    rows = lake.spark.sql(
-        f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
-        f"{UNMODIFIED}, id, '{batch}' AS name, now() AS _fivetran_synced "
-        f"FROM range({keys.start}, {keys.stop})"
-    )
-    core.write_batch(lake, name, rows, columns=COLUMNS, batch=batch)
 
 
 def settings_of(folder: Path, **settings: object) -> LakeConfig:
@@ -73,11 +59,11 @@ def fill(lake: Lake) -> None:
     """Make three tables with deleted rows: in both format versions, and of several partitions."""
     for name in (LIVE, OLD_FORMAT):
         core.create(lake, name, COLUMNS)
-        write(lake, name, range(30), "a")
-        write(lake, name, range(20, 40), "b")
-        write(lake, name, range(1), "c")
+        write(lake, range(30), "a", name)
+        write(lake, range(20, 40), "b", name)
+        write(lake, range(1), "c", name)
     core.create(lake, HISTORY, COLUMNS)
-    write(lake, HISTORY, range(20), "a")
+    write(lake, range(20), "a", HISTORY)
     migration.switch_mode(lake, HISTORY, Mode.HISTORY)
     views.create_current_view(lake, HISTORY)
 
@@ -170,7 +156,7 @@ def all_locations(table: Table) -> list[str]:
 def test_a_moved_lake_is_adopted(moved: Moved, capsys: pytest.CaptureFixture[str]) -> None:
     config = moved.config
     with pytest.raises(LakeLocationError):
-        write(opened(moved.folder), LIVE, range(1), "d")
+        write(opened(moved.folder), range(1), "d", LIVE)
     kept = contents_of(moved.folder)
 
     code, out, _ = run_command(moved.folder, capsys, "adopt", "--dry-run")
@@ -219,7 +205,7 @@ def test_an_adopted_lake_is_a_complete_lake(moved: Moved) -> None:
         ]
         assert 30 in counts
         assert counts[-1] == 40
-        write(lake, name, range(39, 50), "d")
+        write(lake, range(39, 50), "d", name)
         for path in moved.folder.rglob("*"):
             os.utime(path, (time.time() - 10**6,) * 2)
         result = core.maintain(lake, name, compact_deletes=True)
@@ -282,15 +268,15 @@ def test_an_original_that_was_written_since_the_copy_is_in_use(
         of_first = {"catalog.uri": uri, "warehouse": str(first)}
         made = opened(tmp_path / "a", **of_first)
         core.create(made, LIVE, COLUMNS)
-        write(made, LIVE, range(30), "a")
-        write(made, LIVE, range(20, 40), "b")
+        write(made, range(30), "a", LIVE)
+        write(made, range(20, 40), "b", LIVE)
         shutil.copytree(first, second)
         moved = settings_of(tmp_path / "b", **{**of_first, "warehouse": str(second)})
         places = dict(recorded_tables(moved)[1])
 
         # Another process goes on writing between the read of the catalog and the commit.
         with pytest.raises(CommitConflictError, match="in use"):
-            adopt(moved, on_table=lambda *_: write(made, LIVE, range(1), "late"))
+            adopt(moved, on_table=lambda *_: write(made, range(1), "late", LIVE))
         with psycopg.connect(uri) as connection:
             connection.execute("UPDATE iceberg_tables SET metadata_location = %s", (places[LIVE],))
         with pytest.raises(LakeLocationError, match="was written after the copy"):
@@ -304,7 +290,7 @@ def test_an_original_that_was_written_since_the_copy_is_in_use(
         assert [row["id"] for row in rows_in(table)] == list(range(40))
         catalog.engine.dispose()
         there = opened(tmp_path / "b", **{**of_first, "warehouse": str(second)})
-        write(there, LIVE, range(40, 41), "c")
+        write(there, range(40, 41), "c", LIVE)
         assert there.table(LIVE).to_pandas()["id"].max() == 40
 
 

@@ -17,7 +17,6 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from chronolake import core, inspect
-from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.core import migration, views
 from chronolake.core.create import properties_of
 from chronolake.errors import LakeLocationError, LakeLocationWarning
@@ -28,28 +27,10 @@ from chronolake.pipeline.store import Store
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
 from support.commands import run_command
 from support.datalakes import iceberg_in
+from support.lake.customers import COLUMNS, NAME, opened, write
 from support.lakes import lake_config
 
-NAME: Final = TableName("sales", "customers")
-COLUMNS: Final = (
-    Column("id", ColumnType(Kind.LONG), primary_key=True),
-    Column("name", ColumnType(Kind.STRING)),
-    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
-)
 _OLD: Final = time.time() - 100 * 3600
-
-
-def opened(folder: Path, **settings: object) -> Lake:
-    return Lake.open(folder, config=lake_config(folder, **settings))
-
-
-def write(lake: Lake, keys: range, batch: str, name: TableName = NAME) -> None:
-    rows = lake.spark.sql(
-        f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
-        f"{UNMODIFIED}, id, '{batch}' AS name, now() AS _fivetran_synced "
-        f"FROM range({keys.start}, {keys.stop})"
-    )
-    core.write_batch(lake, name, rows, columns=COLUMNS, batch=batch)
 
 
 def made(folder: Path, **settings: object) -> Lake:

@@ -9,7 +9,6 @@ import pytest
 from pyiceberg.table import Table
 
 from chronolake import core, inspect
-from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.config import LakeConfig
 from chronolake.core import migration
 from chronolake.errors import ConfigurationError
@@ -22,34 +21,16 @@ from chronolake.pipeline.streams import streams_of
 from chronolake.types import ACTIVE, Column, ColumnType, Kind, Mode, TableName
 from support.commands import run_command
 from support.datalakes import iceberg, iceberg_in
+from support.lake.customers import COLUMNS, NAME, opened, write
 from support.lake.pipelines import Pipeline
 from support.lakes import lake_config
 
-NAME: Final = TableName("sales", "customers")
-COLUMNS: Final = (
-    Column("id", ColumnType(Kind.LONG), primary_key=True),
-    Column("name", ColumnType(Kind.STRING)),
-    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
-)
 DAY: Final = 86_400_000_000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _spark(lake: Lake) -> None:
     """Start Spark with the settings of tests."""
-
-
-def opened(folder: Path, **settings: object) -> Lake:
-    return Lake.open(folder, config=lake_config(folder, **settings))
-
-
-def write(lake: Lake, keys: range, batch: str, name: TableName = NAME) -> None:
-    rows = lake.spark.sql(
-        f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
-        f"{UNMODIFIED}, id, '{batch}' AS name, now() AS _fivetran_synced "
-        f"FROM range({keys.start}, {keys.stop})"
-    )
-    core.write_batch(lake, name, rows, columns=COLUMNS, batch=batch)
 
 
 def filled(folder: Path, **settings: object) -> Lake:

@@ -17,9 +17,9 @@ from typing import Final
 import pytest
 
 from chronolake import core
-from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
-from chronolake.types import Column, ColumnType, Kind, TableName
+from chronolake.types import TableName
+from support.lake.customers import COLUMNS, write
 from support.lakes import lake_config
 
 ROOT: Final = Path(__file__).parents[2]
@@ -31,11 +31,6 @@ TABLE: Final = re.compile(r"(?<=<!-- readers -->\n).*?(?=<!-- end -->)", re.DOTA
 
 #: Of format version 3, of 3 after a compaction of all deletes, and of 2.
 NAMES: Final = tuple(TableName("sales", table) for table in ("with_deletes", "compacted", "older"))
-COLUMNS: Final = (
-    Column("id", ColumnType(Kind.LONG), primary_key=True),
-    Column("name", ColumnType(Kind.STRING)),
-    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
-)
 LABELS: Final = {
     "pyiceberg": "PyIceberg",
     "polars": "Polars, default reader",
@@ -55,15 +50,6 @@ _HEAD: Final = (
 )
 
 
-def write(lake: Lake, name: TableName, keys: range, batch: str) -> None:
-    rows = lake.spark.sql(
-        f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
-        f"{UNMODIFIED}, id, '{batch}' AS name, now() AS _fivetran_synced "
-        f"FROM range({keys.start}, {keys.stop})"
-    )
-    core.write_batch(lake, name, rows, columns=COLUMNS, batch=batch)
-
-
 def fill(folder: Path) -> Lake:
     """Make the tables, with several data files and deleted rows in most of them."""
     lake = Lake.open(
@@ -71,9 +57,9 @@ def fill(folder: Path) -> Lake:
     )
     for name in NAMES:
         core.create(lake, name, COLUMNS)
-        write(lake, name, range(100), "a")
-        write(lake, name, range(90, 150), "b")
-        write(lake, name, range(2), "c")
+        write(lake, range(100), "a", name)
+        write(lake, range(90, 150), "b", name)
+        write(lake, range(2), "c", name)
     core.maintain(lake, NAMES[1], compact_deletes=True)
     return lake
 
