@@ -77,6 +77,9 @@ STREAM_PROPERTY: Final = "chronolake.stream"
 #: once that all of its files are inside the lake.
 LAKE_PROPERTY: Final = "chronolake.lake"
 
+#: Schema of the scratch tables that rewrites fill; no user sees it.
+SCRATCH_SCHEMA: Final = "__chronolake_scratch"
+
 #: Table properties: usage by month, such as `chronolake.usage.2026-11` (`core/usage.py`).
 USAGE_PREFIX: Final = "chronolake.usage."
 

@@ -13,9 +13,8 @@ from chronolake import core
 from chronolake.core import migration, rewrite
 from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import SchemaError
-from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.lake import Lake
-from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quote
+from chronolake.types import SCRATCH_SCHEMA, Column, ColumnType, Kind, Mode, TableName, quote
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),

@@ -22,7 +22,6 @@ from chronolake.errors import CommitConflictError, LakeError
 from chronolake.iceberg import (
     HIDDEN,
     MAIN,
-    SCRATCH_SCHEMA,
     java_class_of,
     java_message_of,
     spark_words,
@@ -31,7 +30,7 @@ from chronolake.identity import version_of
 from chronolake.location import is_inside, plain, scheme_of
 from chronolake.session import CATALOG
 from chronolake.shared_storage import are_executors_elsewhere
-from chronolake.types import START, literal, now_micros, quote
+from chronolake.types import SCRATCH_SCHEMA, START, literal, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -25,14 +25,13 @@ from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import (
     MAIN,
-    SCRATCH_SCHEMA,
     IcebergTable,
     java_message_of,
     metadata_with_columns,
 )
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_stored
-from chronolake.types import ACTIVE, TableName
+from chronolake.types import ACTIVE, SCRATCH_SCHEMA, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -43,13 +43,12 @@ from chronolake.iceberg import (
     COLUMNS_PROPERTY,
     HIDDEN,
     MAIN,
-    SCRATCH_SCHEMA,
     IcebergTable,
     schema_of_replacement,
 )
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_stored
-from chronolake.types import HISTORY_SINCE_PROPERTY, TableName, now_micros
+from chronolake.types import HISTORY_SINCE_PROPERTY, SCRATCH_SCHEMA, TableName, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -25,7 +25,15 @@ from chronolake.iceberg.durability import sync_files_of_executors
 from chronolake.iceberg.rest import catalog_error
 from chronolake.session import CATALOG
 from chronolake.storage import storage_error
-from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName, levels_of
+from chronolake.types import (
+    LAKE_PROPERTY,
+    SCRATCH_SCHEMA,
+    Column,
+    ColumnType,
+    Kind,
+    TableName,
+    levels_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,9 +48,6 @@ MAIN: Final = "main"
 HIDDEN: Final = "chronolake-hidden"
 #: Table property: the declared columns as JSON, in table order (see `columns_to_json`).
 COLUMNS_PROPERTY: Final = "chronolake.columns"
-
-#: Schema of the scratch tables that rewrites fill; no user sees it.
-SCRATCH_SCHEMA: Final = "__chronolake_scratch"
 
 _JAVA: Final = "org.apache.iceberg"
 _REFUSED: Final = (

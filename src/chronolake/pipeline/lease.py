@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 import sqlalchemy as sql
@@ -55,6 +55,8 @@ _NEXT: Final = "#next"
 _held: set[tuple[str, str]] = set()
 #: Held while a thread takes a lease and adds it to `_held`.
 _taking: Final = threading.Lock()
+
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True)
@@ -145,16 +147,14 @@ def hold_lease(
     key = store.address, pipeline
     if gives_way:
         raise_if_busy(store, f"{pipeline}{_NEXT}")
-    with _waiting(store, pipeline, wait_seconds) as may_wait:
-        while True:
-            try:
-                with _taking:
-                    lease = _take(store, pipeline, seconds, above, is_held_here=key in _held)
-                    _held.add(key)
-                break
-            except PipelineBusyError:
-                if not may_wait():
-                    raise
+
+    def take() -> Lease:
+        with _taking:
+            taken = _take(store, pipeline, seconds, above, is_held_here=key in _held)
+            _held.add(key)
+            return taken
+
+    lease = _in_turn(store, pipeline, wait_seconds, take)
     done = threading.Event()
     renewing = threading.Thread(
         target=_renew, args=(store, lease, seconds, done), name=f"lease-{pipeline}", daemon=True
@@ -178,31 +178,26 @@ def wait_until_free(store: Store, pipeline: str) -> None:
         CallCancelledError: the call was cancelled meanwhile.
         LakeError: the store is not reachable.
     """
-    with _waiting(store, pipeline, PATIENCE_SECONDS) as may_wait:
-        while True:
-            try:
-                raise_if_busy(store, pipeline)
-            except PipelineBusyError:
-                if not may_wait():
-                    raise
-            else:
-                return
+    _in_turn(store, pipeline, PATIENCE_SECONDS, lambda: raise_if_busy(store, pipeline))
 
 
-@contextmanager
-def _waiting(store: Store, pipeline: str, seconds: float) -> Iterator[Callable[[], bool]]:
-    """Yield a function that waits a moment, and returns whether there was time left to wait.
+def _in_turn(store: Store, pipeline: str, seconds: float, take: Callable[[], _Taken]) -> _Taken:
+    """Return what `take` returns, as soon as it does not raise that the pipeline is busy.
 
-    From its first call on, scheduled runs give way.
+    While this waits, scheduled runs give way.
+
+    Raises:
+        PipelineBusyError: the pipeline is still busy after some seconds.
     """
     until = time.monotonic() + seconds
     with ExitStack() as turn:
         has_turn = False
-
-        def may_wait() -> bool:
-            nonlocal has_turn
-            if time.monotonic() >= until:
-                return False
+        while True:
+            try:
+                return take()
+            except PipelineBusyError:
+                if time.monotonic() >= until:
+                    raise
             if not has_turn:
                 # If others wait, too, any of them may be the next.
                 with suppress(PipelineBusyError):
@@ -211,9 +206,6 @@ def _waiting(store: Store, pipeline: str, seconds: float) -> Iterator[Callable[[
                     log.info("pipeline_awaited", pipeline=pipeline, seconds=seconds)
             raise_if_cancelled()
             time.sleep(_POLL_SECONDS)
-            return True
-
-        yield may_wait
 
 
 def greatest_token(tables: Iterable[IcebergTable | None]) -> int:

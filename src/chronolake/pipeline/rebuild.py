@@ -24,7 +24,6 @@ from chronolake.errors import (
     SourceError,
     TableNotFoundError,
 )
-from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.landing import (
     Quarantine,
     bad_file_error,
@@ -40,7 +39,7 @@ from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import StoredTable, TableWriter, columns_for, write
 from chronolake.session import CATALOG
-from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quote
+from chronolake.types import HASH, SCRATCH_SCHEMA, SYNCED, Mode, TableName, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

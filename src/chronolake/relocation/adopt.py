@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from chronolake import identity
 from chronolake.config import CatalogKind
@@ -20,15 +20,13 @@ from chronolake.identity import Identity, newest_version, version_of
 from chronolake.location import is_inside, is_same_place, local_path, plain
 from chronolake.relocation.lake_files import LakeFiles, Moves
 from chronolake.relocation.table_tree import RelocatedTable, TableTree
+from chronolake.types import SCRATCH_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from chronolake.config import LakeConfig
     from chronolake.types import TableName
-
-#: The schema of scratch tables, which crashes leave behind.
-_SCRATCH: Final = "__chronolake_scratch"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def adopt(
         try:
             table = tree.relocate()
         except LakeLocationError:
-            if name.schema == _SCRATCH:
+            if name.schema == SCRATCH_SCHEMA:
                 # A crash has left it behind, perhaps without its files.
                 continue
             raise
