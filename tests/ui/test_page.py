@@ -258,7 +258,7 @@ def test_a_timeline_is_what_chronolake_history_prints(
     page = visit(links.record(ORDERS, {"id": order}))
 
     assert listed(page) == as_listed(reported)
-    assert page.locator("[data-chart][data-drawn]").count() == 1
+    expect(page.locator("[data-chart][data-drawn]")).to_have_count(1)
 
 
 def test_what_was_deleted_revived_or_over_at_once_can_be_seen(visit: Open) -> None:
@@ -625,9 +625,9 @@ def test_without_javascript_everything_can_still_be_read(browser: Browser, serve
     page.get_by_role("link", name="Time travel").last.click()
     page.get_by_label("As of (UTC)").fill("2026-10-20T12:00:00Z")
     page.get_by_role("button", name="Show").click()
-    assert page.locator("table.rows tbody tr").count() == 50
+    expect(page.locator("table.rows tbody tr")).to_have_count(50)
     page.locator("table.rows tbody th a").first.click()
-    assert page.locator("tr[data-version]").count() > 1
+    expect(page.locator("tr[data-version]").nth(1)).to_be_visible()
     context.close()
 
 
