@@ -23,7 +23,6 @@ from chronolake.errors import ChronolakeError
 FAILPOINTS: Final = (
     "create.committed",
     "write.planned",
-    "staged.branch-created",
     "staged.deleted",
     "staged.appended",
     "publish.before-commit",

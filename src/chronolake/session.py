@@ -72,6 +72,8 @@ def settle() -> None:
 
 
 CATALOG: Final = "chronolake"
+#: The Spark catalog of tables whose changes are not published yet (`chronolake.iceberg.pending`).
+PENDING_CATALOG: Final = "chronolake_pending"
 
 _JAVA_HOMES: Final = (
     "/usr/lib/jvm/*17*",
@@ -182,6 +184,13 @@ _SESSION: Final[dict[str, str]] = {
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
     # Every statement of a batch reads the same manifests, which never change.
     f"spark.sql.catalog.{CATALOG}.io.manifest.cache-enabled": "true",
+    f"spark.sql.catalog.{PENDING_CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+    f"spark.sql.catalog.{PENDING_CATALOG}.catalog-impl": (
+        "org.apache.iceberg.inmemory.InMemoryCatalog"
+    ),
+    f"spark.sql.catalog.{PENDING_CATALOG}.cache-enabled": "true",
+    # A write may take any time.
+    f"spark.sql.catalog.{PENDING_CATALOG}.cache.expiration-interval-ms": "-1",
 }
 
 #: Settings for statements that pass wide rows through many steps. To infer filters, Spark keeps all

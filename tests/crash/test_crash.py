@@ -23,7 +23,7 @@ _KEYS: Final = range(12)
 _LIVE: Final = ["id*:LONG", "a:STRING", "n:LONG", SYNCED, DELETED]
 _HISTORY: Final = ["id*:LONG", "a:STRING", "n:LONG", *HISTORY]
 
-_STAGED: Final = ("staged.branch-created", "staged.deleted")
+_STAGED: Final = ("staged.deleted",)
 _PUBLISHED: Final = ("publish.before-commit", "publish.after-commit")
 _REWRITTEN: Final = tuple(name for name in FAILPOINTS if name.startswith("rewrite."))
 _DONE: Final = {"publish.after-commit", "rewrite.after-commit"}
@@ -93,7 +93,7 @@ def _alter(sent: SentTable, columns: Sequence[str]) -> None:
 
 def _batch(columns: Sequence[str], first: Batch, sent_then: Batch) -> Operation:
     # A table without rows has no rows to delete.
-    staged = _STAGED if any(first.rows.values()) else _STAGED[:1]
+    staged = _STAGED if any(first.rows.values()) else ()
     return Operation(
         columns,
         first,

@@ -75,7 +75,6 @@ def _cancel_at(
     "point",
     [
         "write.planned",
-        "staged.branch-created",
         "staged.deleted",
         "staged.appended",
         "publish.before-commit",

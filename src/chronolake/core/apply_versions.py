@@ -158,9 +158,7 @@ def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
         write: the attempt, with all its changes staged.
         micros: the latest time of all rows, in microseconds since 1970.
     """
-    now = write.table.reload()
-    staged = (branch.branch if branch.is_created else branch.of for branch in (write, write.hidden))
-    heads = map(now.branch, staged)
+    heads = map(write.pending.state.branch, (MAIN, HIDDEN))
     return {LATEST_PROPERTY: "@".join(map(str, (micros, *heads)))}
 
 
@@ -190,7 +188,7 @@ class ApplyResult:
         landed: number of landed rows, duplicates included.
         written: number of rows of the table that are new or changed.
         removed: number of rows of the table that were removed or replaced by changed ones.
-        seconds: seconds by stage: read, resolve, branch, delete, append, publish.
+        seconds: seconds by stage: read, resolve, delete, append, publish.
     """
 
     batch: str
@@ -394,8 +392,7 @@ def _stage_first(
         write.append(_added_rows(view, layout))
         if profile.tombstones or layout.mode is Mode.LIVE:
             write.hidden.append(_concealed_rows(view, layout))
-    written = write.table.reload().rows_of(write.branch)
-    return _Outcome(written or 0, 0, profile.sketch)
+    return _Outcome(write.rows or 0, 0, profile.sketch)
 
 
 def _added_rows(rows: str, layout: Layout) -> str:

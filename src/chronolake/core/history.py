@@ -179,7 +179,7 @@ def stage(
         write: the staged write of a history table.
         profile: the batch; not empty.
         description: the table, with the batch's columns.
-        watch: gets the time as the stages `resolve`, `branch`, `delete` and `append`.
+        watch: gets the time as the stages `resolve`, `delete` and `append`.
     """
     with ExitStack() as stack:
         with watch.stage("resolve"):

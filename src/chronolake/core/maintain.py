@@ -28,7 +28,7 @@ from chronolake.iceberg import (
 )
 from chronolake.identity import version_of
 from chronolake.location import is_inside, plain, scheme_of
-from chronolake.session import CATALOG
+from chronolake.session import CATALOG, PENDING_CATALOG
 from chronolake.shared_storage import are_executors_elsewhere
 from chronolake.types import SCRATCH_SCHEMA, START, literal, now_micros, quote
 
@@ -343,11 +343,21 @@ def _lost_race(failure: Exception) -> bool:
     return isinstance(failure, CommitConflictError) or any(name in text for name in _LOST_RACES)
 
 
-def _rewrite(lake: Lake, description: TableDescription, branch: str, *, all_deletes: bool) -> Any:
+def _rewrite(
+    lake: Lake,
+    description: TableDescription,
+    branch: str,
+    *,
+    all_deletes: bool,
+    catalog: str = CATALOG,
+) -> Any:
     """Rewrite files that are small or contain removed rows, sorted by key and start.
 
     Sorted files have narrow key ranges, so that reading a record's history needs only a few row
     groups.
+
+    Args:
+        description: the table; its name is that in the Spark catalog `catalog`.
     """
     order = [*description.record_key]
     if START in description.primary_key:
@@ -368,6 +378,7 @@ def _rewrite(lake: Lake, description: TableDescription, branch: str, *, all_dele
         "rewrite_data_files",
         f"table => {literal(description.name.sql)}, branch => {literal(branch)}, {strategy}"
         f"options => map({pairs})",
+        catalog=catalog,
     )
 
 
@@ -384,18 +395,22 @@ def _drop_dangling_deletes(lake: Lake, name: TableName) -> None:
 
 
 def _compact_staged(lake: Lake, table: IcebergTable, branch: str, *, all_deletes: bool) -> Any:
-    """Compact a staged branch, and publish only files that the driver can read.
+    """Compact a branch, and publish only files that the driver can read.
 
     If a batch is published meanwhile, it wins, whatever it changes.
     """
     write = StagedWrite(table, lake.spark, Stopwatch())
-    staged = write if branch == MAIN else write.hidden
     try:
-        row = _rewrite(lake, describe_loaded(table), staged.begin(), all_deletes=all_deletes)
+        row = _rewrite(
+            lake,
+            replace(describe_loaded(table), name=write.pending.name),
+            branch,
+            all_deletes=all_deletes,
+            catalog=PENDING_CATALOG,
+        )
         write.publish_files()
-    except BaseException:
-        write.abandon()
-        raise
+    finally:
+        write.close()
     return row
 
 
@@ -532,8 +547,8 @@ def removable_files(
     ]
 
 
-def _call(lake: Lake, procedure: str, arguments: str) -> Any:
-    return lake.spark.sql(f"CALL {CATALOG}.system.{procedure}({arguments})").first()
+def _call(lake: Lake, procedure: str, arguments: str, *, catalog: str = CATALOG) -> Any:
+    return lake.spark.sql(f"CALL {catalog}.system.{procedure}({arguments})").first()
 
 
 def _ago(hours: float) -> str:

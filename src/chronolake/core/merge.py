@@ -36,7 +36,7 @@ class BatchResult:
             contradict `_fivetran_active`.
         closed_at_start: active versions of a history table that were closed by a delete from before
             their start.
-        seconds: seconds by stage: read, resolve, branch, delete, append, publish.
+        seconds: seconds by stage: read, resolve, delete, append, publish.
     """
 
     batch: str

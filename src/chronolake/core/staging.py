@@ -1,8 +1,8 @@
-"""Staged writes: all changes are made on a branch and published by one compare-and-set.
+"""Staged writes: all changes are made on a pending table and published by one compare-and-set.
 
-Readers of `main` see the table before the write or after it. The order is delete (Iceberg writes
-deletion vectors), append, publish. A crash before the publish leaves `main` unchanged; the next
-write drops the branch that is left behind. `docs/architecture.md` has a diagram.
+Readers see the table before the write or after it. The order is delete (Iceberg writes deletion
+vectors), append, publish. A crash before the publish leaves the table unchanged, and new files to
+which nothing refers. `docs/architecture.md` has a diagram.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.core.publish import (
@@ -30,17 +28,10 @@ from chronolake.core.publish import (
 )
 from chronolake.core.sql import KEYS, TABLE
 from chronolake.description import describe_loaded
-from chronolake.errors import (
-    CommitConflictError,
-    CommitError,
-    LakeError,
-    TableNotFoundError,
-)
+from chronolake.errors import CommitConflictError, CommitError, TableNotFoundError
 from chronolake.failpoints import reach
-from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
-from chronolake.session import CATALOG
+from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, PendingTable
 from chronolake.shared_storage import expect_stored
-from chronolake.types import TableName, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +40,7 @@ if TYPE_CHECKING:
 
     from chronolake.description import TableDescription
     from chronolake.lake import Lake
+    from chronolake.types import TableName
 
 log = structlog.get_logger(__name__)
 
@@ -88,31 +80,40 @@ class Stopwatch:
 
 
 class StagedBranch:
-    """Changes of one branch of a table, made on a separate staging branch."""
+    """Changes of one branch of a table, which only this write sees."""
 
-    def __init__(self, table: IcebergTable, of: str, spark: SparkSession, watch: Stopwatch) -> None:
+    def __init__(
+        self,
+        pending: PendingTable,
+        of: str,
+        table: IcebergTable,
+        spark: SparkSession,
+        watch: Stopwatch,
+    ) -> None:
         self.spark = spark
         self.table = table
         self.of = of
-        self.branch = stage_name()
-        self.is_created = False
+        self.pending = pending
         self._watch = watch
 
     @property
     def source(self) -> str:
         """Return the rows before the write, as a SQL name.
 
-        The write does not change them before it publishes. If another process changes them
-        meanwhile, the publish is refused and this attempt has no effect.
+        If another process changes them meanwhile, the publish is refused and this attempt has no
+        effect.
         """
-        if self.of == MAIN:
-            return f"{CATALOG}.{self.table.name.sql}"
-        return self._branch_name(self.of)
+        return self.pending.before(self.of)
 
     @property
     def is_empty(self) -> bool:
         """Return whether there are no rows according to the metadata."""
         return self.table.rows_of(self.of) == 0
+
+    @property
+    def rows(self) -> int | None:
+        """Return the number of rows with the changes, removed rows included; None if unknown."""
+        return self.pending.state.rows_of(self.of)
 
     def delete(self, source: str, conditions: Sequence[str]) -> None:
         """Remove the table's rows that match a row of a query.
@@ -142,18 +143,17 @@ class StagedBranch:
             changed: SQL over both: whether a matching row changes; the others are removed.
         """
         with self._watch.stage("delete"):
-            target = self._target()
-            before = self.table.reload().branch(self.branch)
+            before = self.pending.state.branch(self.of)
             self.spark.sql(
-                f"MERGE INTO {target} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
+                f"MERGE INTO {self._target()} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
                 f"WHEN MATCHED AND {changed} THEN UPDATE SET {assignments} "
                 "WHEN MATCHED THEN DELETE"
             )
-            after = self.table.reload()
+            after = self.pending.state
         reach("staged.deleted")
-        if after.branch(self.branch) == before:
+        if after.branch(self.of) == before:
             return 0
-        return int(after.summary_of(self.branch).get("added-records", 0))
+        return int(after.summary_of(self.of).get("added-records", 0))
 
     def delete_where(self, condition: str) -> None:
         """Remove the table's rows that meet a SQL condition."""
@@ -174,60 +174,7 @@ class StagedBranch:
         reach("staged.appended")
 
     def _target(self) -> str:
-        """Return the staging branch as a SQL name; the branch is created on first use."""
-        if not self.is_created:
-            with self._watch.stage("branch"):
-                self._create_branch()
-        return self._branch_name(self.branch)
-
-    def _branch_name(self, branch: str) -> str:
-        return f"{CATALOG}.{self.table.name.sql}.{quote(f'branch_{branch}')}"
-
-    def _create_branch(self) -> None:
-        if self.table.branch(self.of) is None:
-            if any(map(is_abandoned, self.table.branches())):
-                swap(self.table, _without_leftovers)
-            # A branch needs a snapshot to point at: Iceberg creates an empty one.
-            self.table.java.manageSnapshots().createBranch(self.branch).commit()
-        else:
-            swap(self.table, self._with_branch)
-        self.is_created = True
-        reach("staged.branch-created")
-
-    def _with_branch(self, current: IcebergTable) -> Any:
-        expect_unmoved(self.table, current)
-        return _without_leftovers(current).setBranchSnapshot(current.branch(self.of), self.branch)
-
-    def publish_with(self, builder: Any, current: IcebergTable) -> None:
-        """Add the changes, if there are any, to new metadata of the table.
-
-        Raises:
-            LakeError: executors wrote files that the driver cannot read.
-        """
-        if self.is_created:
-            expect_stored(current, current.branch(self.branch), since=self.table.branch(self.of))
-            builder.setBranchSnapshot(current.branch(self.branch), self.of)
-            builder.removeRef(self.branch)
-
-    def begin(self) -> str:
-        """Return the name of the branch, for statements that have no method here."""
-        self._target()
-        return self.branch
-
-    def abandon(self) -> None:
-        """Drop the branch; its files are removed as orphans by maintenance."""
-        if not self.is_created:
-            return
-        try:
-            drop_branch(self.table.reload(), self.branch)
-        except (CommitError, LakeError, Py4JError, PySparkException) as failure:
-            # The next write drops it; the caller's own error matters more.
-            log.warning(
-                "branch_left_behind",
-                table=str(self.table.name),
-                branch=self.branch,
-                reason=java_message_of(failure),
-            )
+        return self.pending.after(self.of)
 
 
 class StagedWrite(StagedBranch):
@@ -244,59 +191,56 @@ class StagedWrite(StagedBranch):
         watch: Stopwatch,
         guard: Callable[[IcebergTable], None] | None = None,
     ) -> None:
-        super().__init__(table, MAIN, spark, watch)
-        self.hidden = StagedBranch(table, HIDDEN, spark, watch)
+        pending = PendingTable(table, spark)
+        super().__init__(pending, MAIN, table, spark, watch)
+        self.hidden = StagedBranch(pending, HIDDEN, table, spark, watch)
         self._guard = guard
 
     def publish(self, properties: Mapping[str, str]) -> None:
         """Publish the changes and set properties, in one compare-and-set.
 
         Raises:
+            LakeError: executors wrote files that the driver cannot read.
             CommitConflictError: the table has changed since the attempt began; nothing was
                 published.
             CommitUnknownError: the catalog's response was lost and the table cannot be read.
         """
         with self._watch.stage("publish"):
-            publish(self.table.reload(), self._with_changes, properties)
+            self._expect_stored()
+            publish(self.table, self._with_changes, properties)
 
     def publish_files(self) -> None:
         """Publish rewritten files whose rows are unchanged, without a batch's properties.
 
         Raises:
+            LakeError: executors wrote files that the driver cannot read.
             CommitConflictError: the table has changed since the attempt began; nothing was
                 published.
             UnansweredError: the catalog did not report the outcome of the commit.
         """
-        swap(self.table.reload(), self._with_changes)
+        self._expect_stored()
+        swap(self.table, self._with_changes)
+
+    def close(self) -> None:
+        """Forget the changes; if they were not published, maintenance removes their files."""
+        self.pending.close()
+
+    def _expect_stored(self) -> None:
+        now = self.pending.state
+        for branch in (MAIN, HIDDEN):
+            expect_stored(now, now.branch(branch), since=self.table.branch(branch))
 
     def _with_changes(self, current: IcebergTable) -> Any:
         expect_unmoved(self.table, current)
         if self._guard is not None:
             self._guard(current)
         builder = current.builder()
-        self.publish_with(builder, current)
-        self.hidden.publish_with(builder, current)
+        for leftover in filter(is_abandoned, current.branches()):
+            # Earlier versions staged on branches.
+            log.warning("leftover_dropped", table=str(current.name), branch=leftover)
+            builder.removeRef(leftover)
+        self.pending.add_to(builder)
         return builder
-
-    def abandon(self) -> None:
-        """Drop the branches; their files are removed as orphans by maintenance."""
-        super().abandon()
-        self.hidden.abandon()
-
-
-def _without_leftovers(current: IcebergTable) -> Any:
-    """Return new metadata of a table without the branches that killed processes left behind."""
-    builder = current.builder()
-    for leftover in filter(is_abandoned, current.branches()):
-        log.warning("leftover_dropped", table=str(current.name), branch=leftover)
-        builder.removeRef(leftover)
-    return builder
-
-
-def drop_branch(table: IcebergTable, branch: str) -> None:
-    """Remove a branch if it exists."""
-    if table.branch(branch) is not None:
-        swap(table, lambda current: current.builder().removeRef(branch))
 
 
 class TableAlteredError(CommitError):
@@ -408,13 +352,10 @@ def _attempt(
     attempted = begin(table)
     try:
         properties = write(attempted)
-        if properties is None:
-            attempted.abandon()
-        else:
+        if properties is not None:
             attempted.publish(properties)
-    except BaseException:
-        attempted.abandon()
-        raise
+    finally:
+        attempted.close()
 
 
 def expect_unaltered(write: StagedWrite, description: TableDescription) -> None:

@@ -17,6 +17,7 @@ from chronolake.iceberg.catalog import (
     jvm_ended,
     spark_words,
 )
+from chronolake.iceberg.pending import PendingTable
 from chronolake.iceberg.rest import catalog_error
 from chronolake.iceberg.schema_update import metadata_with_columns, schema_of_replacement
 from chronolake.iceberg.store_files import store_options
@@ -29,6 +30,7 @@ __all__ = [
     "Catalog",
     "Field",
     "IcebergTable",
+    "PendingTable",
     "StoredMetadata",
     "catalog_error",
     "columns_from_json",
