@@ -36,6 +36,7 @@ ENDS = {"exit", "Exit", "fail"}
 #: Names that were removed on purpose, each with the reason.
 RETIRED: dict[str, str] = {
     "PromiseBrokenError": "never raised",
+    "branch_left_behind": "writes no longer make branches",
 }
 
 
