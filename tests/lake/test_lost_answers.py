@@ -112,7 +112,7 @@ def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     "statement",
     [
-        # Commits to the catalog: columns, branches, rows on them, the publish.
+        # Commits to the catalog: columns, the publish.
         b"UPDATE iceberg_tables",
         # Every write to the store: runs, streams and leases.
         b"COMMIT",
@@ -146,7 +146,7 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
         assert through.versions(name) == _expected(_FIRST, _LATER)
     else:
         pytest.fail("a sync has more writes than are tried")
-    assert len(outcomes) > 3
+    assert len(outcomes) > (3 if statement == b"COMMIT" else 1)
     if statement != b"COMMIT":
         # A commit whose response is lost is looked up, and is not a failure.
         assert None in outcomes

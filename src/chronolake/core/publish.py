@@ -92,6 +92,7 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
 
     Raises:
         CommitConflictError: other writers were first too often; nothing has changed.
+        TableNotFoundError: the table was dropped or renamed meanwhile.
         UnansweredError: the catalog did not report the outcome of the commit.
         Exception: any error of `change`; nothing has changed.
     """
@@ -111,13 +112,25 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
             if attempt == ATTEMPTS:
                 raise
             time.sleep(0.02 * attempt)
-            table = table.reload()
+            table = _found_again(table)
             if _has_published(table, snapshot_id):
                 # The catalog's client retries when a response is lost: it conflicted with its own
                 # commit.
                 return
         else:
             return
+
+
+def _found_again(table: IcebergTable) -> IcebergTable:
+    """Return the current state of a table that another process has changed."""
+    found = table.catalog.find(table.name)
+    if found is None:
+        raise TableNotFoundError(
+            "The table was dropped or renamed while it was written.",
+            table=str(table.name),
+            hint="Create it again.",
+        )
+    return found
 
 
 def _new_snapshot_of(metadata: Any, table: IcebergTable) -> int | None:
@@ -141,6 +154,7 @@ def publish(
 
     Raises:
         CommitConflictError: other writers were first too often; nothing has changed.
+        TableNotFoundError: the table was dropped or renamed meanwhile.
         StorageError: the disk is full or not writable; nothing has changed.
         CommitUnknownError: the response was lost, and the table cannot be read either.
         CallCancelledError: the call that this thread works for was cancelled; nothing has changed.
