@@ -416,10 +416,9 @@ def test_paths_that_libraries_understand_in_different_ways_are_refused(
     for overrides in ({"warehouse": url}, {"raw": url}):
         with pytest.raises(ConfigurationError, match="choose another path"):
             load(tmp_path, overrides=overrides)
+    folder = written(tmp_path, yaml.safe_dump({"pipelines": {"crm": {"source": source}}}))
     with pytest.raises(ConfigurationError, match="choose another path"):
-        load_project(
-            written(tmp_path, yaml.safe_dump({"pipelines": {"crm": {"source": source}}})).file
-        )
+        load_project(folder / "chronolake.yml")
 
 
 @pytest.mark.parametrize("path", ["", "/", "lake/", "my lake/ü", "a%20b", "a+b&c", "a..b"])
