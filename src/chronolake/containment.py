@@ -118,7 +118,7 @@ class Containment:
         if (checked := str(table.metadata.uuid())) not in self._checked:
             places += filter(None, map(table.property_of, _PATHS))
             self._expect_inside(table, places)
-            expect_newest(table, identity.newest_version(table.location))
+            expect_newest(table, identity.newest_version(self._config, table.location))
             if lake_id is None or table.property_of(LAKE_PROPERTY) != lake_id:
                 self.expect_files_inside(table)
             self._checked.add(checked)
