@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronolake.config import load_project
 from chronolake.errors import SourceError
 from chronolake.landing import (
     ObjectFolder,
@@ -26,6 +27,7 @@ from chronolake.landing.field_types import (
     observed_integer_type,
     physical,
 )
+from chronolake.source.protocol import raw_folder
 from chronolake.types import Kind
 
 
@@ -132,6 +134,19 @@ def test_a_typed_column_belongs_to_the_field_beside_it() -> None:
         "T_t": ("T", "time"),
         "T_d": ("T", "date"),
     }
+
+
+@pytest.mark.parametrize(
+    ("warehouse", "name"), [("lake", "a#b?c%25%2F"), ("s3://bucket/lake", "a%23b%3Fc%25%2F")]
+)
+def test_a_streams_name_is_a_safe_name_of_a_folder(
+    tmp_path: Path, warehouse: str, name: str
+) -> None:
+    """Iceberg's FileIO for S3 ends a URL at # and ?."""
+    file = tmp_path / "chronolake.yml"
+    file.write_text(f"lake: {{warehouse: '{warehouse}'}}")
+
+    assert raw_folder(load_project(file), "shop", "a#b?c%/").name == name
 
 
 def test_without_its_field_a_column_is_a_field_of_its_own() -> None:
