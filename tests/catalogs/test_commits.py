@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,15 @@ from py4j.protocol import Py4JError
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.errors import PySparkException
 
-from chronolake import core
+from chronolake import core, rest_catalog
+from chronolake.cancellation import cancel_if
 from chronolake.core import migration
-from chronolake.errors import ChronolakeError, CommitConflictError
+from chronolake.errors import (
+    CallCancelledError,
+    ChronolakeError,
+    CommitConflictError,
+    SchemaError,
+)
 from chronolake.iceberg import HIDDEN, IcebergTable
 from chronolake.lake import Lake
 from chronolake.types import DELETED, SYNCED, Column, ColumnType, Kind, Mode, TableName
@@ -183,6 +190,72 @@ def test_tables_are_copied_renamed_and_dropped(
     migration.drop_table(lake, renamed)
     assert renamed not in lake.tables()
     assert _ids(rest, name) == list(range(5))
+
+
+def test_a_cancelled_creation_keeps_the_files_of_a_renamed_table(
+    lake: Lake, name: TableName, rest: RestCatalogServer
+) -> None:
+    """The catalog stores a new table where the one was created that had its name before."""
+    kept = TableName(name.schema, "kept")
+    migration.rename_table(lake, name, kept)
+    # As a prefix, the folder's name is also that of this one's.
+    longer = TableName(name.schema, f"{name.table}_longer")
+    core.create(lake, longer, _COLUMNS)
+    _insert(lake, longer, 0, 3)
+
+    with (
+        cancel_if(lambda: lake.catalog.find(name) is not None),
+        pytest.raises(CallCancelledError),
+    ):
+        core.create(lake, name, _COLUMNS)
+
+    assert lake.catalog.find(name) is None
+    assert _ids(rest, kept) == list(range(5))
+    assert _ids(rest, longer) == list(range(3))
+
+
+@pytest.mark.parametrize("name", ["s.`a#b`", "s.`a?b`", "`s#1`.t"])
+def test_tables_that_would_share_a_folder_are_refused(lake: Lake, name: str) -> None:
+    """Iceberg's FileIO for S3 writes all files of `…/a#b/` to the object `…/a`."""
+    with pytest.raises(SchemaError, match=r"cuts off at [#?]"):
+        core.create(lake, TableName.parse(name), _COLUMNS)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_catalog_may_not_nest_schemas(
+    lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy, *, refuses: bool
+) -> None:
+    """Some refuse to list the schemas of a schema, others list all schemas again."""
+
+    def answer(request: str, *_: object) -> Answer | None:
+        if "parent=" not in request:
+            return None
+        if refuses:
+            return refused_by_catalog(400, "BadRequestException")
+        listed = [[name.schema]]
+        return Answer(200, json.dumps({"namespaces": listed}).encode())
+
+    proxy.guard = answer
+
+    assert name in lake.tables()
+    assert name in rest_catalog.list_tables(lake.config)
+
+
+@pytest.mark.parametrize("found", ["parent=", "/tables"])
+def test_a_schema_that_is_dropped_while_tables_are_listed_is_skipped(
+    lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy, found: str
+) -> None:
+    gone = f"gone_{uuid4().hex[:8]}"
+    lake.catalog.ensure_schema(gone)
+
+    def answer(request: str, *_: object) -> Answer | None:
+        is_it = request.startswith("GET") and gone in request and found in request
+        return refused_by_catalog(404, "NoSuchNamespaceException") if is_it else None
+
+    proxy.guard = answer
+
+    assert name in lake.tables()
+    assert name in rest_catalog.list_tables(lake.config)
 
 
 @pytest.mark.parametrize(
