@@ -137,16 +137,19 @@ def test_a_typed_column_belongs_to_the_field_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warehouse", "name"), [("lake", "a#b?c%25%2F"), ("s3://bucket/lake", "a%23b%3Fc%25%2F")]
+    ("warehouse", "org", "name"),
+    [("lake", "x#", "a#b?c%25%2F"), ("s3://bucket/lake", "x%23", "a%23b%3Fc%25%2F")],
 )
-def test_a_streams_name_is_a_safe_name_of_a_folder(
-    tmp_path: Path, warehouse: str, name: str
+def test_names_of_pipelines_and_streams_are_safe_names_of_folders(
+    tmp_path: Path, warehouse: str, org: str, name: str
 ) -> None:
     """Iceberg's FileIO for S3 ends a URL at # and ?."""
     file = tmp_path / "chronolake.yml"
     file.write_text(f"lake: {{warehouse: '{warehouse}'}}")
 
-    assert raw_folder(load_project(file), "shop", "a#b?c%/").name == name
+    folder = raw_folder(load_project(file), "x#", "a#b?c%/")
+
+    assert (folder.org, folder.name) == (org, name)
 
 
 def test_without_its_field_a_column_is_a_field_of_its_own() -> None:

@@ -469,7 +469,8 @@ def raw_folder(project: Project, pipeline: str, stream: str) -> ObjectFolder:
     safe = stream.replace("%", "%25").replace("/", "%2F")
     if scheme_of(lake.raw_location) is not None:
         for letter in CUT_IN_URLS:
-            safe = safe.replace(letter, f"%{ord(letter):02X}")
+            escaped = f"%{ord(letter):02X}"
+            safe, pipeline = safe.replace(letter, escaped), pipeline.replace(letter, escaped)
     return ObjectFolder(location_of(lake.raw_location, lake.object_storage), pipeline, safe)
 
 
