@@ -11,6 +11,7 @@ A REST catalog cannot store the record; there, only each table's own location is
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -20,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database
 from chronolake.config import CatalogKind
-from chronolake.errors import CommitConflictError, LakeLocationError
+from chronolake.errors import CommitConflictError, LakeLocationError, StorageError
 from chronolake.location import is_same_place, local_path, plain
 from chronolake.types import TableName
 
@@ -340,7 +341,6 @@ def raise_if_unlisted(config: LakeConfig) -> None:
 
     Raises:
         LakeLocationError: it does.
-        StorageError: an object store refuses, or does not respond.
     """
     if config.catalog.kind is CatalogKind.REST or not _has_unlisted_tables(config):
         return
@@ -368,15 +368,37 @@ def _has_unlisted_tables(config: LakeConfig) -> bool:
     location = f"{config.warehouse_location}/tables"
     folder = local_path(location)
     places: Iterable[Path | BucketPath]
-    if folder is None:
-        places = _bucket_path(config, location).folders()
-    else:
-        places = folder.iterdir() if folder.is_dir() else ()
-    return any((newest_version(config, str(place)) or 0) > 0 for place in places)
+    # Credentials may be those of Java only.
+    with suppress(StorageError):
+        if folder is None:
+            places = _bucket_path(config, location).folders()
+        else:
+            places = folder.iterdir() if folder.is_dir() else ()
+        return any((newest_version(config, str(place)) or 0) > 0 for place in places)
+    return False
 
 
 def newest_version(config: LakeConfig, location: str) -> int | None:
-    """Return the version of a table's newest metadata file; None if it is missing or not known.
+    """Return the version of a table's newest metadata file; None if it is missing.
+
+    Args:
+        config: the opened lake.
+        location: the table's folder.
+
+    Raises:
+        StorageError: an object store refuses, or does not respond.
+    """
+    return newest_of(files_of_metadata(config, location))
+
+
+def newest_of(files: Iterable[str]) -> int | None:
+    """Return the newest version of metadata files, by their names or locations; None if none is."""
+    numbers = map(version_of, files)
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def files_of_metadata(config: LakeConfig, location: str) -> Iterable[str]:
+    """Return the names of the files in the folder of a table's metadata; empty if it is missing.
 
     Args:
         config: the opened lake.
@@ -386,20 +408,13 @@ def newest_version(config: LakeConfig, location: str) -> int | None:
         StorageError: an object store refuses, or does not respond.
     """
     folder = local_path(location)
-    names: Iterable[str]
-    if folder is not None:
-        try:
-            names = [file.name for file in (folder / "metadata").iterdir()]
-        except OSError:
-            return None
-    elif config.catalog.kind is CatalogKind.REST:
-        # The catalog's server is the one that knows, and may be the only one with credentials.
-        return None
-    else:
+    if folder is None:
         objects = _bucket_path(config, f"{location.rstrip('/')}/metadata").objects()
-        names = (stored.path.name for stored in objects)
-    numbers = map(version_of, names)
-    return max((number for number in numbers if number is not None), default=None)
+        return (stored.path.name for stored in objects)
+    try:
+        return [file.name for file in (folder / "metadata").iterdir()]
+    except OSError:
+        return ()
 
 
 def _bucket_path(config: LakeConfig, location: str) -> BucketPath:

@@ -267,6 +267,26 @@ class IcebergTable:
         snapshot = self.metadata.currentSnapshot()
         return [] if snapshot is None else [str(snapshot.manifestListLocation())]
 
+    def files_of_metadata(self) -> list[str]:
+        """Return the locations of the files in the folder of the table's metadata.
+
+        Java lists them, with the credentials for the table's files, and takes few calls for any
+        number of them.
+
+        Raises:
+            Exception: an exception of Java: the store refuses, or cannot list.
+        """
+        listed = self.java.io().listPrefix(f"{self.location.rstrip('/')}/metadata/")
+        jvm = self.catalog.jvm
+        files = jvm.org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(
+            listed
+        )
+        jackson = jvm.com.fasterxml.jackson
+        mapper = jackson.databind.ObjectMapper()
+        visible = getattr(jackson.annotation, "JsonAutoDetect$Visibility").ANY
+        mapper.setVisibility(jackson.annotation.PropertyAccessor.FIELD, visible)
+        return [file["location"] for file in orjson.loads(mapper.writeValueAsString(files))]
+
     @property
     def snapshot_id(self) -> int | None:
         """Return the current snapshot of `main`, or None for a table that never had one."""
