@@ -27,7 +27,9 @@ from chronolake.errors import (
 from chronolake.iceberg import HIDDEN, IcebergTable
 from chronolake.lake import Lake
 from chronolake.types import DELETED, SYNCED, Column, ColumnType, Kind, Mode, TableName
+from support.catalogs.oauth import OAuth
 from support.catalogs.server import RestCatalogServer
+from support.engines import wait_until
 from support.lakes import lake_config
 from support.store.faulty_proxy import (
     Answer,
@@ -214,6 +216,23 @@ def test_a_cancelled_creation_keeps_the_files_of_a_renamed_table(
     assert _ids(rest, longer) == list(range(3))
 
 
+def test_a_table_in_the_folder_of_a_renamed_one_is_written(
+    lake: Lake, name: TableName, rest: RestCatalogServer
+) -> None:
+    """The metadata of the renamed table is newer, and does not belong to the new one."""
+    _insert(lake, name, 5, 7)
+    kept = TableName(name.schema, "kept")
+    migration.rename_table(lake, name, kept)
+    core.create(lake, name, _COLUMNS)
+    assert lake.catalog.load(name).location == lake.catalog.load(kept).location
+
+    for changed in (name, kept):
+        core.switch_mode(lake, changed, Mode.HISTORY)
+
+    assert _ids(rest, name) == []
+    assert _ids(rest, kept) == list(range(7))
+
+
 @pytest.mark.parametrize("name", ["s.`a#b`", "s.`a?b`", "`s#1`.t"])
 def test_tables_that_would_share_a_folder_are_refused(lake: Lake, name: str) -> None:
     """Iceberg's FileIO for S3 writes all files of `…/a#b/` to the object `…/a`."""
@@ -256,6 +275,29 @@ def test_a_schema_that_is_dropped_while_tables_are_listed_is_skipped(
 
     assert name in lake.tables()
     assert name in rest_catalog.list_tables(lake.config)
+
+
+@pytest.mark.long
+def test_tokens_are_renewed_with_the_credential(
+    tmp_path: Path, rest: RestCatalogServer, proxy: FaultyProxy
+) -> None:
+    """A process may run for longer than a token is valid, and a server have no token exchange."""
+    oauth = OAuth("chronolake:a-secret-of-tests", seconds=15)
+    proxy.guard = oauth.guard
+    settings = {
+        "catalog.uri": f"http://127.0.0.1:{proxy.port}",
+        "catalog.properties": {"credential": oauth.credential},
+    }
+    name = TableName(f"s_{uuid4().hex[:8]}", "t")
+    with Lake.open(tmp_path, config=lake_config(tmp_path, **settings)) as lake:
+        core.create(lake, name, _COLUMNS)
+        first = oauth.tokens()
+
+        wait_until(lambda: first.isdisjoint(oauth.tokens()), "a token does not end")
+        _insert(lake, name, 0, 5)
+        core.switch_mode(lake, name, Mode.HISTORY)
+
+    assert _ids(rest, name) == list(range(5))
 
 
 @pytest.mark.parametrize(
