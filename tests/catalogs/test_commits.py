@@ -20,6 +20,7 @@ from chronolake.cancellation import cancel_if
 from chronolake.core import migration
 from chronolake.errors import (
     CallCancelledError,
+    CatalogError,
     ChronolakeError,
     CommitConflictError,
     SchemaError,
@@ -275,6 +276,14 @@ def test_a_schema_that_is_dropped_while_tables_are_listed_is_skipped(
 
     assert name in lake.tables()
     assert name in rest_catalog.list_tables(lake.config)
+
+
+def test_a_refused_list_of_tables_is_a_clear_error(lake: Lake, proxy: FaultyProxy) -> None:
+    lake.tables()
+    proxy.fail("GET /v1/namespaces", refused_by_catalog(401, "NotAuthorizedException"), times=99)
+
+    with pytest.raises(CatalogError, match="refuses the credentials"):
+        lake.tables()
 
 
 @pytest.mark.long

@@ -728,13 +728,14 @@ class Catalog:
         except (Py4JJavaError, PySparkException) as failure:
             if java_class_of(failure) == _NO_SCHEMA:
                 return []
-            raise
+            what = f"The tables of the schema {schema!r} cannot be listed"
+            raise self._error(what, failure) from failure
         return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
         """Return all schemas of the lake, and all prefixes of schemas that end before a dot."""
         found: list[str] = []
-        pending = list(self._java.listNamespaces())
+        pending = self._namespaces_in(self._connection.namespaces.empty())
         while pending:
             namespace = pending.pop()
             found.append(".".join(namespace.levels()))
@@ -745,9 +746,9 @@ class Catalog:
         try:
             found = list(self._java.listNamespaces(namespace))
         except (Py4JJavaError, PySparkException) as failure:
-            if java_class_of(failure) in _NOT_NESTED:
+            if java_class_of(failure) in _NOT_NESTED and not namespace.isEmpty():
                 return []
-            raise
+            raise self._error("The schemas cannot be listed", failure) from failure
         # A catalog that does not nest schemas may list all of them again.
         return [child for child in found if child.length() > namespace.length()]
 
