@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from chronolake import identity
 from chronolake.errors import LakeLocationError
-from chronolake.location import is_inside
+from chronolake.location import is_inside, local_path
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_shared
 from chronolake.types import LAKE_PROPERTY, literal
@@ -118,12 +122,51 @@ class Containment:
         if (checked := str(table.metadata.uuid())) not in self._checked:
             places += filter(None, map(table.property_of, _PATHS))
             self._expect_inside(table, places)
-            expect_newest(table, identity.newest_version(table.location))
+            self._expect_newest_of_folder(table)
             if lake_id is None or table.property_of(LAKE_PROPERTY) != lake_id:
                 self.expect_files_inside(table)
             self._checked.add(checked)
         else:
             self._expect_inside(table, places)
+
+    def expect_newest(self, table: IcebergTable, files: Iterable[str]) -> None:
+        """Raise if a table's folder has metadata that is newer than the catalog's.
+
+        Args:
+            table: the table as the catalog names it.
+            files: the names or locations of files of metadata in its folder.
+
+        Raises:
+            LakeLocationError: the catalog is older than the table's files, or another one writes
+                them.
+        """
+        # A catalog that chooses the folders may give a new table that of a renamed one.
+        if not self._config.chooses_locations:
+            return
+        newest = identity.newest_of(files)
+        # An unfinished or failed write is one version ahead.
+        if newest is None or not _is_behind(table, newest):
+            return
+        if not _is_behind(table.reload(), newest):
+            return
+        raise LakeLocationError(
+            f"The table's folder contains metadata version {newest}, but the catalog points to an "
+            "older one: the catalog was restored or copied without its newest changes, or another "
+            "catalog writes the same files. Writing now would lose the changes since.",
+            table=str(table.name),
+            file=table.metadata_file,
+            hint="Restore the catalog (catalog.db with catalog.db-wal, or the PostgreSQL database) "
+            "and the tables from the same moment. To continue from the older state, move the newer "
+            "*.metadata.json files out of the table's folder.",
+        )
+
+    def _expect_newest_of_folder(self, table: IcebergTable) -> None:
+        if local_path(table.location) is not None:
+            self.expect_newest(table, identity.files_of_metadata(self._config, table.location))
+        elif self._config.chooses_locations:
+            # Credentials may not include lists.
+            with suppress(Py4JError, PySparkException):
+                self.expect_newest(table, table.files_of_metadata())
 
     def expect_shared(self, spark: SparkSession, folder: str) -> None:
         """Raise if an executor does not share a folder (`shared_storage`), once in a process.
@@ -197,31 +240,6 @@ class Containment:
 def _metadata_file(catalog: Catalog, name: TableName) -> str | None:
     table = catalog.find(name)
     return None if table is None else table.metadata_file
-
-
-def expect_newest(table: IcebergTable, newest: int | None) -> None:
-    """Raise if a table's folder has metadata that is newer than the catalog's.
-
-    Args:
-        table: the table as the catalog names it.
-        newest: version of the newest metadata file in its folder; None if unknown.
-
-    Raises:
-        LakeLocationError: the catalog is older than the table's files, or another one writes them.
-    """
-    # An unfinished or failed write is one version ahead.
-    if newest is None or not _is_behind(table, newest) or not _is_behind(table.reload(), newest):
-        return
-    raise LakeLocationError(
-        f"The table's folder contains metadata version {newest}, but the catalog points to an "
-        "older one: the catalog was restored or copied without its newest changes, or another "
-        "catalog writes the same files. Writing now would lose the changes since.",
-        table=str(table.name),
-        file=table.metadata_file,
-        hint="Restore the catalog (catalog.db with catalog.db-wal, or the PostgreSQL database) "
-        "and the tables from the same moment. To continue from the older state, move the newer "
-        "*.metadata.json files out of the table's folder.",
-    )
 
 
 def _is_behind(table: IcebergTable, newest: int) -> bool:

@@ -11,6 +11,7 @@ A REST catalog cannot store the record; there, only each table's own location is
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -20,15 +21,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database
 from chronolake.config import CatalogKind
-from chronolake.errors import CommitConflictError, LakeLocationError
-from chronolake.location import is_same_place, local_path
+from chronolake.errors import CommitConflictError, LakeLocationError, StorageError
+from chronolake.location import is_same_place, local_path, plain
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from chronolake.config import LakeConfig
+    from chronolake.object_store import BucketPath
 
 _metadata: Final = sql.MetaData()
 #: One row: the owner of the catalog. Later versions may add nullable columns.
@@ -340,7 +342,7 @@ def raise_if_unlisted(config: LakeConfig) -> None:
     Raises:
         LakeLocationError: it does.
     """
-    if config.catalog.kind is CatalogKind.REST or not (found := unlisted_tables(config)):
+    if config.catalog.kind is CatalogKind.REST or not _has_unlisted_tables(config):
         return
     what = "catalog.db" if config.catalog.kind is CatalogKind.SQLITE else config.catalog.label
     with_wal = (
@@ -349,40 +351,76 @@ def raise_if_unlisted(config: LakeConfig) -> None:
         if config.catalog.kind is CatalogKind.SQLITE
         else "Check that lake.catalog.uri is the database with which the tables were written."
     )
+    folder = f"{config.warehouse_location}/tables"
     raise LakeLocationError(
-        f"The catalog {what} lists no tables, but {found[0].parent} contains the files of "
-        f"{len(found)} tables: it is not the catalog with which they were written, or it was "
-        "copied without its write-ahead log.",
-        hint=f"{with_wal} If the tables are no longer needed, move {found[0].parent} away.",
+        f"The catalog {what} lists no tables, but {folder} contains the files of tables: it is not "
+        "the catalog with which they were written, or it was copied without its write-ahead log.",
+        hint=f"{with_wal} A second lake needs a warehouse of its own. If the tables are no longer "
+        f"needed, move {folder} away.",
     )
 
 
-def unlisted_tables(config: LakeConfig) -> list[Path]:
-    """Return the folders below a local warehouse in which a table was written.
+def _has_unlisted_tables(config: LakeConfig) -> bool:
+    """Return whether a table was written in the warehouse.
 
     Folders in which a table was only created do not count, because crashes leave them behind.
     """
-    warehouse = local_path(config.warehouse_location)
-    folder = None if warehouse is None else warehouse / "tables"
-    if folder is None or not folder.is_dir():
-        return []
-    return sorted(place for place in folder.iterdir() if (newest_version(str(place)) or 0) > 0)
+    location = f"{config.warehouse_location}/tables"
+    folder = local_path(location)
+    places: Iterable[Path | BucketPath]
+    # Credentials may be those of Java only.
+    with suppress(StorageError):
+        if folder is None:
+            places = _bucket_path(config, location).folders()
+        else:
+            places = folder.iterdir() if folder.is_dir() else ()
+        return any((newest_version(config, str(place)) or 0) > 0 for place in places)
+    return False
 
 
-def newest_version(location: str) -> int | None:
-    """Return the version of a table's newest metadata file; None if it is missing or not local.
+def newest_version(config: LakeConfig, location: str) -> int | None:
+    """Return the version of a table's newest metadata file; None if it is missing.
 
     Args:
+        config: the opened lake.
         location: the table's folder.
+
+    Raises:
+        StorageError: an object store refuses, or does not respond.
+    """
+    return newest_of(files_of_metadata(config, location))
+
+
+def newest_of(files: Iterable[str]) -> int | None:
+    """Return the newest version of metadata files, by their names or locations; None if none is."""
+    numbers = map(version_of, files)
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def files_of_metadata(config: LakeConfig, location: str) -> Iterable[str]:
+    """Return the names of the files in the folder of a table's metadata; empty if it is missing.
+
+    Args:
+        config: the opened lake.
+        location: the table's folder.
+
+    Raises:
+        StorageError: an object store refuses, or does not respond.
     """
     folder = local_path(location)
     if folder is None:
-        return None
+        objects = _bucket_path(config, f"{location.rstrip('/')}/metadata").objects()
+        return (stored.path.name for stored in objects)
     try:
-        numbers = [version_of(file.name) for file in (folder / "metadata").iterdir()]
+        return [file.name for file in (folder / "metadata").iterdir()]
     except OSError:
-        return None
-    return max((number for number in numbers if number is not None), default=None)
+        return ()
+
+
+def _bucket_path(config: LakeConfig, location: str) -> BucketPath:
+    from chronolake.object_store import BucketPath  # noqa: PLC0415 - slow to import
+
+    return BucketPath(plain(location), config.object_storage)
 
 
 def version_of(metadata_file: str) -> int | None:

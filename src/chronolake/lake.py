@@ -54,6 +54,8 @@ _MAX_CACHED_TABLES: Final = 200
 _RETRY_SECONDS: Final = 30.0
 #: Without a timeout, a call would wait forever for a server that does not respond.
 _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
+#: Whether Iceberg's client renews tokens by a token exchange instead of its credential.
+_EXCHANGE: Final = "token-exchange-enabled"
 #: Iceberg's client would wait for a REST catalog without a limit, and repeat reads for 30 seconds.
 _REST_OPTIONS: Final = {
     "rest.client.connection-timeout-ms": "10000",
@@ -498,7 +500,14 @@ def _address_settings(config: LakeConfig) -> dict[str, str]:
         options = f"{_SQLITE_OPTIONS}&synchronous={'FULL' if config.fsync else 'NORMAL'}"
         return {**_jdbc(f"jdbc:sqlite:{config.catalog_file}?{options}"), **warehouse}
     if config.catalog.kind is CatalogKind.REST:
-        return {"type": "rest", "uri": uri, **_REST_OPTIONS, **warehouse}
+        return {
+            "type": "rest",
+            "uri": uri,
+            **_REST_OPTIONS,
+            # By default, a token is renewed by a token exchange, which many servers do not have.
+            **({_EXCHANGE: "false"} if "credential" in config.catalog.properties else {}),
+            **warehouse,
+        }
     url = make_url(uri)
     port = f":{url.port}" if url.port else ""
     # Such as sslmode, which has the same name in the Java driver.

@@ -11,8 +11,8 @@ _LOCAL: Final = re.compile(r"file:(?:/|///+)(?!/)(.*)", re.DOTALL)
 _S3: Final = re.compile(r"s3[an]?://")
 #: The schemes of object stores in a configuration.
 SCHEMES: Final = ("s3", "gs", "abfss")
-#: Characters at which PyIceberg ends the path of a URL.
-_CUT_IN_URLS: Final = "#?"
+#: Characters at which PyIceberg and Iceberg's FileIO for S3 end the path of a URL.
+CUT_IN_URLS: Final = "#?"
 
 
 def local_path(location: str) -> Path | None:
@@ -39,7 +39,7 @@ def as_url(location: str) -> str:
 
     A path with `#` or `?` is returned unchanged, because PyIceberg would truncate it in a URL.
     """
-    if location.startswith("/") and not any(letter in location for letter in _CUT_IN_URLS):
+    if location.startswith("/") and not any(letter in location for letter in CUT_IN_URLS):
         return f"file://{location}"
     return location
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from uuid import uuid4
@@ -44,6 +45,8 @@ _READ_BYTES: Final = 256 * 2**10
 #: Objects that one request lists.
 LISTED_AT_ONCE: Final = 1_000
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+#: The library's words for S3's answer from the endpoint of another region.
+_REDIRECTED: Final = "Received redirect without LOCATION"
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 
 
@@ -454,7 +457,7 @@ def _error_of(failure: BaseException, location: str) -> ObjectStoreError:
 
     text = str(failure)
     code = found[1] if (found := _CODE.search(text)) else None
-    status = _status_of(failure)
+    status = HTTPStatus.MOVED_PERMANENTLY if _REDIRECTED in text else _status_of(failure)
     if isinstance(failure, PermissionDeniedError | UnauthenticatedError):
         status = status or 403
     if code != "NoSuchBucket" and isinstance(failure, FileNotFoundError | NotFoundError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import CatalogError, ChronolakeError
@@ -50,17 +50,27 @@ def list_tables(config: LakeConfig) -> list[TableName]:
     Raises:
         CatalogError: the catalog does not respond, or refuses the request.
     """
+    from pyiceberg.exceptions import (  # noqa: PLC0415 - slow to import
+        BadRequestError,
+        NoSuchNamespaceError,
+    )
+
     found = []
     catalog = open_catalog(config)
     with _errors(config):
         pending = list(catalog.list_namespaces())
         while pending:
             namespace = pending.pop()
-            pending += catalog.list_namespaces(namespace)
-            found += [
-                TableName(".".join(identifier[:-1]), identifier[-1])
-                for identifier in catalog.list_tables(namespace)
-            ]
+            # A schema may be dropped meanwhile. A catalog that does not nest schemas may refuse
+            # the request, or list all schemas again.
+            with suppress(BadRequestError, NoSuchNamespaceError):
+                children = catalog.list_namespaces(namespace)
+                pending += [child for child in children if len(child) > len(namespace)]
+            with suppress(NoSuchNamespaceError):
+                found += [
+                    TableName(".".join(identifier[:-1]), identifier[-1])
+                    for identifier in catalog.list_tables(namespace)
+                ]
     return found
 
 

@@ -108,11 +108,21 @@ _STORE_SILENT: Final = re.compile(
     r"|AWS Error (?:SLOW_DOWN|INTERNAL_FAILURE|REQUEST_TIMEOUT)"
 )
 _STORE_NO_CREDENTIALS: Final = re.compile(r"Unable to load credentials")
+_STORE_NO_REGION: Final = re.compile(r"Unable to load region")
 _STORE_LOCATION: Final = re.compile(r"\b((?:s3[an]?|gs|abfss?)://[^\s,;'\")]+)")
 _CREDENTIALS: Final = (
     "Check the credentials (`storage` in chronolake.yml, or the provider's default chain), and "
     "that they may list, read, write and delete there."
 )
+#: S3's codes for temporary credentials that ended or are wrong, with status 400.
+_REFUSED_TOKENS: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_REGION: Final = (
+    "Set `storage.region` in chronolake.yml, or the environment variable AWS_REGION, to the region "
+    "of the bucket."
+)
+#: S3's codes for requests to the endpoint of another region, or that were signed for one.
+_OTHER_REGION: Final = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed"})
+_SKEWED: Final = frozenset({"RequestTimeTooSkewed"})
 _NO_SUCH_BUCKET: Final = frozenset({"NoSuchBucket", "NO_SUCH_BUCKET"})
 
 _folders: set[Path] = set()
@@ -140,37 +150,44 @@ def object_store_error(
         location: the URL of the object or folder, or None.
     """
     where = location or ", ".join(sorted(_buckets)) or None
+    message, hint = _refusal(status, code, code or f"status {status}")
+    return ObjectStoreError(message, file=where, hint=hint)
+
+
+def _refusal(status: int | None, code: str | None, label: str) -> tuple[str, str]:
+    """Return the message and the hint for a request that failed."""
     if code in _NO_SUCH_BUCKET:
-        return ObjectStoreError(
-            "The bucket does not exist.",
-            file=where,
-            hint="Create it, or correct the URL in chronolake.yml.",
+        found = "The bucket does not exist.", "Create it, or correct the URL in chronolake.yml."
+    elif code in _OTHER_REGION or status == HTTPStatus.MOVED_PERMANENTLY:
+        found = f"The bucket is in another region ({label}).", _REGION
+    elif code in _SKEWED:
+        found = (
+            f"The object store refuses access, because this machine's clock is wrong ({label}).",
+            "Synchronize the machine's clock, and run the command again.",
         )
-    if status in {401, 403}:
-        return ObjectStoreError(
-            f"The object store refuses access ({code or f'status {status}'}).",
-            file=where,
-            hint=_CREDENTIALS,
-        )
-    if status == HTTPStatus.NOT_FOUND:
-        return ObjectStoreError(
+    elif status in {401, 403} or code in _REFUSED_TOKENS:
+        found = f"The object store refuses access ({label}).", _CREDENTIALS
+    elif status == HTTPStatus.NOT_FOUND:
+        found = (
             "The object or the bucket does not exist.",
-            file=where,
-            hint="Check the URL in chronolake.yml, and that nothing else removes objects.",
+            "Check the URL in chronolake.yml, and that nothing else removes objects.",
         )
-    if status is None:
-        return ObjectStoreError(
+    elif status is None:
+        found = (
             "The object store does not respond.",
-            file=where,
-            hint="Check `storage.endpoint` and the network, and run the command again.",
+            "Check `storage.endpoint` and the network, and run the command again.",
         )
-    return ObjectStoreError(
-        f"The object store responds with an error ({code or f'status {status}'}).",
-        file=where,
-        hint="Run the command again when the store has recovered."
-        if is_temporary(status)
-        else "Check the URL and `storage` in chronolake.yml.",
-    )
+    elif is_temporary(status):
+        found = (
+            f"The object store responds with an error ({label}).",
+            "Run the command again when the store has recovered.",
+        )
+    else:
+        found = (
+            f"The object store responds with an error ({label}).",
+            "Check the URL and `storage` in chronolake.yml.",
+        )
+    return found
 
 
 def is_temporary(status: int | None) -> bool:
@@ -189,6 +206,12 @@ def _object_store_error(text: str) -> ObjectStoreError | None:
             file=", ".join(sorted(_buckets)) or None,
             hint="Set `storage` in chronolake.yml, whose keys executors of a cluster get as well, "
             "or credentials of the provider's default chain on every machine.",
+        )
+    if _STORE_NO_REGION.search(text):
+        return ObjectStoreError(
+            "The region of the bucket is not known.",
+            file=", ".join(sorted(_buckets)) or None,
+            hint=_REGION,
         )
     status = None if found is None else int(next(filter(None, found.groups())))
     code = None if named is None else next(filter(None, named.groups()))

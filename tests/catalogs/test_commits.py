@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,22 @@ from py4j.protocol import Py4JError
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.errors import PySparkException
 
-from chronolake import core
+from chronolake import core, rest_catalog
+from chronolake.cancellation import cancel_if
 from chronolake.core import migration
-from chronolake.errors import ChronolakeError, CommitConflictError
+from chronolake.errors import (
+    CallCancelledError,
+    CatalogError,
+    ChronolakeError,
+    CommitConflictError,
+    SchemaError,
+)
 from chronolake.iceberg import HIDDEN, IcebergTable
 from chronolake.lake import Lake
 from chronolake.types import DELETED, SYNCED, Column, ColumnType, Kind, Mode, TableName
+from support.catalogs.oauth import OAuth
 from support.catalogs.server import RestCatalogServer
+from support.engines import wait_until
 from support.lakes import lake_config
 from support.store.faulty_proxy import (
     Answer,
@@ -182,6 +192,120 @@ def test_tables_are_copied_renamed_and_dropped(
     assert _ids(rest, renamed) == list(range(5))
     migration.drop_table(lake, renamed)
     assert renamed not in lake.tables()
+    assert _ids(rest, name) == list(range(5))
+
+
+def test_a_cancelled_creation_keeps_the_files_of_a_renamed_table(
+    lake: Lake, name: TableName, rest: RestCatalogServer
+) -> None:
+    """The catalog stores a new table where the one was created that had its name before."""
+    kept = TableName(name.schema, "kept")
+    migration.rename_table(lake, name, kept)
+    # As a prefix, the folder's name is also that of this one's.
+    longer = TableName(name.schema, f"{name.table}_longer")
+    core.create(lake, longer, _COLUMNS)
+    _insert(lake, longer, 0, 3)
+
+    with (
+        cancel_if(lambda: lake.catalog.find(name) is not None),
+        pytest.raises(CallCancelledError),
+    ):
+        core.create(lake, name, _COLUMNS)
+
+    assert lake.catalog.find(name) is None
+    assert _ids(rest, kept) == list(range(5))
+    assert _ids(rest, longer) == list(range(3))
+
+
+def test_a_table_in_the_folder_of_a_renamed_one_is_written(
+    lake: Lake, name: TableName, rest: RestCatalogServer
+) -> None:
+    """The metadata of the renamed table is newer, and does not belong to the new one."""
+    _insert(lake, name, 5, 7)
+    kept = TableName(name.schema, "kept")
+    migration.rename_table(lake, name, kept)
+    core.create(lake, name, _COLUMNS)
+    assert lake.catalog.load(name).location == lake.catalog.load(kept).location
+
+    for changed in (name, kept):
+        core.switch_mode(lake, changed, Mode.HISTORY)
+
+    assert _ids(rest, name) == []
+    assert _ids(rest, kept) == list(range(7))
+
+
+@pytest.mark.parametrize("name", ["s.`a#b`", "s.`a?b`", "`s#1`.t"])
+def test_tables_that_would_share_a_folder_are_refused(lake: Lake, name: str) -> None:
+    """Iceberg's FileIO for S3 writes all files of `…/a#b/` to the object `…/a`."""
+    with pytest.raises(SchemaError, match=r"cuts off at [#?]"):
+        core.create(lake, TableName.parse(name), _COLUMNS)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_catalog_may_not_nest_schemas(
+    lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy, *, refuses: bool
+) -> None:
+    """Some refuse to list the schemas of a schema, others list all schemas again."""
+
+    def answer(request: str, *_: object) -> Answer | None:
+        if "parent=" not in request:
+            return None
+        if refuses:
+            return refused_by_catalog(400, "BadRequestException")
+        listed = [[name.schema]]
+        return Answer(200, json.dumps({"namespaces": listed}).encode())
+
+    proxy.guard = answer
+
+    assert name in lake.tables()
+    assert name in rest_catalog.list_tables(lake.config)
+
+
+@pytest.mark.parametrize("found", ["parent=", "/tables"])
+def test_a_schema_that_is_dropped_while_tables_are_listed_is_skipped(
+    lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy, found: str
+) -> None:
+    gone = f"gone_{uuid4().hex[:8]}"
+    lake.catalog.ensure_schema(gone)
+
+    def answer(request: str, *_: object) -> Answer | None:
+        is_it = request.startswith("GET") and gone in request and found in request
+        return refused_by_catalog(404, "NoSuchNamespaceException") if is_it else None
+
+    proxy.guard = answer
+
+    assert name in lake.tables()
+    assert name in rest_catalog.list_tables(lake.config)
+
+
+def test_a_refused_list_of_tables_is_a_clear_error(lake: Lake, proxy: FaultyProxy) -> None:
+    lake.tables()
+    proxy.fail("GET /v1/namespaces", refused_by_catalog(401, "NotAuthorizedException"), times=99)
+
+    with pytest.raises(CatalogError, match="refuses the credentials"):
+        lake.tables()
+
+
+@pytest.mark.long
+def test_tokens_are_renewed_with_the_credential(
+    tmp_path: Path, rest: RestCatalogServer, proxy: FaultyProxy
+) -> None:
+    """A process may run for longer than a token is valid, and a server have no token exchange."""
+    oauth = OAuth("chronolake:a-secret-of-tests", seconds=15)
+    proxy.guard = oauth.guard
+    settings = {
+        "catalog.uri": f"http://127.0.0.1:{proxy.port}",
+        "catalog.properties": {"credential": oauth.credential},
+    }
+    name = TableName(f"s_{uuid4().hex[:8]}", "t")
+    with Lake.open(tmp_path, config=lake_config(tmp_path, **settings)) as lake:
+        core.create(lake, name, _COLUMNS)
+        first = oauth.tokens()
+
+        wait_until(lambda: first.isdisjoint(oauth.tokens()), "a token does not end")
+        _insert(lake, name, 0, 5)
+        core.switch_mode(lake, name, Mode.HISTORY)
+
     assert _ids(rest, name) == list(range(5))
 
 

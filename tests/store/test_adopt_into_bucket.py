@@ -64,6 +64,7 @@ def test_a_lake_moves_into_a_bucket(
     tables.rename(tmp_path / "old tables")
     assert "adopt" in project.run("sync", "crm", code=1)
 
+    shutil.copytree(lake, tmp_path / "backup")
     for point in ("adopt.table-written", "adopt.before-commit"):
         project.run("adopt", code=-9, failpoint=f"{point}=kill")
     *_, summary = map(json.loads, project.run("adopt", "--json").splitlines())
@@ -76,3 +77,11 @@ def test_a_lake_moves_into_a_bucket(
     project.run("verify", "--all")
     project.run("maintain", "--compact-deletes")
     assert len(project.query(statement)) == 12
+
+    # A catalog from an earlier time does not fit the tables of the bucket.
+    for file in lake.glob("catalog.db*"):
+        file.unlink()
+    for file in (tmp_path / "backup").glob("catalog.db*"):
+        shutil.copy(file, lake)
+    reported = project.run("adopt", code=1)
+    assert "copied at different times" in " ".join(reported.split())

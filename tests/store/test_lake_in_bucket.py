@@ -256,6 +256,31 @@ def test_a_lasting_failure_is_reported_and_the_next_sync_continues(
     accounts.expect()
 
 
+def test_a_catalog_that_does_not_fit_the_bucket_is_refused(accounts: Accounts) -> None:
+    """A restored catalog would lose the changes since, and a second one mix two lakes."""
+    lake = accounts.there.folder / "lake"
+    backup = accounts.there.folder / "backup"
+    shutil.copytree(lake, backup)
+    accounts.there.run("sync", "crm")
+    present = accounts.there.folder / "present"
+    lake.rename(present)
+    backup.rename(lake)
+
+    reported = accounts.there.run("sync", "crm", code=1)
+    assert "metadata version" in " ".join(reported.split())
+
+    for file in lake.glob("catalog.db*"):
+        file.unlink()
+    reported = accounts.there.run("sync", "crm", code=1)
+    assert "lists no tables" in " ".join(reported.split())
+
+    shutil.rmtree(lake)
+    present.rename(lake)
+    accounts.write(a="Anna again")
+    accounts.there.run("sync", "crm")
+    accounts.expect()
+
+
 def test_check_reports_a_bucket_that_cannot_be_written(
     open_project: Open, proxy: FaultyProxy, bucket: BucketPath
 ) -> None:

@@ -336,6 +336,11 @@ def test_a_reader_with_a_stale_listing_misses_no_file_before_a_later_one(
     assert [file.name[-1] for file in folder.files(after=_FIRST)] == ["1", "2", "3", "4"]
     assert [file.name[-1] for file in folder.files()] == ["0", "1", "2", "3", "4"]
 
+    # A first run would never look for the beginning of the sequence again.
+    proxy.heal()
+    proxy.fail("GET .*list-type", HideKeys("data-16f5e66e80[01]"))
+    assert [file.name[-1] for file in folder.files()] == ["0", "1", "2", "3", "4"]
+
     # The end of the sequence is missing at most until the next listing.
     proxy.heal()
     proxy.fail("GET .*list-type", HideKeys("data-16f5e66e80[34]"))

@@ -165,6 +165,10 @@ def test_failed_reads_are_repeated(faulty: BucketPath, proxy: FaultyProxy, fault
     [
         (Refuse(403, "AccessDenied"), "refuses access (AccessDenied)"),
         (Refuse(404, "NoSuchBucket"), "The bucket does not exist"),
+        (Refuse(400, "ExpiredToken"), "refuses access (ExpiredToken)"),
+        (Refuse(403, "RequestTimeTooSkewed"), "this machine's clock is wrong"),
+        (Refuse(301, "PermanentRedirect"), "in another region (status 301)"),
+        (Refuse(400, "AuthorizationHeaderMalformed"), "in another region"),
         (_SLOW_DOWN, "responds with an error ("),
         (LoseResponse(), "does not respond"),
     ],

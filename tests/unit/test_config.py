@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from chronolake.config import (
     CatalogKind,
@@ -401,6 +402,28 @@ def test_the_schemes_of_all_stores_are_known(tmp_path: Path) -> None:
 def test_other_urls_are_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigurationError):
         load(tmp_path, overrides={"warehouse": url})
+
+
+@pytest.mark.parametrize(
+    "path", ["a#b", "a?b/lake", "/lake", "a//lake", "a/../lake", "./lake", "la\nke"]
+)
+def test_paths_that_libraries_understand_in_different_ways_are_refused(
+    tmp_path: Path, path: str
+) -> None:
+    """Iceberg's FileIO would write all files of `a#b/…` to the object `a`."""
+    url = f"s3://bucket/{path}"
+    source = {"type": "data_lake_v2", "path": url, "org": "X"}
+    for overrides in ({"warehouse": url}, {"raw": url}):
+        with pytest.raises(ConfigurationError, match="choose another path"):
+            load(tmp_path, overrides=overrides)
+    folder = written(tmp_path, yaml.safe_dump({"pipelines": {"crm": {"source": source}}}))
+    with pytest.raises(ConfigurationError, match="choose another path"):
+        load_project(folder / "chronolake.yml")
+
+
+@pytest.mark.parametrize("path", ["", "/", "lake/", "my lake/ü", "a%20b", "a+b&c", "a..b"])
+def test_other_paths_in_buckets_are_accepted(tmp_path: Path, path: str) -> None:
+    load(tmp_path, overrides={"warehouse": f"s3://bucket/{path}"})
 
 
 def test_one_section_has_the_settings_of_all_libraries() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronolake.config import load_project
 from chronolake.errors import SourceError
 from chronolake.landing import (
     ObjectFolder,
@@ -26,6 +27,7 @@ from chronolake.landing.field_types import (
     observed_integer_type,
     physical,
 )
+from chronolake.source.protocol import raw_folder
 from chronolake.types import Kind
 
 
@@ -132,6 +134,22 @@ def test_a_typed_column_belongs_to_the_field_beside_it() -> None:
         "T_t": ("T", "time"),
         "T_d": ("T", "date"),
     }
+
+
+@pytest.mark.parametrize(
+    ("warehouse", "org", "name"),
+    [("lake", "x#", "a#b?c%25%2F"), ("s3://bucket/lake", "x%23", "a%23b%3Fc%25%2F")],
+)
+def test_names_of_pipelines_and_streams_are_safe_names_of_folders(
+    tmp_path: Path, warehouse: str, org: str, name: str
+) -> None:
+    """Iceberg's FileIO for S3 ends a URL at # and ?."""
+    file = tmp_path / "chronolake.yml"
+    file.write_text(f"lake: {{warehouse: '{warehouse}'}}")
+
+    folder = raw_folder(load_project(file), "x#", "a#b?c%/")
+
+    assert (folder.org, folder.name) == (org, name)
 
 
 def test_without_its_field_a_column_is_a_field_of_its_own() -> None:

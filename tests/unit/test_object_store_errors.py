@@ -21,6 +21,14 @@ from chronolake.storage import storage_error
             "The object store responds with an error (status 503).",
         ),
         (
+            "SdkClientException: Unable to load region from any of the providers in the chain",
+            "The region of the bucket is not known.",
+        ),
+        (
+            "must be addressed using the specified endpoint. (Service: S3, Status Code: 301, ",
+            "The bucket is in another region (status 301).",
+        ),
+        (
             "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute",
             "The object store does not respond.",
         ),

@@ -20,7 +20,7 @@ from chronolake.config.section import Section
 from chronolake.config.storage import StorageConfig, scheme_of_file_io
 from chronolake.durations import length_of, seconds_of
 from chronolake.errors import SchemaError
-from chronolake.location import SCHEMES, as_url, is_inside, scheme_of
+from chronolake.location import CUT_IN_URLS, SCHEMES, as_url, is_inside, scheme_of
 from chronolake.masking import may_show_password
 from chronolake.types import RELIED_ON, TableName
 
@@ -380,11 +380,16 @@ class UpConfig(Section):
         return _interval_seconds(self.grace)
 
 
+#: Parts of a path that stores and libraries understand in different ways.
+_NO_PARTS: Final = frozenset({"", ".", ".."})
+
+
 def check_location(location: str) -> str:
     """Check a folder or the URL of a bucket, and return it.
 
     Raises:
-        ValueError: it is a URL of another scheme, or has no bucket.
+        ValueError: it is a URL of another scheme, or has no bucket, or a path that not all
+            libraries understand in the same way.
     """
     scheme, has_scheme, rest = location.partition("://")
     if not has_scheme or scheme == "file":
@@ -394,9 +399,18 @@ def check_location(location: str) -> str:
             "not a valid location; write a folder, s3://bucket/path, gs://bucket/path or "
             "abfss://container@account.dfs.core.windows.net/path"
         )
-    bucket = rest.partition("/")[0]
+    bucket, _, key = rest.partition("/")
     if not bucket or (scheme == "abfss" and "@" not in bucket):
         raise ValueError("the URL does not contain a bucket")
+    if cut := next((letter for letter in CUT_IN_URLS if letter in rest), None):
+        # All files of a table would replace the object of the shorter name.
+        raise ValueError(f"Iceberg cuts off URLs of buckets at {cut}; choose another path")
+    parts = key.rstrip("/").split("/") if key.rstrip("/") else []
+    if not _NO_PARTS.isdisjoint(parts) or not key.isprintable():
+        raise ValueError(
+            "the path in the bucket contains an empty part (//), a part . or .., or a control "
+            "character; choose another path"
+        )
     return location
 
 

@@ -90,7 +90,8 @@ def _undo(lake: Lake, name: TableName, *, had_schema: bool) -> None:
         # Another process has already renamed it, or written to it.
         return
     lake.catalog.drop(name, purge=True)
-    lake.catalog.delete_folder(table)
+    if lake.made_location(table.location):
+        lake.catalog.delete_folder(table)
     if not had_schema:
         lake.catalog.drop_schema_if_empty(name.schema)
 

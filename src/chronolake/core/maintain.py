@@ -12,7 +12,6 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from chronolake.containment import expect_newest
 from chronolake.core.publish import swap
 from chronolake.core.rewrite import drop_abandoned
 from chronolake.core.staging import StagedWrite, Stopwatch
@@ -26,7 +25,6 @@ from chronolake.iceberg import (
     java_message_of,
     spark_words,
 )
-from chronolake.identity import version_of
 from chronolake.location import is_inside, plain, scheme_of
 from chronolake.session import CATALOG, PENDING_CATALOG
 from chronolake.shared_storage import are_executors_elsewhere
@@ -447,7 +445,9 @@ def _remove_orphans(lake: Lake, name: TableName) -> int:
         return 0
     removed = 0
     while found := _orphans(lake, name, limit):
-        _expect_newest(table.reload(), found)
+        folder = f"{table.location.rstrip('/')}/metadata"
+        metadata = [file for file in found if is_inside(file, folder)]
+        lake.containment.expect_newest(table.reload(), metadata)
         mine = removable_files(
             found, table.location, lake.containment, needed_elsewhere(lake, table)
         )
@@ -472,17 +472,6 @@ def _orphans(lake: Lake, name: TableName, limit: int) -> list[str]:
         f"prefix_listing => {str(is_bucket).lower()})"
     )
     return [row[0] for row in rows.take(_LISTED_ORPHANS)]
-
-
-def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
-    """Raise if a file that is no longer needed is metadata newer than the table's.
-
-    Raises:
-        LakeLocationError: a newer metadata file exists: another catalog writes the same table.
-    """
-    folder = f"{table.location.rstrip('/')}/metadata"
-    numbers = [version_of(file) for file in orphans if is_inside(file, folder)]
-    expect_newest(table, max((number for number in numbers if number is not None), default=None))
 
 
 @dataclass(frozen=True)

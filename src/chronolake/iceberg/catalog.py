@@ -19,10 +19,11 @@ import orjson
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from chronolake.errors import CommitConflictError, LakeError, TableExistsError
+from chronolake.errors import CommitConflictError, LakeError, SchemaError, TableExistsError
 from chronolake.iceberg import rest
 from chronolake.iceberg.durability import sync_files_of_executors
 from chronolake.iceberg.rest import catalog_error
+from chronolake.location import CUT_IN_URLS
 from chronolake.session import CATALOG
 from chronolake.storage import storage_error
 from chronolake.types import (
@@ -58,12 +59,37 @@ _DENIED: Final = (
     f"{_JAVA}.exceptions.NotAuthorizedException",
     f"{_JAVA}.exceptions.ForbiddenException",
 )
+_NO_SCHEMA: Final = f"{_JAVA}.exceptions.NoSuchNamespaceException"
+#: A table is missing. (An object store's `NoSuchBucketException` does not mean that.)
+_MISSING: Final = (
+    _NO_SCHEMA,
+    f"{_JAVA}.exceptions.NoSuchTableException",
+    f"{_JAVA}.exceptions.NoSuchIcebergTableException",
+)
+#: A schema has no schemas inside: it was dropped meanwhile, or the catalog does not nest them.
+_NOT_NESTED: Final = (_NO_SCHEMA, f"{_JAVA}.exceptions.BadRequestException")
 #: The beginning of the last line of a Python worker's traceback for an error of chronolake.
 _RAISED_IN_TASK: Final = "\nchronolake.errors."
 #: The beginning of Spark's message about any error of a Python worker, and its traceback's parts.
 _OF_WORKER: Final = "An exception was thrown from the Python worker"
 _FRAME: Final = re.compile(r'^ +File "(?:[^"]*/)?([^"/]+)", line (\d+)', re.MULTILINE)
 _LAST: Final = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+
+
+def _expect_safe_name(name: TableName) -> None:
+    """Raise if a location that contains a table's name would be another table's location, too.
+
+    Raises:
+        SchemaError: it would.
+    """
+    if cut := next((letter for letter in CUT_IN_URLS if letter in str(name)), None):
+        raise SchemaError(
+            f"The catalog stores tables in folders of their names, which Iceberg cuts off at "
+            f"{cut}: tables would replace each other's files.",
+            table=str(name),
+            hint="Set lake.warehouse, so that Chronolake chooses the folders, or rename the table "
+            "or its schema.",
+        )
 
 
 def java_class_of(failure: BaseException) -> str:
@@ -240,6 +266,26 @@ class IcebergTable:
         """Return the location of the current snapshot's manifest list; empty without a snapshot."""
         snapshot = self.metadata.currentSnapshot()
         return [] if snapshot is None else [str(snapshot.manifestListLocation())]
+
+    def files_of_metadata(self) -> list[str]:
+        """Return the locations of the files in the folder of the table's metadata.
+
+        Java lists them, with the credentials for the table's files, and takes few calls for any
+        number of them.
+
+        Raises:
+            Exception: an exception of Java: the store refuses, or cannot list.
+        """
+        listed = self.java.io().listPrefix(f"{self.location.rstrip('/')}/metadata/")
+        jvm = self.catalog.jvm
+        files = jvm.org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(
+            listed
+        )
+        jackson = jvm.com.fasterxml.jackson
+        mapper = jackson.databind.ObjectMapper()
+        visible = getattr(jackson.annotation, "JsonAutoDetect$Visibility").ANY
+        mapper.setVisibility(jackson.annotation.PropertyAccessor.FIELD, visible)
+        return [file["location"] for file in orjson.loads(mapper.writeValueAsString(files))]
 
     @property
     def snapshot_id(self) -> int | None:
@@ -623,7 +669,7 @@ class Catalog:
         try:
             return self._java.loadTable(self.identifier(name))
         except (Py4JJavaError, PySparkException) as failure:
-            if "NoSuch" in java_class_of(failure):
+            if java_class_of(failure) in _MISSING:
                 return None
             self.guard.expect_here()
             raise self._error(f"The table {name} cannot be read", failure) from failure
@@ -677,21 +723,34 @@ class Catalog:
 
     def tables_in(self, schema: str) -> list[TableName]:
         """Return the tables of one schema; empty if the schema does not exist."""
-        namespace = self._namespace(schema)
-        if not self._java.namespaceExists(namespace):
-            return []
-        found = self._java.listTables(namespace)
+        try:
+            found = self._java.listTables(self._namespace(schema))
+        except (Py4JJavaError, PySparkException) as failure:
+            if java_class_of(failure) == _NO_SCHEMA:
+                return []
+            what = f"The tables of the schema {schema!r} cannot be listed"
+            raise self._error(what, failure) from failure
         return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
         """Return all schemas of the lake, and all prefixes of schemas that end before a dot."""
         found: list[str] = []
-        pending = list(self._java.listNamespaces())
+        pending = self._namespaces_in(self._connection.namespaces.empty())
         while pending:
             namespace = pending.pop()
             found.append(".".join(namespace.levels()))
-            pending += list(self._java.listNamespaces(namespace))
+            pending += self._namespaces_in(namespace)
         return found
+
+    def _namespaces_in(self, namespace: Any) -> list[Any]:
+        try:
+            found = list(self._java.listNamespaces(namespace))
+        except (Py4JJavaError, PySparkException) as failure:
+            if java_class_of(failure) in _NOT_NESTED and not namespace.isEmpty():
+                return []
+            raise self._error("The schemas cannot be listed", failure) from failure
+        # A catalog that does not nest schemas may list all of them again.
+        return [child for child in found if child.length() > namespace.length()]
 
     def create(
         self,
@@ -715,8 +774,11 @@ class Catalog:
 
         Raises:
             TableExistsError: the table exists.
+            SchemaError: the catalog would choose a location that Iceberg cuts off.
             LakeLocationError: the lake was copied or moved.
         """
+        if location is None:
+            _expect_safe_name(name)
         lake_id = self.guard.expect_writable()
         if lake_id is not None:
             properties = {**properties, LAKE_PROPERTY: lake_id}
@@ -817,7 +879,8 @@ class Catalog:
         """Remove a table's folder with its content, if the store supports that."""
         io = table.java.io()
         if hasattr(io, "deletePrefix"):
-            io.deletePrefix(table.location)
+            # Without the slash, an object store also removes folders with longer names.
+            io.deletePrefix(f"{table.location.rstrip('/')}/")
 
     def schema(self, columns: Sequence[Column]) -> Any:
         """Return a Java `Schema` of nullable columns with the ids 1, 2, …, in the order given.

@@ -419,7 +419,7 @@ def _missed_files(
     first = None if after is None else number_in_bucket(after)
     if not numbers:
         return []
-    expected = range(numbers[0] if first is None else first + 1, numbers[-1])
+    expected = range(FIRST_IN_BUCKET if first is None else first + 1, numbers[-1])
     if len(expected) - len(numbers) > _MOST_MISSED:
         # Another writer's lake, whose numbers have gaps.
         return []

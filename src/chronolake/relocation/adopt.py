@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from chronolake import identity
 from chronolake.config import CatalogKind
-from chronolake.errors import ChronolakeError, LakeError, LakeLocationError
+from chronolake.errors import ChronolakeError, LakeError, LakeLocationError, StorageError
 from chronolake.failpoints import reach
 from chronolake.identity import Identity, newest_version, version_of
 from chronolake.location import is_inside, is_same_place, local_path, plain
@@ -82,7 +82,7 @@ def adopt(
     _expect_original_gone(config, recorded)
     relocated: list[RelocatedTable] = []
     for name, file in sorted(stale.items()):
-        _expect_current(name, file, moves)
+        _expect_current(config, name, file, moves)
         tree = TableTree(name, file, moves, files)
         try:
             table = tree.relocate()
@@ -175,7 +175,7 @@ def _expect_original_gone(config: LakeConfig, recorded: Identity | None) -> None
     )
 
 
-def _expect_current(name: TableName, file: str, moves: Moves) -> None:
+def _expect_current(config: LakeConfig, name: TableName, file: str, moves: Moves) -> None:
     """Raise if a table has newer metadata than the catalog, here or at its earlier location.
 
     Raises:
@@ -186,7 +186,7 @@ def _expect_current(name: TableName, file: str, moves: Moves) -> None:
         return
     folder, earlier = _folder_of(here), _folder_of(file)
     # An unfinished write, or an earlier attempt of this command, is one version ahead.
-    if (newest := newest_version(folder)) is not None and newest > version + 1:
+    if (newest := newest_version(config, folder)) is not None and newest > version + 1:
         raise LakeLocationError(
             f"The table's folder contains metadata version {newest}, but the catalog points to "
             f"version {version}: they were copied at different times.",
@@ -198,7 +198,11 @@ def _expect_current(name: TableName, file: str, moves: Moves) -> None:
         )
     if plain(earlier) == plain(folder) or is_same_place(earlier, folder):
         return
-    if (newest := newest_version(earlier)) is not None and newest > version:
+    newest = None
+    # A bucket that is gone, or that the lake's credentials do not open.
+    with suppress(StorageError):
+        newest = newest_version(config, earlier)
+    if newest is not None and newest > version:
         raise LakeLocationError(
             f"The original of the table, in {plain(earlier)}, was written after the copy was made: "
             "it is still in use.",

@@ -22,6 +22,7 @@ from chronolake.change_set import (
 )
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.landing import ObjectFolder, location_of
+from chronolake.location import CUT_IN_URLS, scheme_of
 from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
@@ -463,9 +464,13 @@ class TokenHoldingSource(Source, Protocol):
 
 def raw_folder(project: Project, pipeline: str, stream: str) -> ObjectFolder:
     """Return the folder, or the folder of a bucket, where a stream's changes land."""
+    lake = project.lake
     # Characters that names of tables may contain and those of folders may not.
     safe = stream.replace("%", "%25").replace("/", "%2F")
-    lake = project.lake
+    if scheme_of(lake.raw_location) is not None:
+        for letter in CUT_IN_URLS:
+            escaped = f"%{ord(letter):02X}"
+            safe, pipeline = safe.replace(letter, escaped), pipeline.replace(letter, escaped)
     return ObjectFolder(location_of(lake.raw_location, lake.object_storage), pipeline, safe)
 
 
