@@ -15,6 +15,16 @@ SCHEMES: Final = ("s3", "gs", "abfss")
 CUT_IN_URLS: Final = "#?"
 
 
+def project_file(file: Path) -> Path:
+    """Return the absolute path of a chronolake.yml, which identifies its project.
+
+    The file itself may be a symbolic link, whose target changes with its content: Kubernetes
+    mounts ConfigMaps in this way.
+    """
+    file = file.expanduser()
+    return file.parent.resolve() / file.name
+
+
 def local_path(location: str) -> Path | None:
     """Return the path of a location on a local file system, or None for a bucket.
 

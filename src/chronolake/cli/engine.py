@@ -20,6 +20,7 @@ from chronolake.cli.app import (
     print_json,
 )
 from chronolake.engine import client
+from chronolake.location import project_file
 
 if TYPE_CHECKING:
     from chronolake.config import LakeConfig
@@ -92,7 +93,7 @@ def run(*, project: ProjectOption = None, lake: LakeOption = None) -> None:
     watched = WatchedFile(file or config.path / FILE_NAME, config, read)
     runs = Engine(
         config.path,
-        None if file is None else file.resolve(),
+        None if file is None else project_file(file),
         watched.current,
         main,
         settings.idle_seconds,
@@ -108,7 +109,7 @@ def _control(project: Path | None, lake: Path | None, word: str) -> dict[str, An
 
     file = find_project(project) if lake is None else None
     # It is found even if the file is invalid now.
-    state = None if file is None else client.control(file.resolve(), word)
+    state = None if file is None else client.control(project_file(file), word)
     if state is not None:
         return state
     return client.control(configuration(project, lake, None, None).path, word)

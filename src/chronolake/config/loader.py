@@ -27,7 +27,7 @@ from chronolake.config.sections import (
 )
 from chronolake.env import KNOWN, PREFIX
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.location import scheme_of
+from chronolake.location import project_file, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -296,7 +296,7 @@ def load_project(
     checked = _check(FileConfig, settings, str(file))
     folder = lake or file.parent / Path(checked.lake.path).expanduser()
     return Project(
-        file.resolve(),
+        project_file(file),
         _lake_config(
             folder.expanduser().resolve(),
             _lake_section(settings),

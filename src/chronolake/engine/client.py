@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import env
 from chronolake.engine import lock
 from chronolake.engine.messages import receive, send
+from chronolake.location import project_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -115,7 +116,7 @@ def place_of(words: Sequence[str], environment: Mapping[str, str]) -> Path | Non
         environment: the environment variables.
 
     Returns:
-        An absolute path without symbolic links; None if no folder has a chronolake.yml.
+        An absolute path (`project_file`); None if no folder has a chronolake.yml.
     """
     named = {option: environment.get(name) for option, name in _VARIABLES.items()}
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -125,11 +126,11 @@ def place_of(words: Sequence[str], environment: Mapping[str, str]) -> Path | Non
     if lake := named[_LAKE]:
         return Path(lake).expanduser().resolve()
     if project := named[_PROJECT]:
-        file = Path(project).expanduser().resolve()
-        return file / _FILE if file.is_dir() else file
+        file = Path(project).expanduser()
+        return project_file(file / _FILE if file.is_dir() else file)
     here = Path.cwd()
     files = (place / _FILE for place in (here, *here.parents))
-    return next((file.resolve() for file in files if file.is_file()), None)
+    return next((project_file(file) for file in files if file.is_file()), None)
 
 
 def may_use_engine(words: Sequence[str], environment: Mapping[str, str]) -> bool:
