@@ -112,9 +112,10 @@ class Lake:
             path: the lake's folder; `chronolake.yml` in it (or in the working directory) is read.
             config: another file to read, or a configuration to use instead of a file.
             spark: the application's own Spark session, for example of a notebook or a cluster of
-                EMR or Dataproc. The lake gets sessions of its own beside it; `spark` in
-                chronolake.yml has no effect. By default a session that runs in this process is
-                used, and otherwise one is started.
+                EMR or Dataproc. The lake gets sessions of its own beside it, without its
+                `spark.sql.` settings; of `spark` in chronolake.yml, only such settings have an
+                effect. By default a session that runs in this process is used, and otherwise one
+                is started.
 
         Raises:
             ConfigurationError: chronolake.yml or the environment is invalid.

@@ -191,7 +191,15 @@ _SESSION: Final[dict[str, str]] = {
     f"spark.sql.catalog.{PENDING_CATALOG}.cache-enabled": "true",
     # A write may take any time.
     f"spark.sql.catalog.{PENDING_CATALOG}.cache.expiration-interval-ms": "-1",
+    # Spark passes such keys to Hadoop's readers; an application's own session lacks the default.
+    "parquet.page.verify-checksum.enabled": "true",
 }
+
+#: Settings that change what statements mean, such as `spark.sql.files.ignoreCorruptFiles`. Spark
+#: passes those of `spark-defaults.conf` and of an application to every session.
+_MEANINGFUL: Final = ("spark.sql.", "spark.wap.")
+#: Catalogs of an application, which statements of `Lake.sql` may name.
+_CATALOGS: Final = "spark.sql.catalog."
 
 #: Settings for statements that pass wide rows through many steps. To infer filters, Spark keeps all
 #: conditions that follow from equal columns: 2^n conditions for an expression over n columns that
@@ -383,6 +391,8 @@ def _start(
     given: SparkSession | None,
 ) -> Sessions:
     running = SparkContext._active_spark_context  # noqa: SLF001
+    if given is None:
+        spark_requirements.expect_own_java()
     if running is None and given is None:
         base = _launch(master, conf, schemes=schemes, is_small=is_small)
     else:
@@ -424,14 +434,30 @@ def _start(
 
 
 def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Return a new session with settings, and otherwise with Spark's own defaults."""
     session = base.newSession()
     jvm: Any = session._jvm  # noqa: SLF001
+    conf: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
+    inherited = jvm.java.lang.String.join("\n", conf.settings().keySet()).splitlines()
+    for key in inherited:
+        if _is_meaningful(key) and not jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey(
+            key
+        ):
+            conf.unsetConf(key)
     properties = jvm.java.util.Properties()
     # One call for all settings: each one takes a round trip to the JVM.
     text = "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items())
     properties.load(jvm.java.io.StringReader(text))
-    session._jsparkSession.sessionState().conf().setConf(properties)  # noqa: SLF001
+    conf.setConf(properties)
     return session
+
+
+def _is_meaningful(key: str) -> bool:
+    """Return whether an inherited setting may change what the statements of a lake mean."""
+    if key in _STATIC or not key.startswith(_MEANINGFUL):
+        return False
+    catalog = key.removeprefix(_CATALOGS).partition(".")[0]
+    return not key.startswith(_CATALOGS) or catalog in {CATALOG, PENDING_CATALOG}
 
 
 def _escaped(text: str) -> str:

@@ -5,6 +5,7 @@ A session is checked as a whole, so that the error lists every setting that is m
 
 from __future__ import annotations
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -34,12 +35,17 @@ CLIENT_CLASSES: Final = {
     "gs": "com.google.cloud.storage.Storage",
     "abfss": "com.azure.storage.file.datalake.DataLakeFileClient",
 }
+_API_MODE: Final = "SPARK_API_MODE"
+#: Variables with which PySpark connects to a server instead of starting Java.
+_CONNECT_VARIABLES: Final = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", _API_MODE)
 _ICEBERG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
 #: The driver of each kind of JDBC catalog, by the prefix of its URI.
 _DRIVER_CLASSES: Final = {
     "jdbc:sqlite:": "org.sqlite.JDBC",
     "jdbc:postgresql:": "org.postgresql.Driver",
 }
+#: Its jar, whose name contains the version of Spark for which it was built.
+_RUNTIME: Final = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_")
 _AZURE_CLIENT: Final = "org.apache.iceberg:iceberg-azure-bundle"
 #: Packages of extras that tasks use if the driver has them.
 _PACKAGES_OF_TASKS: Final = ("psycopg", "cryptography", "zstandard", "httpx", "grpc")
@@ -63,8 +69,29 @@ _REASONS: Final = (
 
 def has_class(spark: SparkSession, name: str) -> bool:
     """Return whether a class is on the class path of a session's driver."""
+    return _find_class(spark, name) is not None
+
+
+def _find_class(spark: SparkSession, name: str) -> str | None:
+    """Return the URL of a class, which contains the name of its jar."""
     loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # noqa: SLF001
-    return loader.getResource(f"{name.replace('.', '/')}.class") is not None
+    found = loader.getResource(f"{name.replace('.', '/')}.class")
+    return None if found is None else str(found.toString())
+
+
+def expect_own_java() -> None:
+    """Raise if PySpark would connect this process to a server of Spark Connect.
+
+    Raises:
+        LakeError: a variable of the environment selects Spark Connect.
+    """
+    for name in _CONNECT_VARIABLES:
+        value = os.environ.get(name)
+        if value is not None and (name != _API_MODE or value.lower() == "connect"):
+            raise LakeError(
+                f"{name} selects Spark Connect, which has no JVM in this process.",
+                hint=f"Unset {name}, or set it for other programs only.",
+            )
 
 
 def expect_usable(spark: SparkSession, *, schemes: Collection[str], catalog_uri: str) -> None:
@@ -112,8 +139,12 @@ def _problems(
     if EXTENSIONS not in (spark.conf.get(_EXTENSIONS_KEY, "") or ""):
         yield f"{_EXTENSIONS_KEY} does not contain Iceberg's", _EXTENSIONS_KEY, EXTENSIONS
     iceberg, *drivers = jars.required(spark.version)
-    if not has_class(spark, _ICEBERG_CLASS):
+    runtime = _find_class(spark, _ICEBERG_CLASS)
+    if runtime is None:
         yield "Iceberg's runtime is not on the class path", _PACKAGES_KEY, iceberg.coordinates
+    elif (built := _RUNTIME.search(runtime)) and _release(built[1]) != _release(spark.version):
+        problem = f"Iceberg's runtime is for Spark {built[1]}, and not for {spark.version}"
+        yield problem, _PACKAGES_KEY, iceberg.coordinates
     elif _release(found := _iceberg_version(spark)) < _release(_version(iceberg)):
         yield f"Iceberg {found} is too old", _PACKAGES_KEY, iceberg.coordinates
     for prefix, name in _DRIVER_CLASSES.items():

@@ -50,6 +50,9 @@ RELIED_ON: Final[dict[str, str]] = {
     "spark.sql.variable.substitute": "false",
     # Foreign Parquet files may contain nanoseconds, for which Spark has no type.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
+    # A file that cannot be read is an error: its rows would be missing.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
 }
 
 #: Iceberg's own columns of every table. A table with a column of such a name cannot be read.
