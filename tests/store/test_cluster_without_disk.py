@@ -220,6 +220,37 @@ def test_a_destination_sends_its_batch_files_to_executors(
     assert not list(_place(there, s3).rglob("_executor_files/*"))
 
 
+class Loss:
+    """The loss of a worker as soon as new objects exist in a bucket."""
+
+    def __init__(self, workers: Cluster, place: Path, objects: str) -> None:
+        self._workers = workers
+        self._place = place
+        self._objects = objects
+        self._before = self._found()
+
+    def _found(self) -> set[Path]:
+        return set(self._place.glob(self._objects))
+
+    def happen(self, *, unless: Callable[[], object] = lambda: None) -> None:
+        """Wait for the objects, and kill a worker, which is replaced by `recover`."""
+        wait_until(lambda: self._found() - self._before or unless(), "no objects")
+        assert not unless()
+        self._workers.kill_worker("one")
+
+    def recover(self) -> None:
+        self._workers.add_worker("one")
+        self._workers.registered()
+
+    def during(self, there: BucketProject, *words: str) -> None:
+        """Run a command, which loses a worker and succeeds."""
+        command = there.start(*words)
+        self.happen(unless=lambda: command.poll() is not None)
+        output, errors = command.communicate(timeout=TIMEOUT)
+        self.recover()
+        assert command.returncode == 0, output + errors
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("objects", ["tables/*/data/**/*", "tables/*/metadata/*"])
 def test_a_worker_that_ends_during_a_sync_changes_nothing(
@@ -230,20 +261,46 @@ def test_a_worker_that_ends_during_a_sync_changes_nothing(
     there.run("sync", "crm")
     for number in range(12):
         lake.write({str(key): f"{number} {key}" for key in range(number * 50, 20000)})
-    place = _place(there, s3) / "lake"
-    before = set(place.glob(objects))
 
-    sync = there.start("sync", "crm")
-    wait_until(lambda: set(place.glob(objects)) - before or sync.poll() is not None, "no writes")
-    assert sync.poll() is None
-    workers.kill_worker("one")
-    output, errors = sync.communicate(timeout=TIMEOUT)
-    workers.add_worker("one")
-    workers.registered()
+    Loss(workers, _place(there, s3) / "lake", objects).during(there, "sync", "crm")
 
-    assert sync.returncode == 0, output + errors
     lake.expect(there)
     there.run("verify", "--all")
+
+
+@pytest.mark.long
+def test_a_worker_that_ends_during_a_copy_changes_nothing(
+    open_project: Open, s3: S3Server, workers: Cluster
+) -> None:
+    count = 200_000
+    with server(wal_level="logical") as address:
+        _run(
+            address,
+            "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
+            "INSERT INTO orders SELECT n, repeat(md5(n::text), 30) "
+            f"FROM generate_series(1, {count}) n",
+        )
+        source = {"type": "postgres", "dsn": address}
+        there = open_project(shop={"mode": "history", "source": source})
+        place = _place(there, s3) / "lake"
+        there.run("check", "--create")
+
+        def expect(change: str, until: int) -> None:
+            rows = there.rows("shop", "orders")
+            active = {row["id"]: row["note"] for row in rows if row["_fivetran_active"]}
+            assert sorted(active) == list(range(1, count + 1))
+            changed = {key for key, note in active.items() if note.startswith(change)}
+            assert changed == set(range(1, until + 1))
+            assert len(rows) == count + until
+
+        # Of the first copy, one task writes a file before the others end.
+        Loss(workers, place, "raw/**/_staging/**/*").during(there, "sync", "shop")
+        expect("-", 0)
+        _run(address, f"UPDATE orders SET note = '-' || id WHERE id <= {count // 2}")
+        # Executors read the spooled log from copies.
+        Loss(workers, place, "_executor_files/*").during(there, "sync", "shop")
+        expect("-", count // 2)
+        there.run("verify", "--all")
 
 
 @pytest.mark.long
