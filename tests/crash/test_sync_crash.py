@@ -24,7 +24,9 @@ _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
 _REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after-commit")
 _IN_PLACE: Final = tuple(
-    name for name in FAILPOINTS if not name.startswith(("create.", "rewrite.", "land.", "read."))
+    name
+    for name in FAILPOINTS
+    if not name.startswith(("create.", "rewrite.", "land.", "read.", "adopt."))
 )
 _FIRST: Final = [
     LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),
