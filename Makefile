@@ -26,7 +26,7 @@ MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/serve
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
   --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-readers test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-matrix test-readers test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -113,6 +113,9 @@ test-v2: setup  ## run the tests of tables again with tables in Iceberg's format
 
 test-compat: setup $(COMPAT)  ## compare how Chronolake and airbyte-cdk read manifests
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)
+
+test-matrix: setup $(STORE)  ## run what a lake does in each place of tables with each catalog
+	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) tests/matrix $(ARGS)
 
 test-readers: setup $(READERS)  ## read tables with other readers: the table of docs/readers.md
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) tests/readers $(ARGS)

@@ -13,6 +13,7 @@ import pytest
 from support.catalogs.accounts import Accounts, Open
 from support.catalogs.projects import CatalogProject
 from support.catalogs.server import RestCatalogServer, rest_catalog
+from support.engines import shared_engine
 from support.store.faulty_proxy import FaultyProxy, faulty_proxy
 from support.store.projects import BucketEngine
 
@@ -32,8 +33,8 @@ def proxy(rest: RestCatalogServer) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture(scope="session")
-def socket() -> Iterator[str]:
-    """Yield the socket of an engine without credentials of any store."""
+def s3_socket() -> Iterator[str]:
+    """Yield the socket of an engine with the client of S3, but without credentials."""
     # A socket's path has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="chronolake-rest-"))
     engine = BucketEngine(folder, credentials={})
@@ -43,11 +44,14 @@ def socket() -> Iterator[str]:
 
 
 @pytest.fixture
-def open_accounts(tmp_path: Path, proxy: FaultyProxy, socket: str) -> Open:
+def open_accounts(tmp_path: Path, proxy: FaultyProxy) -> Open:
     """Return a function that creates a project with a schema that no other test uses."""
 
     def open_(schema: str | None = None, **given: Any) -> Accounts:
-        given = {"warehouse": "", "port": proxy.port, "pipelines": {}, "socket": socket, **given}
+        given = {"warehouse": "", "port": proxy.port, "pipelines": {}, **given}
+        if "socket" not in given:
+            # An engine's Java runs only commands that need the same jars: none for S3.
+            given["socket"] = str(shared_engine())
         there = CatalogProject(tmp_path, **given)
         return Accounts(there, schema or f"crm_{tmp_path.name.lower()}"[:60])
 

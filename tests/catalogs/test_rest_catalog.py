@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import psycopg
 import pytest
-from postgresql import server as postgresql_server
 from pyiceberg.catalog.rest import RestCatalog
 
 from chronolake.failpoints import FAILPOINTS
 from support.catalogs.accounts import Accounts, Open
 from support.catalogs.oauth import OAuth
 from support.catalogs.projects import CatalogProject
-from support.catalogs.server import RestCatalogServer, rest_catalog
+from support.catalogs.server import RestCatalogServer, properties_on_s3, rest_catalog
 from support.engines import TIMEOUT
 from support.processes import KILLED
 from support.store.faulty_proxy import (
@@ -25,7 +22,7 @@ from support.store.faulty_proxy import (
     faulty_proxy,
     refused_by_catalog,
 )
-from support.store.server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
+from support.store.server import s3_server
 
 _CREDENTIAL: Final = "chronolake:a-secret-of-tests"
 _COMMIT: Final = r"POST /v1/namespaces/[^/]*/tables/[^/]+$"
@@ -68,7 +65,7 @@ def test_every_command_works_on_a_lake_in_a_rest_catalog(accounts: Accounts) -> 
 
 
 def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, open_accounts: Open
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, open_accounts: Open, s3_socket: str
 ) -> None:
     with s3_server(tmp_path_factory.mktemp("s3")) as s3:
         if s3 is None:
@@ -77,7 +74,7 @@ def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
         folder = tmp_path / "server"
         folder.mkdir()
         with (
-            rest_catalog(folder, _on_s3(s3, bucket)) as server,
+            rest_catalog(folder, properties_on_s3(s3, bucket)) as server,
             faulty_proxy(server.port if server else 0) as proxy,
         ):
             if server is None:
@@ -85,6 +82,7 @@ def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
             accounts = open_accounts(
                 "shop",
                 port=proxy.port,
+                socket=s3_socket,
                 name="analytics",
                 properties={"io-impl": "org.apache.iceberg.aws.s3.S3FileIO"},
                 settings={"storage": {"endpoint": s3.endpoint}},
@@ -103,20 +101,6 @@ def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
             assert all("warehouse/shop/Account" in str(file) for file in files)
             asked = {request for request in proxy.requests if "/v1/config" in request}
             assert asked == {"GET /v1/config?warehouse=analytics"}
-
-
-def _on_s3(s3: S3Server, bucket: str) -> dict[str, str]:
-    """Return properties of a catalog in a bucket that passes on its credentials."""
-    return {
-        "warehouse": f"{bucket}/warehouse",
-        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-        "s3.endpoint": s3.endpoint,
-        "client.region": "us-east-1",
-        "s3.path-style-access": "true",
-        "s3.access-key-id": ACCESS_KEY,
-        "s3.secret-access-key": SECRET_KEY,
-        "include-credentials": "true",
-    }
 
 
 @pytest.mark.long
@@ -311,57 +295,3 @@ def test_a_destination_writes_to_a_rest_catalog(
     with RestCatalog("reader", uri=rest.uri) as catalog:
         tables = catalog.list_tables(("serve_shop",))
     assert set(tables) == {("serve_shop", "customers"), ("serve_shop", "orders")}
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with postgresql_server(wal_level="logical") as found:
-        yield found
-
-
-@pytest.mark.long
-def test_a_database_is_synced_to_a_rest_catalog(
-    tmp_path: Path, proxy: FaultyProxy, socket: str, address: str
-) -> None:
-    def execute(*statements: str) -> None:
-        with psycopg.connect(address, autocommit=True) as connection:
-            for statement in statements:
-                connection.execute(statement.encode())
-
-    def expect() -> None:
-        rows: list[dict[str, Any]] = there.rows("shop_db", "orders")
-        active = sorted(
-            (row["id"], row["name"]) for row in rows if row.get("_fivetran_active", True)
-        )
-        with psycopg.connect(address) as connection:
-            wanted = connection.execute("SELECT id, name FROM orders ORDER BY id").fetchall()
-        assert active == wanted
-
-    execute(
-        "CREATE TABLE orders (id INT PRIMARY KEY, name TEXT)",
-        "INSERT INTO orders SELECT n, 'name ' || n FROM generate_series(1, 500) n",
-    )
-    source = {"type": "postgres", "dsn": address}
-    shop = {"mode": "history", "schema": "shop_db", "source": source}
-    there = CatalogProject(tmp_path, "", proxy.port, {"shop": shop}, socket)
-    there.run("check", "--create")
-    there.run("sync", "shop")
-    expect()
-    execute(
-        "UPDATE orders SET name = 'other' WHERE id <= 3",
-        "DELETE FROM orders WHERE id = 4",
-        "ALTER TABLE orders ALTER COLUMN id TYPE BIGINT",
-        "ALTER TABLE orders RENAME COLUMN name TO title",
-        "ALTER TABLE orders RENAME COLUMN title TO name",
-    )
-    for words in (("sync", "shop"), ("resync", "shop"), ("rebuild", "shop_db.orders")):
-        there.run(*words)
-        expect()
-    for mode in ("live", "history"):
-        shop["mode"] = mode
-        there.configure()
-        execute(f"UPDATE orders SET name = '{mode}' WHERE id = 1")
-        there.run("sync", "shop")
-        expect()
-    there.run("maintain", "shop_db.orders")
-    there.run("verify", "shop_db.orders", "--against-lake")

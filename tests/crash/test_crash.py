@@ -13,55 +13,24 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from support.crash.server_process import Served, configure, serve
-from support.oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row
-from support.server.caller import DELETED, HISTORY, SYNCED, Caller, catalog
+from support.oracle import Row
+from support.server.caller import Caller, catalog
 from support.server.sent_rows import Batch, SentTable, differences
-
-_T: Final = 1_704_067_200_000_000
-_HOUR: Final = 3_600_000_000
-_KEYS: Final = range(12)
-_LIVE: Final = ["id*:LONG", "a:STRING", "n:LONG", SYNCED, DELETED]
-_HISTORY: Final = ["id*:LONG", "a:STRING", "n:LONG", *HISTORY]
+from support.server.small_batches import (
+    FIRST_HISTORY,
+    FIRST_LIVE,
+    HISTORY,
+    HOUR,
+    LIVE,
+    T,
+    history_batch,
+    live_batch,
+)
 
 _STAGED: Final = ("staged.deleted",)
 _PUBLISHED: Final = ("publish.before-commit", "publish.after-commit")
 _REWRITTEN: Final = tuple(name for name in FAILPOINTS if name.startswith("rewrite."))
 _DONE: Final = {"publish.after-commit", "rewrite.after-commit"}
-
-
-def _live_rows(time: int, text: str) -> list[Row]:
-    marks = {"_fivetran_synced": time, "_fivetran_deleted": False}
-    return [{"id": key, "a": f"{text}{key}", "n": key, **marks} for key in _KEYS]
-
-
-def _versions(time: int, text: str) -> list[Row]:
-    times = {START: time, END: TMAX, ACTIVE: True, "_fivetran_synced": time}
-    return [{"id": key, "a": f"{text}{key}", "n": key, **times} for key in _KEYS]
-
-
-_FIRST_LIVE: Final = Batch(replace=_live_rows(_T, "first"))
-_FIRST_HISTORY: Final = Batch(replace=_versions(_T, "first"))
-
-
-def _live_batch() -> Batch:
-    rows = _live_rows(_T + _HOUR, "second")
-    return Batch(
-        replace=[*rows[:3], rows[3] | {"id": 99}],
-        update=[row | {"n": KEEP} for row in rows[3:6]],
-        delete=rows[6:8],
-    )
-
-
-def _history_batch() -> Batch:
-    rows = _versions(_T + _HOUR, "second")
-    closed = {END: _T + 2 * _HOUR - MILLISECOND, ACTIVE: False}
-    return Batch(
-        earliest=[{"id": row["id"], START: row[START]} for row in rows[:6]],
-        replace=[*(row | closed for row in rows[:2]), *rows[2:4]],
-        update=[row | {START: _T + 2 * _HOUR, "a": KEEP} for row in rows[:2]]
-        + [row | {"n": KEEP} for row in rows[4:6]],
-        delete=[row | {START: None, END: _T + _HOUR} for row in rows[6:8]],
-    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +53,7 @@ class Operation:
 
 
 def _truncate(sent: SentTable, soft: str | None) -> None:
-    assert sent.caller.truncate(sent.name, (_T + _HOUR) / 1000, soft=soft).success
+    assert sent.caller.truncate(sent.name, (T + HOUR) / 1000, soft=soft).success
 
 
 def _alter(sent: SentTable, columns: Sequence[str]) -> None:
@@ -106,35 +75,35 @@ def _batch(columns: Sequence[str], first: Batch, sent_then: Batch) -> Operation:
 
 
 OPERATIONS: Final = {
-    "first-write": _batch(_LIVE, Batch(), _FIRST_LIVE),
-    "first-history": _batch(_HISTORY, Batch(), _FIRST_HISTORY),
-    "write": _batch(_LIVE, _FIRST_LIVE, _live_batch()),
-    "history": _batch(_HISTORY, _FIRST_HISTORY, _history_batch()),
+    "first-write": _batch(LIVE, Batch(), FIRST_LIVE),
+    "first-history": _batch(HISTORY, Batch(), FIRST_HISTORY),
+    "write": _batch(LIVE, FIRST_LIVE, live_batch()),
+    "history": _batch(HISTORY, FIRST_HISTORY, history_batch()),
     "truncate": Operation(
-        _HISTORY,
-        _FIRST_HISTORY,
+        HISTORY,
+        FIRST_HISTORY,
         (*_STAGED, *_PUBLISHED),
         repeats=False,
         send=_truncate,
         request=lambda sent: None,
-        tell=lambda model: model.truncate("_fivetran_synced", _T + _HOUR),
+        tell=lambda model: model.truncate("_fivetran_synced", T + HOUR),
     ),
     "soft-truncate": Operation(
-        _LIVE,
-        _FIRST_LIVE,
+        LIVE,
+        FIRST_LIVE,
         (*_STAGED, *_PUBLISHED),
         repeats=False,
         send=_truncate,
         request=lambda sent: "_fivetran_deleted",
-        tell=lambda model: model.truncate("_fivetran_synced", _T + _HOUR, soft="_fivetran_deleted"),
+        tell=lambda model: model.truncate("_fivetran_synced", T + HOUR, soft="_fivetran_deleted"),
     ),
     "alter": Operation(
-        _LIVE,
-        _FIRST_LIVE,
+        LIVE,
+        FIRST_LIVE,
         (*_PUBLISHED, *_REWRITTEN),
         repeats=False,
         send=_alter,
-        request=lambda sent: [text.replace("n:LONG", "n:STRING") for text in _LIVE],
+        request=lambda sent: [text.replace("n:LONG", "n:STRING") for text in LIVE],
         tell=lambda model: None,
         after=lambda row: row | {"n": str(row["n"])},
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.table import Table
 
 from support.store.projects import BucketProject
 
@@ -37,14 +38,7 @@ class CatalogProject(BucketProject):
             **self.settings,
         }
 
-    def rows(self, *identifier: str) -> list[dict[str, Any]]:
-        """Return the rows of a table as PyIceberg reads them through the catalog.
-
-        Args:
-            identifier: the levels of its schema, and its name.
-        """
+    def table(self, *identifier: str) -> Table:
         given = self.project.lake.pyiceberg_properties
         with RestCatalog("reader", uri=f"http://127.0.0.1:{self.port}", **given) as catalog:
-            table = catalog.load_table(identifier)
-            found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
-        return found
+            return catalog.load_table(identifier)

@@ -22,6 +22,7 @@ import pyspark
 from chronolake import env, jars
 from chronolake.session import java_home
 from support.servers import free_port, running
+from support.store.server import ACCESS_KEY, SECRET_KEY, S3Server
 
 _ICEBERG: Final = "1.11.0"
 _JETTY: Final = "12.1.12"
@@ -124,6 +125,20 @@ def _java() -> str:
 def _spark_jars(*patterns: str) -> list[Path]:
     folder = Path(pyspark.__file__).parent / "jars"
     return [file for pattern in patterns for file in folder.glob(f"{pattern}.jar")]
+
+
+def properties_on_s3(s3: S3Server, bucket: str) -> dict[str, str]:
+    """Return properties of a catalog in a bucket that passes on its credentials."""
+    return {
+        "warehouse": f"{bucket}/warehouse",
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": s3.endpoint,
+        "client.region": "us-east-1",
+        "s3.path-style-access": "true",
+        "s3.access-key-id": ACCESS_KEY,
+        "s3.secret-access-key": SECRET_KEY,
+        "include-credentials": "true",
+    }
 
 
 @contextmanager

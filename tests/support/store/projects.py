@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
 from chronolake.config import Project, load_project
 from support.engines import ENGINE, TIMEOUT, EngineProcess
@@ -93,11 +95,11 @@ class BucketProject:
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "--json"))
 
-    def rows(self, *identifier: str) -> list[dict[str, Any]]:
-        """Return the rows of a table as PyIceberg reads them.
+    def table(self, *identifier: str) -> Table:
+        """Return a table as PyIceberg loads it from the catalog.
 
         Args:
-            identifier: its schema, and its name.
+            identifier: the levels of its schema, and its name.
         """
         lake = self.project.lake
         catalog = SqlCatalog(
@@ -110,11 +112,33 @@ class BucketProject:
             },
         )
         try:
-            table = catalog.load_table(identifier)
-            found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
-            return found
+            return catalog.load_table(identifier)
         finally:
             catalog.engine.dispose()
+
+    def rows(self, *identifier: str) -> list[dict[str, Any]]:
+        """Return the rows of a table as PyIceberg reads them; it is found as by `table`."""
+        found: list[dict[str, Any]] = self.table(*identifier).scan().to_arrow().to_pylist()
+        return found
+
+    @contextmanager
+    def serving(self) -> Iterator[int]:
+        """Run a destination while the block runs; yield its port.
+
+        The batch files that it reads are in `files` of the project's folder.
+        """
+        files = self.folder / "files"
+        files.mkdir(exist_ok=True)
+        words = ("serve", "--port", "0", "--files-root", str(files))
+        serving = self.start(*words)
+        try:
+            assert serving.stdout is not None
+            lines = (line for line in serving.stdout if '"listening ' in line)
+            yield next(json.loads(line)["port"] for line in lines)
+        finally:
+            serving.terminate()
+            serving.communicate(timeout=_END_SECONDS)
+        assert serving.returncode == 0
 
     def send_examples(self, schema: str, *, before: Callable[[], None] = lambda: None) -> None:
         """Send the example batches to a destination that runs meanwhile.
@@ -123,20 +147,11 @@ class BucketProject:
             schema: the schema of their tables.
             before: is called when the destination listens.
         """
-        files = self.folder / "files"
-        files.mkdir()
-        serving = self.start("serve", "--port", "0", "--files-root", str(files))
-        try:
-            assert serving.stdout is not None
-            lines = (line for line in serving.stdout if '"listening ' in line)
-            port = next(json.loads(line)["port"] for line in lines)
+        with self.serving() as port:
             before()
-            words = ("--schema-name", schema, "--work-dir", str(files), "--shuffle-seed", "1")
+            files = str(self.folder / "files")
+            words = ("--schema-name", schema, "--work-dir", files, "--shuffle-seed", "1")
             self.run("test-destination", str(_EXAMPLES), "--target", f"127.0.0.1:{port}", *words)
-        finally:
-            serving.terminate()
-            serving.communicate(timeout=_END_SECONDS)
-        assert serving.returncode == 0
 
     def query(self, statement: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.run("query", statement, "--json").splitlines()]
