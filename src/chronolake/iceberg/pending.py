@@ -112,8 +112,8 @@ class PendingTable:
         if version not in self._tables:
             self._tables[version] = java = self._new_table()
             if version == _AFTER and self._table.snapshot_id is None:
-                # The first rows have a parent, so that a table that got rows can be told from one
-                # that began with them (`IcebergTable.is_unwritten`).
+                # The first rows have a parent, which those have not with which a table began
+                # (`IcebergTable.is_unwritten`).
                 java.newFastAppend().commit()
             self._cache().put(self._identifier(version), java)
         return self._tables[version]
