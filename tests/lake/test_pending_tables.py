@@ -133,7 +133,9 @@ def test_a_failed_write_changes_nothing(lake: Lake, filled: TableName) -> None:
 
     def write(attempt: StagedWrite) -> Mapping[str, str]:
         attempt.delete_where("id < 10")
-        attempt.append("SELECT raise_error('broken') AS id")
+        attempt.append(
+            "SELECT 1L AS id, raise_error('broken') AS v, current_timestamp() AS _fivetran_synced"
+        )
         return {}
 
     with pytest.raises(Exception, match="broken"):
