@@ -96,6 +96,15 @@ _CLIENTS: Final[Mapping[str, Mapping[str, Jar]]] = {
             64_210_864,
         ),
     ),
+    # As for Google: the clients alone, with which the later versions of Iceberg work, too.
+    "abfss": dict.fromkeys(
+        ("4.0", "4.1"),
+        Jar(
+            "org.apache.iceberg:iceberg-azure-bundle:1.10.0",
+            "f143be94b94bb380e76d1c45ee9a63e143f4a7f813c6aa1ed72f5bfd44f52d05",
+            18_687_191,
+        ),
+    ),
 }
 _PROGRESS_SECONDS: Final = 0.2
 #: What Ivy prints about a registry that does not respond, and about one that lacks a jar.
@@ -128,12 +137,11 @@ def clients(schemes: Iterable[str], spark: str = pyspark.__version__) -> tuple[J
     """Return the jars for object stores, in addition to `required`.
 
     Args:
-        schemes: the schemes of their URLs. Those of Azure have no jar that can be downloaded as
-            one file.
+        schemes: the schemes of their URLs.
         spark: the version of Spark.
     """
     version = ".".join(spark.split(".")[:2])
-    return tuple(_CLIENTS[scheme][version] for scheme in sorted(schemes) if scheme in _CLIENTS)
+    return tuple(_CLIENTS[scheme][version] for scheme in sorted(schemes))
 
 
 def folder() -> Path:

@@ -46,7 +46,6 @@ _DRIVER_CLASSES: Final = {
 }
 #: Its jar, whose name contains the version of Spark for which it was built.
 _RUNTIME: Final = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_")
-_AZURE_CLIENT: Final = "org.apache.iceberg:iceberg-azure-bundle"
 #: Packages of extras that tasks use if the driver has them.
 _PACKAGES_OF_TASKS: Final = ("psycopg", "cryptography", "zstandard", "httpx", "grpc")
 #: A setting of the JVM: its executors were checked.
@@ -154,9 +153,9 @@ def _problems(
             yield problem, _PACKAGES_KEY, driver.coordinates
     for scheme in schemes:
         if not has_class(spark, CLIENT_CLASSES[scheme]):
-            clients = jars.clients([scheme], spark.version)
-            name = clients[0].coordinates if clients else f"{_AZURE_CLIENT}:{_version(iceberg)}"
-            yield f"the client for {scheme}:// is not on the class path", _PACKAGES_KEY, name
+            (client,) = jars.clients([scheme], spark.version)
+            what = f"the client for {scheme}:// is not on the class path"
+            yield what, _PACKAGES_KEY, client.coordinates
 
 
 def _version(jar: jars.Jar) -> str:

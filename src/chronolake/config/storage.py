@@ -8,6 +8,7 @@ provider's default chain (environment variables, profiles, the identity of the m
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,8 +42,8 @@ class StorageConfig(Section):
 
     endpoint: str | None = Field(
         default=None,
-        description="The URL of a compatible store, such as http://minio:9000. Default: the "
-        "provider's own.",
+        description="The URL of a compatible store, such as http://minio:9000; for Azure, with the "
+        "account's name where the store expects it in the path. Default: the provider's own.",
     )
     region: str | None = Field(
         default=None,
@@ -132,10 +133,12 @@ class StorageConfig(Section):
             }
         else:
             account = account_of(url)
+            host = host_of(url)
             found |= {
+                f"adls.connection-string.{host}": self.endpoint,
                 "adls.auth.shared-key.account.name": account if self.account_key else None,
                 "adls.auth.shared-key.account.key": self.account_key,
-                f"adls.sas-token.{account}.dfs.core.windows.net": self.sas_token,
+                f"adls.sas-token.{host}": self.sas_token,
             }
         return _set_only(found)
 
@@ -161,11 +164,18 @@ class StorageConfig(Section):
             )
         if scheme == "gs":
             return _set_only({"gcs.service.host": self.endpoint})
+        address = urlsplit(self.endpoint or "")
         return _set_only(
             {
+                # Its default needs a package that Chronolake does not install.
+                "py-io-impl": "chronolake.azure_file_io.AzureFileIO",
                 "adls.account-name": account_of(url),
                 "adls.account-key": self.account_key,
                 "adls.sas-token": self.sas_token,
+                "adls.blob-storage-authority": address.netloc or None,
+                "adls.blob-storage-scheme": address.scheme or None,
+                "adls.dfs-storage-authority": address.netloc or None,
+                "adls.dfs-storage-scheme": address.scheme or None,
             }
         )
 
@@ -202,10 +212,14 @@ def scheme_of_file_io(name: str | None) -> str | None:
     return next((scheme for scheme, known in _FILE_IO.items() if known == name), None)
 
 
+def host_of(url: str) -> str:
+    """Return the host of a storage account, from a URL of Azure."""
+    return url.partition("://")[2].partition("/")[0].partition("@")[2]
+
+
 def account_of(url: str) -> str:
     """Return the storage account of a URL of Azure."""
-    host = url.partition("://")[2].partition("/")[0]
-    return host.partition("@")[2].partition(".")[0]
+    return host_of(url).partition(".")[0]
 
 
 def _set_only(settings: Mapping[str, str | None]) -> dict[str, str]:

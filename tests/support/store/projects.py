@@ -39,7 +39,7 @@ class BucketProject:
     socket: str = "off"
     spark: dict[str, Any] = field(default_factory=lambda: {"master": "local[2]", "conf": SPARK})
     #: Further keys of `lake.storage`.
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
     #: The environment of commands.
     environment: Mapping[str, str] = field(default_factory=lambda: CREDENTIALS)
 
