@@ -147,6 +147,8 @@ def _rounds(cases: Sequence[tuple[str, str]], tmp_path: Path) -> None:
             following = cases[number + 1][1] if number + 1 < len(cases) else None
             passes = following in operation.points and (operation.repeats or point not in _DONE)
             failpoint = f"{following}=kill:{1 + passes}" if following else None
+            # An `up` outlives its destination, and a lake has only one.
+            running.close()
             server = running.enter_context(serve(lake, tmp_path, failpoint=failpoint))
             _sent_again(server, f"t{number}", operation, request, wrote=passes or not following)
 
