@@ -147,7 +147,7 @@ sys.meta_path.insert(0, Hidden())
 def run_without_extras(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     names = {module for packages in EXTRAS.values() for module in packages}
     # pyiceberg depends on them, and imports them.
-    hidden = sorted(names - {"requests", "zstandard"})
+    hidden = sorted(names - {"dateutil", "requests", "zstandard"})
     return subprocess.run(
         [sys.executable, "-c", _WITHOUT.format(names=hidden) + program, *words],
         capture_output=True,
