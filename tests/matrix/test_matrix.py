@@ -115,17 +115,7 @@ def test_a_table_is_rebuilt(there: StoredProject, source: PostgresRecords) -> No
 
 
 @with_log
-def test_a_dropped_table_is_created_again(
-    request: pytest.FixtureRequest,
-    there: StoredProject,
-    source: RecordSource,
-    place: str,
-    catalog: str,
-) -> None:
-    if (place, catalog) == ("folder", "rest"):
-        # The server stores the new table where the old one was, whose files seem to be newer.
-        reason = "the new table is taken for a copy that lacks the newest changes"
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
+def test_a_dropped_table_is_created_again(there: StoredProject, source: RecordSource) -> None:
     source.put({1: "Ann", 2: "Bob"})
     there.sync()
     source.put({1: "Anna"})
