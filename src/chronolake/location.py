@@ -15,6 +15,11 @@ SCHEMES: Final = ("s3", "gs", "abfss")
 CUT_IN_URLS: Final = "#?"
 
 
+def cut_in_urls(path: str) -> str | None:
+    """Return a character at which libraries end a path in a URL; None if it has none."""
+    return next((letter for letter in CUT_IN_URLS if letter in path), None)
+
+
 def project_file(file: Path) -> Path:
     """Return the absolute path of a chronolake.yml, which identifies its project.
 
@@ -49,7 +54,7 @@ def as_url(location: str) -> str:
 
     A path with `#` or `?` is returned unchanged, because PyIceberg would truncate it in a URL.
     """
-    if location.startswith("/") and not any(letter in location for letter in CUT_IN_URLS):
+    if location.startswith("/") and cut_in_urls(location) is None:
         return f"file://{location}"
     return location
 

@@ -439,10 +439,10 @@ def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     jvm: Any = session._jvm  # noqa: SLF001
     conf: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
     inherited = jvm.java.lang.String.join("\n", conf.settings().keySet()).splitlines()
-    for key in inherited:
-        if _is_meaningful(key) and not jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey(
-            key
-        ):
+    # Resolving a name through the JVM's packages costs a call for each part.
+    is_static = jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey
+    for key in filter(_is_meaningful, inherited):
+        if not is_static(key):
             conf.unsetConf(key)
     properties = jvm.java.util.Properties()
     # One call for all settings: each one takes a round trip to the JVM.

@@ -109,16 +109,11 @@ def expect_stored(table: IcebergTable, snapshot_id: int | None, *, since: int | 
     spark = table.catalog.spark
     if local_path(table.location) is None or not are_executors_elsewhere(spark):
         return
-    while snapshot_id is not None and snapshot_id != since:
-        snapshot = table.metadata.snapshot(snapshot_id)
-        if snapshot is None:
-            return
+    for snapshot in table.snapshots_since(since, snapshot_id):
         for location, size in _added_files(table, snapshot):
             path = local_path(location)
             if path is not None and _size_of(path) != size:
                 raise _missing_file_error(location, str(table.name))
-        parent = snapshot.parentId()
-        snapshot_id = None if parent is None else int(parent)
 
 
 def expect_written(paths: Iterable[Path], *, table: str) -> None:

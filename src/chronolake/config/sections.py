@@ -20,7 +20,7 @@ from chronolake.config.section import Section
 from chronolake.config.storage import StorageConfig, scheme_of_file_io
 from chronolake.durations import length_of, seconds_of
 from chronolake.errors import SchemaError
-from chronolake.location import CUT_IN_URLS, SCHEMES, as_url, is_inside, scheme_of
+from chronolake.location import SCHEMES, as_url, cut_in_urls, is_inside, scheme_of
 from chronolake.masking import may_show_password
 from chronolake.types import RELIED_ON, TableName
 
@@ -402,7 +402,7 @@ def check_location(location: str) -> str:
     bucket, _, key = rest.partition("/")
     if not bucket or (scheme == "abfss" and "@" not in bucket):
         raise ValueError("the URL does not contain a bucket")
-    if cut := next((letter for letter in CUT_IN_URLS if letter in rest), None):
+    if cut := cut_in_urls(rest):
         # All files of a table would replace the object of the shorter name.
         raise ValueError(f"Iceberg cuts off URLs of buckets at {cut}; choose another path")
     parts = key.rstrip("/").split("/") if key.rstrip("/") else []

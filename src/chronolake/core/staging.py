@@ -82,18 +82,11 @@ class Stopwatch:
 class StagedBranch:
     """Changes of one branch of a table, which only this write sees."""
 
-    def __init__(
-        self,
-        pending: PendingTable,
-        of: str,
-        table: IcebergTable,
-        spark: SparkSession,
-        watch: Stopwatch,
-    ) -> None:
-        self.spark = spark
-        self.table = table
-        self.of = of
+    def __init__(self, pending: PendingTable, of: str, watch: Stopwatch) -> None:
         self.pending = pending
+        self.table = pending.table
+        self.spark = pending.spark
+        self.of = of
         self._watch = watch
 
     @property
@@ -192,8 +185,8 @@ class StagedWrite(StagedBranch):
         guard: Callable[[IcebergTable], None] | None = None,
     ) -> None:
         pending = PendingTable(table, spark)
-        super().__init__(pending, MAIN, table, spark, watch)
-        self.hidden = StagedBranch(pending, HIDDEN, table, spark, watch)
+        super().__init__(pending, MAIN, watch)
+        self.hidden = StagedBranch(pending, HIDDEN, watch)
         self._guard = guard
 
     def publish(self, properties: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from chronolake.errors import CommitConflictError, LakeError, SchemaError, Table
 from chronolake.iceberg import rest
 from chronolake.iceberg.durability import sync_files_of_executors
 from chronolake.iceberg.rest import catalog_error
-from chronolake.location import CUT_IN_URLS
+from chronolake.location import cut_in_urls
 from chronolake.session import CATALOG
 from chronolake.storage import storage_error
 from chronolake.types import (
@@ -37,7 +37,7 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -82,7 +82,7 @@ def _expect_safe_name(name: TableName) -> None:
     Raises:
         SchemaError: it would.
     """
-    if cut := next((letter for letter in CUT_IN_URLS if letter in str(name)), None):
+    if cut := cut_in_urls(str(name)):
         raise SchemaError(
             f"The catalog stores tables in folders of their names, which Iceberg cuts off at "
             f"{cut}: tables would replace each other's files.",
@@ -299,6 +299,21 @@ class IcebergTable:
         """Return whether a snapshot is `main`'s current one, or is still in its snapshot log."""
         log = self.metadata.snapshotLog()
         return any(int(entry.snapshotId()) == snapshot_id for entry in log)
+
+    def snapshots_since(self, since: int | None, head: int | None) -> Iterator[Any]:
+        """Yield Java snapshots from the newest to the oldest.
+
+        Args:
+            since: the snapshot before the oldest; None for all that are still in the metadata.
+            head: the newest; None for none.
+        """
+        while head is not None and head != since:
+            snapshot = self.metadata.snapshot(head)
+            if snapshot is None:
+                return
+            yield snapshot
+            parent = snapshot.parentId()
+            head = None if parent is None else int(parent)
 
     def has_rows_of(self, branch: str, snapshot_id: int) -> bool:
         """Return whether a branch still has the rows of a snapshot: only files changed since."""

@@ -31,14 +31,14 @@ class PendingTable:
 
     Statements of one session can use both until `close`.
 
-    Args:
-        table: the state with which the write begins.
+    Attributes:
+        table: the state with which the write began.
         spark: the session.
     """
 
     def __init__(self, table: IcebergTable, spark: SparkSession) -> None:
-        self._table = table
-        self._spark = spark
+        self.table = table
+        self.spark = spark
         # Never that of another write, because Spark compares tables by their names.
         self._name = uuid4().hex
         self._tables: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class PendingTable:
     def state(self) -> IcebergTable:
         """Return the table with the changes so far."""
         java = self._tables.get(_AFTER)
-        table = self._table
+        table = self.table
         return table if java is None else IcebergTable(table.catalog, table.name, java=java)
 
     def add_to(self, builder: Any) -> None:
@@ -72,26 +72,17 @@ class PendingTable:
                 the write began.
         """
         now = self.state
-        heads = {branch: now.branch(branch) for branch in (MAIN, HIDDEN)}
+        moved = [
+            (branch, self.table.branch(branch), now.branch(branch)) for branch in (MAIN, HIDDEN)
+        ]
         added = [
-            snapshot for branch in heads for snapshot in self._added(now, branch, heads[branch])
+            snapshot for _, since, head in moved for snapshot in now.snapshots_since(since, head)
         ]
         for snapshot in sorted(added, key=lambda snapshot: int(snapshot.sequenceNumber())):
             builder.addSnapshot(snapshot)
-        for branch, head in heads.items():
-            if head is not None and head != self._table.branch(branch):
+        for branch, since, head in moved:
+            if head != since:
                 builder.setBranchSnapshot(head, branch)
-
-    def _added(self, now: IcebergTable, branch: str, head: int | None) -> list[Any]:
-        """Return the snapshots that a branch has got since the write began."""
-        since = self._table.branch(branch)
-        added = []
-        while head is not None and head != since:
-            snapshot = now.metadata.snapshot(head)
-            added.append(snapshot)
-            parent = snapshot.parentId()
-            head = None if parent is None else int(parent)
-        return added
 
     def close(self) -> None:
         """Forget the changes; if they were not published, maintenance removes their files."""
@@ -111,7 +102,7 @@ class PendingTable:
         """Return the Java `Table` of a version; the first use makes it."""
         if version not in self._tables:
             self._tables[version] = java = self._new_table()
-            if version == _AFTER and self._table.snapshot_id is None:
+            if version == _AFTER and self.table.snapshot_id is None:
                 # The first rows have a parent, which those have not with which a table began
                 # (`IcebergTable.is_unwritten`).
                 java.newFastAppend().commit()
@@ -123,21 +114,21 @@ class PendingTable:
 
         A transaction's own table cannot be read, but its operations are like those of any table.
         """
-        iceberg = self._table.catalog.jvm.org.apache.iceberg
-        name = str(self._table.java.name())
+        iceberg = self.table.catalog.jvm.org.apache.iceberg
+        name = str(self.table.java.name())
         transaction = iceberg.Transactions.replaceTableTransaction(
-            name, self._table.java.operations(), self._table.metadata
+            name, self.table.java.operations(), self.table.metadata
         )
         return iceberg.BaseTable(transaction.table().operations(), name)
 
     def _identifier(self, version: str) -> Any:
-        return self._table.catalog.identifier(self._name_of(version))
+        return self.table.catalog.identifier(self._name_of(version))
 
     def _cache(self) -> Any:
         """Return the Java `Cache` of the session's pending tables."""
         # A catalog is created with the settings of the thread's active session.
-        with active(self._spark):
-            manager = self._spark._jsparkSession.sessionState().catalogManager()  # noqa: SLF001
+        with active(self.spark):
+            manager = self.spark._jsparkSession.sessionState().catalogManager()  # noqa: SLF001
             catalog = manager.catalog(PENDING_CATALOG).icebergCatalog()
         field = catalog.getClass().getDeclaredField("tableCache")
         field.setAccessible(True)
