@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,12 @@ from support.catalogs.projects import CatalogProject
 from support.catalogs.server import RestCatalogServer, rest_catalog
 from support.engines import shared_engine
 from support.store.faulty_proxy import FaultyProxy, faulty_proxy
-from support.store.projects import BucketEngine
+from support.store.projects import bucket_engine
 
 
 @pytest.fixture(scope="session")
 def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
     with rest_catalog(tmp_path_factory.mktemp("rest")) as server:
-        if server is None:
-            pytest.skip("the REST catalog of tests cannot be downloaded")
         yield server
 
 
@@ -35,12 +31,8 @@ def proxy(rest: RestCatalogServer) -> Iterator[FaultyProxy]:
 @pytest.fixture(scope="session")
 def s3_socket() -> Iterator[str]:
     """Yield the socket of an engine with the client of S3, but without credentials."""
-    # A socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="chronolake-rest-"))
-    engine = BucketEngine(folder, credentials={})
-    yield engine.start()
-    engine.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    with bucket_engine(credentials={}) as found:
+        yield found
 
 
 @pytest.fixture

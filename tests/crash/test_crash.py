@@ -48,7 +48,7 @@ class Operation:
     repeats: bool
     send: Callable[[SentTable, Any], None]
     request: Callable[[SentTable], Any]
-    tell: Callable[[Any], None]
+    apply: Callable[[Any], None]
     after: Callable[[Row], Row] = dict
 
 
@@ -70,7 +70,7 @@ def _batch(columns: Sequence[str], first: Batch, sent_then: Batch) -> Operation:
         repeats=True,
         send=SentTable.send,
         request=lambda sent: sent.request(sent_then),
-        tell=lambda model: model.write(**sent_then.rows),
+        apply=lambda model: model.write(**sent_then.rows),
     )
 
 
@@ -86,7 +86,7 @@ OPERATIONS: Final = {
         repeats=False,
         send=_truncate,
         request=lambda sent: None,
-        tell=lambda model: model.truncate("_fivetran_synced", T + HOUR),
+        apply=lambda model: model.truncate("_fivetran_synced", T + HOUR),
     ),
     "soft-truncate": Operation(
         LIVE,
@@ -95,7 +95,7 @@ OPERATIONS: Final = {
         repeats=False,
         send=_truncate,
         request=lambda sent: "_fivetran_deleted",
-        tell=lambda model: model.truncate("_fivetran_synced", T + HOUR, soft="_fivetran_deleted"),
+        apply=lambda model: model.truncate("_fivetran_synced", T + HOUR, soft="_fivetran_deleted"),
     ),
     "alter": Operation(
         LIVE,
@@ -104,7 +104,7 @@ OPERATIONS: Final = {
         repeats=False,
         send=_alter,
         request=lambda sent: [text.replace("n:LONG", "n:STRING") for text in LIVE],
-        tell=lambda model: None,
+        apply=lambda model: None,
         after=lambda row: row | {"n": str(row["n"])},
     ),
 }
@@ -183,7 +183,7 @@ def _model(sent: SentTable, operation: Operation, *, is_applied: bool) -> list[R
     model.write(**operation.first.rows)
     if not is_applied:
         return model.rows()
-    operation.tell(model)
+    operation.apply(model)
     return [operation.after(row) for row in model.rows()]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from chronolake.object_store import BucketPath
 from support.datalakes import DataLake
-from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
+from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
 
 _DAY = 86_400_000_000
@@ -28,12 +27,8 @@ def _row(key: int, at: int, name: str, **fields: Any) -> dict[str, Any]:
 def socket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    # A socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="chronolake-s3-"))
-    engine = BucketEngine(folder)
-    yield engine.start()
-    engine.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    with bucket_engine() as found:
+        yield found
 
 
 @pytest.mark.long

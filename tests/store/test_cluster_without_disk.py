@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +14,7 @@ from support.cluster import Cluster, can_isolate, cluster, conf
 from support.datalakes import DataLake
 from support.declarative.apis import Api, Reply
 from support.engines import AT, TIMEOUT, wait_until
-from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
+from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
 
 _WORKERS: Final = ("one", "two")
@@ -65,12 +63,8 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def engine(workers: Cluster) -> Iterator[str]:
     """Yield the socket of an engine whose executors are on the cluster."""
-    # A socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="chronolake-cluster-"))
-    started = BucketEngine(folder, spark=_spark(workers), keys=_KEYS)
-    yield started.start()
-    started.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    with bucket_engine(spark=_spark(workers), keys=_KEYS) as found:
+        yield found
 
 
 def _spark(workers: Cluster) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from support.datalakes import DataLake
 from support.engines import AT, TIMEOUT
 from support.processes import KILLED
 from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
-from support.store.projects import CREDENTIALS, BucketEngine, BucketProject
+from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
 
 _SHOP: Final = {"mode": "history"}
@@ -31,12 +30,8 @@ _SHOP: Final = {"mode": "history"}
 
 @pytest.fixture(scope="module")
 def socket() -> Iterator[str]:
-    # A socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="chronolake-s3-"))
-    engine = BucketEngine(folder)
-    yield engine.start()
-    engine.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    with bucket_engine() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,56 +15,18 @@ import pytest
 from chronolake.config import StorageConfig
 from chronolake.errors import ObjectStoreError
 from chronolake.object_store import BucketPath
+from support.store.bucket_rules import BUCKET_RULES
 from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
 from support.store.server import ACCESS_KEY, SECRET_KEY, S3Server, storage_at
 
 _SLOW_DOWN = Refuse(503, "SlowDown")
 
 
-def test_an_object_is_created_once(bucket: BucketPath) -> None:
-    path = bucket / "raw" / "a"
-
-    assert path.create(b"first")
-    assert not path.create(b"other")
-
-    assert path.read_bytes() == b"first"
-
-
-def test_a_copy_does_not_overwrite(bucket: BucketPath) -> None:
-    (bucket / "staged").create(b"new")
-    (bucket / "taken").create(b"old")
-
-    assert (bucket / "staged").copy_to(bucket / "free")
-    assert not (bucket / "staged").copy_to(bucket / "taken")
-
-    assert (bucket / "free").read_bytes() == b"new"
-    assert (bucket / "taken").read_bytes() == b"old"
-
-
-def test_an_object_is_replaced_only_as_it_was_read(bucket: BucketPath) -> None:
-    path = bucket / "a"
-    path.create(b"first")
-    found = path.find()
-    assert found is not None
-
-    path.replace(b"second", identity=found.identity)
-    with pytest.raises(ObjectStoreError, match="changed by another process"):
-        path.replace(b"third", identity=found.identity)
-
-    assert path.read_bytes() == b"second"
-
-
-def test_objects_are_listed_in_order_and_after_a_name(bucket: BucketPath) -> None:
-    for name in ("x/b=1/c", "x/b=1/a", "x/b=2/a", "x/z", "y/a"):
-        (bucket / name).create(b"1")
-
-    folder = bucket / "x"
-    assert [stored.path.url for stored in folder.objects()] == [
-        f"{folder}/{name}" for name in ("b=1/a", "b=1/c", "b=2/a", "z")
-    ]
-    assert [stored.path.name for stored in folder.objects(after="b=1/c")] == ["a", "z"]
-    assert sorted(place.name for place in folder.folders()) == ["b=1", "b=2"]
-    assert (bucket / "missing").folders() == []
+@pytest.mark.parametrize("expect", BUCKET_RULES)
+def test_the_rules_of_buckets_hold(
+    bucket: BucketPath, expect: Callable[[BucketPath], None]
+) -> None:
+    expect(bucket)
 
 
 @pytest.mark.parametrize("name", ["a%2Fb", "a b", "ü#?&=+", "{a}[b]*", "a\\b", "~!@$^()"])

@@ -17,6 +17,11 @@ def free_port() -> int:
         return port
 
 
+def connect(port: int) -> None:
+    """Connect to a server of this machine; raise an OSError if none listens at the port."""
+    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+
 @contextmanager
 def running(
     command: Sequence[str],

@@ -8,18 +8,19 @@ import hashlib
 import hmac
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import httpx
+import pytest
 
-from support.servers import free_port, running
+from support.servers import connect, free_port, running
 
 _START_SECONDS: Final = 30
 _CONTAINER: Final = "lake1"
@@ -47,32 +48,27 @@ class Store:
 
 
 @contextmanager
-def azurite(folder: Path) -> Iterator[Store | None]:
-    """Run Azurite over a folder; None without npm."""
+def azurite(folder: Path) -> Iterator[Store]:
+    """Run Azurite over a folder; the test is skipped without npm."""
     program = _azurite()
     if program is None:
-        yield None
-        return
+        pytest.skip("Azurite is installed by npm, which is not installed")
     endpoint = f"http://127.0.0.1:{(port := free_port())}/{_ACCOUNT}"
     command = [str(program), "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
     command += ["--location", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    with _running(command, port):
+    with running(
+        command,
+        partial(connect, port),
+        environment=os.environ,
+        output=subprocess.DEVNULL,
+        seconds=_START_SECONDS,
+    ):
         _create_container(endpoint)
         yield Store(
             f"abfss://{_CONTAINER}@{_ACCOUNT}.dfs.core.windows.net",
             {"endpoint": endpoint, "account_key": "${AZURE_KEY}"},
             {"AZURE_KEY": _KEY},
         )
-
-
-@contextmanager
-def _running(command: list[str], port: int) -> Iterator[None]:
-    def connect() -> None:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-
-    quiet = subprocess.DEVNULL
-    with running(command, connect, environment=os.environ, output=quiet, seconds=_START_SECONDS):
-        yield
 
 
 def _create_container(endpoint: str) -> None:

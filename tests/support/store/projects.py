@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -175,3 +177,18 @@ class BucketEngine(EngineProcess):
         while not list(sockets.glob("*.sock")):
             assert process.poll() is None, (self.folder / "errors").read_text()
         return str(next(sockets.glob("*.sock")))
+
+
+@contextmanager
+def bucket_engine(**settings: Any) -> Iterator[str]:
+    """Run an engine whose Java can reach S3; yield its socket.
+
+    Args:
+        settings: those of `BucketEngine`.
+    """
+    # A socket's path has at most 107 bytes, which a folder of pytest's may exceed.
+    folder = Path(tempfile.mkdtemp(prefix="chronolake-s3-"))
+    engine = BucketEngine(folder, **settings)
+    yield engine.start()
+    engine.stop()
+    shutil.rmtree(folder, ignore_errors=True)
