@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 import psycopg
 import pytest
 from postgresql import server
 
-from support.cluster import Cluster, can_isolate, cluster, conf
+from chronolake import jars
+from chronolake.session import java_home
+from chronolake.spark_requirements import EXTENSIONS
+from support.cluster import PYTHON, Cluster, can_isolate, cluster, conf
 from support.datalakes import DataLake
 from support.declarative.apis import Api, Reply
 from support.engines import AT, TIMEOUT, wait_until
@@ -43,6 +51,25 @@ streams:
 spec:
   type: Spec
   connection_specification: {properties: {url: {type: string}}}
+"""
+
+
+#: A job as users write it; Spark's settings are those that `Lake.open` asks for.
+_JOB: Final = """
+import json
+import sys
+
+import chronolake
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder
+for name, value in json.loads(sys.argv[1]).items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+lake = chronolake.Lake.open("lake", spark=spark)
+result = chronolake.sync("crm", project=".")
+print(result.status, [stream.error for stream in result.streams])
+print(lake.sql("SELECT count(*) AS n FROM crm.Account WHERE _fivetran_active").collect()[0].n)
 """
 
 
@@ -236,6 +263,10 @@ class Loss:
         self._workers.add_worker("one")
         self._workers.registered()
 
+    def happen_and_recover(self) -> None:
+        self.happen()
+        self.recover()
+
     def during(self, there: BucketProject, *words: str) -> None:
         """Run a command, which loses a worker and succeeds."""
         command = there.start(*words)
@@ -243,6 +274,40 @@ class Loss:
         output, errors = command.communicate(timeout=TIMEOUT)
         self.recover()
         assert command.returncode == 0, output + errors
+
+
+@pytest.mark.long
+def test_a_job_opens_the_lake_in_its_own_session_on_the_cluster(
+    accounts: tuple[BucketProject, Accounts], workers: Cluster
+) -> None:
+    there, lake = accounts
+    lake.write({str(number): f"name {number}" for number in range(1000)})
+    lake.write({str(number): f"new {number}" for number in range(0, 1000, 2)})
+    files = map(str, jars.paths(java_home(), schemes=["s3"]))
+    settings = {
+        **conf(),
+        "spark.master": workers.master,
+        "spark.jars": ",".join(files),
+        "spark.sql.extensions": EXTENSIONS,
+        # Of the application, whose machines may have other ones than the driver's.
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.executorEnv.TZ": "Asia/Tokyo",
+        "spark.speculation": "true",
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", _JOB, json.dumps(settings)],
+        env={**os.environ, "PYSPARK_PYTHON": PYTHON, "JAVA_HOME": java_home()},
+        cwd=there.folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["succeeded [None]", "1000"]
+    lake.expect(there)
 
 
 @pytest.mark.long
@@ -295,6 +360,46 @@ def test_a_worker_that_ends_during_a_copy_changes_nothing(
         Loss(workers, place, "_executor_files/*").during(there, "sync", "shop")
         expect("-", count // 2)
         there.run("verify", "--all")
+
+
+@pytest.mark.long
+def test_a_worker_that_ends_during_a_rebuild_changes_nothing(
+    accounts: tuple[BucketProject, Accounts], s3: S3Server, workers: Cluster
+) -> None:
+    there, lake = accounts
+    for number in range(3):
+        lake.write({str(key): f"{number} {key}" for key in range(number * 50, 20000)})
+    there.run("sync", "crm")
+    before = there.rows("crm", "Account")
+
+    # The new table is in a folder of the old one.
+    objects = "tables/*/*/data/**/*.parquet"
+    Loss(workers, _place(there, s3) / "lake", objects).during(there, "rebuild", "crm.Account")
+
+    lake.expect(there)
+    assert _plain(there.rows("crm", "Account")) == _plain(before)
+
+
+def _plain(rows: list[dict[str, Any]]) -> list[list[tuple[str, str]]]:
+    """Return rows in a fixed order, without the time of their batch."""
+    return sorted(
+        sorted((name, repr(row[name])) for name in row.keys() - {"_fivetran_synced"})
+        for row in rows
+    )
+
+
+@pytest.mark.long
+def test_a_worker_that_ends_while_a_destination_writes_changes_nothing(
+    open_project: Open, s3: S3Server, workers: Cluster
+) -> None:
+    there = open_project()
+    there.send_examples("whole")
+    loss = Loss(workers, _place(there, s3) / "lake", "_executor_files/*")
+    replacing = Thread(target=loss.happen_and_recover)
+    there.send_examples("shop", before=replacing.start)
+    replacing.join()
+    for table in ("customers", "orders"):
+        assert _plain(there.rows("shop", table)) == _plain(there.rows("whole", table))
 
 
 @pytest.mark.long
