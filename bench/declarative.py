@@ -33,18 +33,20 @@ from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import PendingFiles, SliceFiles
-from chronolake.source.declarative.landing.record_schema import Identity, Shape, declared_columns
+from chronolake.source.declarative.manifests.capabilities import primary_key_of
 from chronolake.source.declarative.manifests.manifest import parse, to_mapped
 from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
     DeclarativeStream,
     InlineSchemaLoader,
 )
+from chronolake.source.declarative.slice_files import SliceFiles
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
 from chronolake.source.declarative.stream_slice import StreamSlice
+from chronolake.source.records.pending_files import PendingFiles
+from chronolake.source.records.schema import Shape, declared_columns
 from harness.clock import Times, machine, say, show
 
 OURS: Final = "ours"
@@ -156,7 +158,7 @@ def read_ours(
     with http_client() as client:
         api = create_api(found, {"url": url}, Network(client))
         waiting, _ = PendingFiles.recover(folder / "spool")
-        identity = Identity.of(stream)
+        identity = primary_key_of(stream)
         shape = Shape(identity.add_key_column(types), frozenset(types))
         files = SliceFiles(waiting.folder, identity, shape)
         reader = StreamReader(stream, api)

@@ -14,7 +14,7 @@ from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.components.custom_auth import custom_authentication
 from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import SliceResult
+from chronolake.source.declarative.slice_files import SliceResult
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver, DriverLostError
 from chronolake.types import ColumnType, now_micros
 

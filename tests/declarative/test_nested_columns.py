@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.landing.record_schema import Nesting, Shape
+from chronolake.source.records.schema import Nesting, Shape
 from chronolake.types import ColumnType, Kind
 
 _ADDRESS = {

@@ -17,16 +17,10 @@ from structlog.testing import capture_logs
 from chronolake import exact_json
 from chronolake.errors import SourceError
 from chronolake.landing import wider
-from chronolake.source.declarative.landing.record_schema import (
-    HASHED,
-    Identity,
-    Shape,
-    declared_columns,
-    has_only_texts,
-    infer_type,
-    to_array,
-)
+from chronolake.source.declarative.manifests.capabilities import has_only_texts, primary_key_of
 from chronolake.source.declarative.models.streams import DeclarativeStream
+from chronolake.source.records.identity import HASHED, Identity
+from chronolake.source.records.schema import Shape, declared_columns, infer_type, to_array
 from chronolake.types import ColumnType, Kind
 
 
@@ -247,14 +241,14 @@ def _stream(primary_key: Any) -> DeclarativeStream:
     ],
 )
 def test_records_are_identified_by_their_key(key: Any, columns: tuple[str, ...]) -> None:
-    assert Identity.of(_stream(key)).columns == columns
+    assert primary_key_of(_stream(key)).columns == columns
 
 
 def test_a_key_within_an_object_or_none_at_all_is_a_hash() -> None:
-    inner = Identity.of(_stream([["a", "b"]]))
+    inner = primary_key_of(_stream([["a", "b"]]))
     one, two, other = inner.add_keys([{"a": {"b": 1}, "c": 1}, {"a": {"b": 1}}, {"a": {"b": "1"}}])
     assert one[HASHED] == two[HASHED] != other[HASHED]
-    whole = Identity.of(_stream(None))
+    whole = primary_key_of(_stream(None))
     one, two, other = whole.add_keys([{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}])
     assert one[HASHED] == two[HASHED] != other[HASHED]
     (large,) = whole.add_keys([{"a": 2**70}])

@@ -11,11 +11,13 @@ import pytest
 
 from chronolake.source.declarative.connect import create_api
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import Part, PendingFiles, SliceFiles
-from chronolake.source.declarative.landing.record_schema import Identity, Shape
+from chronolake.source.declarative.manifests.capabilities import primary_key_of
 from chronolake.source.declarative.manifests.manifest import parse, to_mapped
+from chronolake.source.declarative.slice_files import SliceFiles
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run
+from chronolake.source.records.pending_files import Part, PendingFiles
+from chronolake.source.records.schema import Shape
 from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.declarative.stream_reads import option, retriever, stream
 
@@ -52,7 +54,7 @@ def _most_memory(folder: Path, pages: int) -> int:
         api.on("/items", answer)
         shared = create_api(manifest, {"api": api.url}, Network(client))
         waiting, _ = PendingFiles.recover(folder / "spool")
-        files = SliceFiles(waiting.folder, Identity.of(found), Shape({}))
+        files = SliceFiles(waiting.folder, primary_key_of(found), Shape({}))
         run = Run(StreamReader(found, shared), files, waiting, shared.session)
         tracemalloc.start()
         try:

@@ -22,8 +22,8 @@ from chronolake.source.declarative.http.token_pool import (
     TokenGrant,
 )
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import SliceResult
 from chronolake.source.declarative.models.requests import RateLimitedMultipleTokenAuthenticator
+from chronolake.source.declarative.slice_files import SliceResult
 from chronolake.source.declarative.spark.coordinator import Coordinator, Driver
 from chronolake.types import ColumnType
 from support.declarative.api_access import HIDDEN, NOW, Visit

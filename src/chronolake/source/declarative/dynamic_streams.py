@@ -11,7 +11,6 @@ import yaml
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import (
-    MISSING,
     evaluate_path,
     find_places,
     get_only_value,
@@ -30,6 +29,7 @@ from chronolake.source.declarative.records.transformations import KINDS
 from chronolake.source.declarative.retrieval.schema_loaders import with_response_cache
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.templates import as_truth, evaluate, is_template
+from chronolake.source.records.lookup import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chronolake.errors import SourceError
 from chronolake.source.declarative.templating.templates import evaluate
+from chronolake.source.records.lookup import MISSING, list_index, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-#: The result for a path that does not exist.
-MISSING: Any = object()
 
 _ANY_DEPTH = "**"
 #: The number of an object's field names that are shown, and the length of each.
@@ -49,19 +47,6 @@ def evaluate_path(
 def is_pattern(segment: object) -> bool:
     """Return whether a segment may match several keys."""
     return isinstance(segment, str) and any(sign in segment for sign in "*?[")
-
-
-def look_up(value: Any, path: Sequence[Any]) -> Any:
-    """Return the value at a path without patterns, or MISSING."""
-    for segment in path:
-        if isinstance(value, dict):
-            value = value.get(segment, MISSING)
-        elif isinstance(value, list):
-            index = _list_index(segment, value)
-            value = MISSING if index is None else value[index]
-        else:
-            return MISSING
-    return value
 
 
 def is_empty(value: object) -> bool:
@@ -208,20 +193,10 @@ def _children(value: Any, segment: Any) -> list[Place]:
     if isinstance(value, list):
         if is_pattern(segment):
             return [Place(value, at, child) for at, child in enumerate(value) if _fits(at, segment)]
-        index = _list_index(segment, value)
+        index = list_index(segment, value)
         return [] if index is None else [Place(value, index, value[index])]
     return []
 
 
 def _fits(key: object, pattern: str) -> bool:
     return pattern == "*" or fnmatchcase(str(key), pattern)
-
-
-def _list_index(segment: Any, values: list[Any]) -> int | None:
-    try:
-        index = int(segment)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if not -len(values) <= index < len(values):
-        return None
-    return index % len(values)

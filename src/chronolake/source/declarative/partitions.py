@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.models.streams import (
     CustomPartitionRouter,
     GroupingPartitionRouter,
@@ -25,6 +24,7 @@ from chronolake.source.declarative.models.streams import (
 from chronolake.source.declarative.retrieval.lazy_read import FIRST_PAGE, first_page
 from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
 from chronolake.source.declarative.templating.templates import as_text, evaluate
+from chronolake.source.records.lookup import MISSING, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

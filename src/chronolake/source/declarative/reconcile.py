@@ -21,13 +21,13 @@ from chronolake.errors import ChronolakeError, SourceError
 from chronolake.failpoints import reach
 from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.landing.file_writer import read_files
 from chronolake.source.declarative.manifests.capabilities import cursor_of
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.times import micros_of
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
+from chronolake.source.records.pending_files import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
-    from chronolake.source.declarative.landing.file_writer import PendingFiles
     from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
     from chronolake.source.declarative.stream_run import Run
+    from chronolake.source.records.pending_files import PendingFiles
 
 log = structlog.get_logger(__name__)
 

@@ -17,14 +17,6 @@ from chronolake.errors import ChronolakeError
 from chronolake.landing import wider
 from chronolake.source.declarative.check import check_source, complete_manifest
 from chronolake.source.declarative.connect import open_api
-from chronolake.source.declarative.landing.file_writer import (
-    PendingFiles,
-    SliceFiles,
-    group_by_columns,
-    read_equal_files,
-    read_files,
-    unexpected_error,
-)
 from chronolake.source.declarative.manifests.capabilities import (
     capabilities_of,
     capture_method_of,
@@ -37,6 +29,7 @@ from chronolake.source.declarative.manifests.config_validation import raise_if_i
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.parent_streams import is_outdated, select_stream
 from chronolake.source.declarative.reconcile import CompleteRead
+from chronolake.source.declarative.slice_files import SliceFiles, unexpected_error
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run, Settings, StreamOffset
@@ -53,6 +46,12 @@ from chronolake.source.protocol import (
     raw_folder,
     spool_folder,
 )
+from chronolake.source.records.pending_files import (
+    PendingFiles,
+    group_by_columns,
+    read_equal_files,
+    read_files,
+)
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
@@ -62,10 +61,10 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource, Project
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.landing.file_writer import Part
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.models.streams import AnyStream
     from chronolake.source.protocol import Offset, TokenStore
+    from chronolake.source.records.pending_files import Part
     from chronolake.types import Column
 
 #: Subfolder for complete reads, below the folder of a stream's waiting records.

@@ -19,18 +19,17 @@ import structlog
 from chronolake.config import Nested, StreamConfig, is_never
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.failpoints import reach
-from chronolake.source.declarative.landing.file_writer import unexpected_error
-from chronolake.source.declarative.landing.record_schema import (
-    Identity,
-    Nesting,
-    Shape,
-    declared_columns,
+from chronolake.source.declarative.manifests.capabilities import (
+    cursor_field_of,
+    cursor_of,
     has_only_texts,
+    primary_key_of,
 )
-from chronolake.source.declarative.manifests.capabilities import cursor_field_of, cursor_of
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.parent_streams import iterate_parents, select_stream
+from chronolake.source.declarative.slice_files import unexpected_error
 from chronolake.source.protocol import COMPARED
+from chronolake.source.records.schema import Nesting, Shape, declared_columns
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
@@ -39,15 +38,13 @@ if TYPE_CHECKING:
 
     from chronolake.config import PipelineConfig, Project
     from chronolake.source.declarative.http.api_session import ApiSession
-    from chronolake.source.declarative.landing.file_writer import (
-        PendingFiles,
-        SliceFiles,
-        SliceResult,
-    )
     from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
+    from chronolake.source.declarative.slice_files import SliceFiles, SliceResult
     from chronolake.source.declarative.spark.slice_waves import Cluster
     from chronolake.source.declarative.stream_reader import StreamReader, Work
     from chronolake.source.protocol import Offset
+    from chronolake.source.records.identity import Identity
+    from chronolake.source.records.pending_files import PendingFiles
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Settings:
 
     def identity_of(self, stream: DeclarativeStream) -> Identity:
         """Return the key of a stream's records."""
-        return Identity.of(stream, self.cursor)
+        return primary_key_of(stream, self.cursor)
 
     def shape_of(
         self,
@@ -182,7 +179,7 @@ class _RequestedSettings:
 
     @property
     def _identity(self) -> Identity:
-        return Identity.of(select_stream(self.stream, {"": ""}))
+        return primary_key_of(select_stream(self.stream, {"": ""}))
 
     def _unsupported_error(self, key: str, reason: str, hint: str) -> ConfigurationError:
         name = self.stream.name

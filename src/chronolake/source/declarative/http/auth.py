@@ -14,7 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.field_paths import MISSING, get_only_value
+from chronolake.source.declarative.field_paths import get_only_value
 from chronolake.source.declarative.http.request_builder import Injection, encode
 from chronolake.source.declarative.http.response import loads
 from chronolake.source.declarative.models.requests import (
@@ -27,6 +27,7 @@ from chronolake.source.declarative.models.requests import (
     RequestOption,
 )
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth, evaluate
+from chronolake.source.records.lookup import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

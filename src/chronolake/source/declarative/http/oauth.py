@@ -20,12 +20,12 @@ import httpx
 from dateutil import parser
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.http.auth import Authentication, credential
 from chronolake.source.declarative.http.request_builder import Injection, Request, encode
 from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.http.transport import describe_failure, send_once
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth
+from chronolake.source.records.lookup import MISSING, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, get_only_value, look_up
+from chronolake.source.declarative.field_paths import get_only_value
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
 from chronolake.source.declarative.http.decoders import decode
 from chronolake.source.declarative.http.request_builder import Injection, Request, build_request
 from chronolake.source.declarative.models.records import JsonDecoder
 from chronolake.source.declarative.models.requests import SessionTokenRequestBearerAuthenticator
 from chronolake.source.declarative.templating.times import seconds_of
+from chronolake.source.records.lookup import MISSING, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import look_up
 from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
 from chronolake.source.declarative.http.rate_limit import Matcher
 from chronolake.source.declarative.http.request_builder import Injection, Request, encode
 from chronolake.source.declarative.models.requests import DefaultErrorHandler, HttpResponseFilter
 from chronolake.source.declarative.templating.templates import as_text
 from chronolake.source.declarative.templating.times import seconds_of
+from chronolake.source.records.lookup import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,16 @@
-"""Capabilities of a stream according to its manifest: cursor, capture method, concurrency."""
+"""Properties of a stream according to its manifest: cursor, key, capture method, concurrency."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.source.declarative.models.records import (
+    CsvDecoder,
+    GzipDecoder,
+    XmlDecoder,
+    ZipfileDecoder,
+)
 from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
     DeclarativeStream,
@@ -12,6 +18,7 @@ from chronolake.source.declarative.models.streams import (
 )
 from chronolake.source.declarative.templating.templates import as_text, evaluate
 from chronolake.source.protocol import CaptureMethod
+from chronolake.source.records.identity import Identity
 from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
@@ -59,6 +66,29 @@ def capture_method_of(stream: AnyStream) -> CaptureMethod:
     return (
         CaptureMethod.SNAPSHOT_DIFF if cursor_of(stream) is None else CaptureMethod.OBSERVED_CHANGES
     )
+
+
+def primary_key_of(stream: DeclarativeStream, cursor: str | None = None) -> Identity:
+    """Return the manifest's primary key: one field, several fields, or paths.
+
+    Args:
+        cursor: the field with the record's time, if it is part of the key, or None.
+    """
+    key = stream.primary_key or ()
+    parts = (key,) if isinstance(key, str) else key
+    paths = tuple((part,) if isinstance(part, str) else tuple(part) for part in parts)
+    other = "correct the stream's primary_key" if cursor is None else "remove cursor_in_key"
+    advice = f"Filter such records in the manifest (`record_filter`), or {other}."
+    return Identity(paths, cursor, advice)
+
+
+def has_only_texts(stream: DeclarativeStream) -> bool:
+    """Return whether all values of a stream's responses are text, as in CSV and XML."""
+    retriever = stream.retriever
+    decoder = getattr(retriever, "download_decoder", None) or getattr(retriever, "decoder", None)
+    while isinstance(decoder, GzipDecoder | ZipfileDecoder):
+        decoder = decoder.decoder
+    return isinstance(decoder, CsvDecoder | XmlDecoder)
 
 
 def epsilon_of(stream: AnyStream) -> int:

@@ -16,14 +16,12 @@ import structlog
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.field_paths import (
-    MISSING,
     evaluate_path,
     find_missing_part,
     find_places,
     get_only_value,
     is_empty,
     is_pattern,
-    look_up,
     put,
 )
 from chronolake.source.declarative.http.decoders import Memory, decode
@@ -40,6 +38,7 @@ from chronolake.source.declarative.models.records import (
     XmlDecoder,
 )
 from chronolake.source.declarative.models.streams import DownloadExtractor, ResponseToFileExtractor
+from chronolake.source.records.lookup import MISSING, look_up
 
 if TYPE_CHECKING:
     from chronolake.source.declarative.models.records import RecordExpander

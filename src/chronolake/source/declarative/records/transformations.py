@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from typing import Any, assert_never
 
 from chronolake.source.declarative.field_paths import (
-    MISSING,
     evaluate_path,
     find_places,
     get_only_value,
@@ -36,6 +35,7 @@ from chronolake.source.declarative.models.records import (
 )
 from chronolake.source.declarative.stream_slice import slice_for_class
 from chronolake.source.declarative.templating.templates import as_truth, evaluate
+from chronolake.source.records.lookup import MISSING
 
 Record = dict[str, Any]
 Context = Mapping[str, Any]

@@ -8,7 +8,6 @@ import httpx
 
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.field_paths import MISSING, look_up
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.response import Response
 from chronolake.source.declarative.models.records import JsonDecoder
@@ -18,6 +17,7 @@ from chronolake.source.declarative.models.streams import (
     SubstreamPartitionRouter,
 )
 from chronolake.source.declarative.retrieval.pagination_reset import actions_of
+from chronolake.source.records.lookup import MISSING, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.field_paths import MISSING, evaluate_path, get_only_value
+from chronolake.source.declarative.field_paths import evaluate_path, get_only_value
 from chronolake.source.declarative.http.client import ReadDifferentlyError
 from chronolake.source.declarative.http.error_handler import Action
 from chronolake.source.declarative.http.request_builder import Injection, build_request
@@ -33,6 +33,7 @@ from chronolake.source.declarative.retrieval.pagination_reset import (
 )
 from chronolake.source.declarative.retrieval.paginator import Pages, Repetition
 from chronolake.source.declarative.stream_slice import StreamSlice
+from chronolake.source.records.lookup import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

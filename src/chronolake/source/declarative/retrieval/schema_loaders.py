@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.field_paths import MISSING, evaluate_path, get_only_value
+from chronolake.source.declarative.field_paths import evaluate_path, get_only_value
 from chronolake.source.declarative.models.base import CustomRecordFilter, CustomSchemaLoader
 from chronolake.source.declarative.models.streams import (
     AsyncRetriever,
@@ -26,6 +26,7 @@ from chronolake.source.declarative.retrieval.async_jobs import AsyncJobs, downlo
 from chronolake.source.declarative.retrieval.pages import Retrieval
 from chronolake.source.declarative.stream_slice import StreamSlice, slice_for_class
 from chronolake.source.declarative.templating.templates import as_text, as_truth
+from chronolake.source.records.lookup import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.http.api_session import ApiSession
     from chronolake.source.declarative.http.request_builder import Injection
     from chronolake.source.declarative.http.token_pool import QuotaReport, TokenGrant
-    from chronolake.source.declarative.landing.file_writer import SliceResult
+    from chronolake.source.declarative.slice_files import SliceResult
     from chronolake.types import ColumnType
 
 _SERVICE: Final = "chronolake.Coordinator"

@@ -21,23 +21,25 @@ from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.components.custom_auth import custom_authentication
 from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
-from chronolake.source.declarative.landing.file_writer import SliceFiles, unexpected_error
-from chronolake.source.declarative.landing.record_schema import Shape, has_only_texts
+from chronolake.source.declarative.manifests.capabilities import has_only_texts
+from chronolake.source.declarative.slice_files import SliceFiles, unexpected_error
 from chronolake.source.declarative.spark.coordinator import Driver, DriverLostError
 from chronolake.source.declarative.stream_reader import SliceReader
+from chronolake.source.records.schema import Shape
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from chronolake.source.declarative.landing.file_writer import SliceResult
-    from chronolake.source.declarative.landing.record_schema import Identity, Nesting
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.models.requests import HTTPAPIBudget
     from chronolake.source.declarative.models.streams import DeclarativeStream, IncrementalSync
+    from chronolake.source.declarative.slice_files import SliceResult
     from chronolake.source.declarative.spark.coordinator import Address
     from chronolake.source.declarative.stream_reader import Work
+    from chronolake.source.records.identity import Identity
+    from chronolake.source.records.schema import Nesting
     from chronolake.types import ColumnType
 
 _NAME: Final = "chronolake_slices"

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.http.api_session import ApiSession
-    from chronolake.source.declarative.landing.file_writer import SliceFiles, SliceResult
-    from chronolake.source.declarative.landing.record_schema import Shape
     from chronolake.source.declarative.models.streams import DeclarativeStream
+    from chronolake.source.declarative.slice_files import SliceFiles, SliceResult
     from chronolake.source.declarative.stream_reader import StreamReader, Work
+    from chronolake.source.records.schema import Shape
     from chronolake.types import ColumnType
 
 log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""Record schema: columns and their types, flattened nested objects, and the primary key.
+"""Record schema: columns and their types, and flattened nested objects.
 
 Types. Columns have the types that the stream's JSON schema declares, as long as the values fit. CSV
 and XML contain only text: there, a text is converted to the declared type. If a column's values do
@@ -10,8 +10,6 @@ Nested objects. With flattening, the declared field `city` of the object `addres
 column `address_city`, at any depth. Fields that the schema does not declare remain together as JSON
 text in the object's own column, and so do values that are not objects although the schema declares
 one. Arrays are JSON text.
-
-Keys. A record's key is its primary key, or a hash of its content.
 """
 
 from __future__ import annotations
@@ -19,29 +17,18 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import dataclass, field
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import orjson
 import pyarrow as pa
 import structlog
 
 from chronolake import exact_json
-from chronolake.errors import ConfigurationError, SourceError
+from chronolake.errors import ConfigurationError
 from chronolake.landing import wider
-from chronolake.source.declarative.field_paths import MISSING, look_up
-from chronolake.source.declarative.models.records import (
-    CsvDecoder,
-    GzipDecoder,
-    XmlDecoder,
-    ZipfileDecoder,
-)
 from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from chronolake.source.declarative.models.streams import DeclarativeStream
 
 
 log = structlog.get_logger(__name__)
@@ -75,15 +62,6 @@ _NUMBER: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-
 _TRUTHS: Final = {"true": True, "false": False}
 #: Types whose values are strings in JSON.
 _TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.NAIVE_DATE}
-
-
-def has_only_texts(stream: DeclarativeStream) -> bool:
-    """Return whether all values of a stream's responses are text, as in CSV and XML."""
-    retriever = stream.retriever
-    decoder = getattr(retriever, "download_decoder", None) or getattr(retriever, "decoder", None)
-    while isinstance(decoder, GzipDecoder | ZipfileDecoder):
-        decoder = decoder.decoder
-    return isinstance(decoder, CsvDecoder | XmlDecoder)
 
 
 def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
@@ -460,94 +438,3 @@ def _set_fields(cells: dict[str, Any], flattened: _Object, value: Any) -> None:
         else:
             cells[place] = inside
     cells[flattened.column] = rest or None
-
-
-#: The key column of streams without a primary key, or with a key inside an object.
-HASHED: Final = "_fivetran_id"
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A stream's primary key.
-
-    Attributes:
-        paths: paths of its parts in a record; empty: the whole record is the key.
-        cursor: the field with the record's time, if it is part of the key, or None.
-    """
-
-    paths: tuple[tuple[str, ...], ...]
-    cursor: str | None = None
-
-    @classmethod
-    def of(cls, stream: DeclarativeStream, cursor: str | None = None) -> Self:
-        """Return the manifest's primary key: one field, several fields, or paths.
-
-        Args:
-            cursor: see the class.
-        """
-        key = stream.primary_key or ()
-        parts = (key,) if isinstance(key, str) else key
-        paths = tuple((part,) if isinstance(part, str) else tuple(part) for part in parts)
-        return cls(paths, cursor)
-
-    @property
-    def is_hashed(self) -> bool:
-        """Return whether the key is a hash, in its own column."""
-        return not self.paths or any(len(path) != 1 for path in self.paths)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the key's columns."""
-        own = (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
-        return own if self.cursor is None else tuple(dict.fromkeys([*own, self.cursor]))
-
-    def add_key_column(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
-        """Return the declared columns, preceded by the hash column if there is one.
-
-        A key column that is declared as a number of any kind gets the type of its values. As a
-        double, 5 would become another key as soon as one value of the column is text.
-        """
-        own = {HASHED: ColumnType(Kind.STRING)} if self.is_hashed else {}
-        number = ColumnType(Kind.DOUBLE)
-        of_key = {name for name in self.columns if declared.get(name) == number}
-        return {**own, **{name: kind for name, kind in declared.items() if name not in of_key}}
-
-    def add_keys(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return the records with their key.
-
-        Raises:
-            SourceError: a record lacks a part of its key.
-        """
-        if self.cursor is not None and any(record.get(self.cursor) is None for record in records):
-            raise SourceError(
-                f"A record has no {self.cursor}, which is part of its key (`cursor_in_key`).",
-                column=self.cursor,
-                hint="Filter such records in the manifest (`record_filter`), or remove "
-                "cursor_in_key.",
-            )
-        plain = () if self.is_hashed else self.paths
-        for (name,) in plain:
-            if any(record.get(name) is None for record in records):
-                raise SourceError(
-                    f"A record has no {name}, which is part of its primary key.",
-                    column=name,
-                    hint="Filter such records in the manifest (`record_filter`), or correct the "
-                    "stream's primary_key.",
-                )
-        if self.is_hashed:
-            for record in records:
-                record[HASHED] = self._hash(record)
-        return records
-
-    def _hash(self, record: Mapping[str, Any]) -> str:
-        if not self.paths:
-            reported = record
-        else:
-            values = (look_up(record, path) for path in self.paths)
-            reported = {"key": [None if value is MISSING else value for value in values]}
-        try:
-            text = orjson.dumps(reported, option=orjson.OPT_SORT_KEYS)
-        except TypeError:
-            # Objects within the record are not sorted here: existing keys must not change.
-            text = exact_json.dumps(dict(sorted(reported.items())))
-        return sha256(text).hexdigest()[:40]

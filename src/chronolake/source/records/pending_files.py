@@ -1,8 +1,8 @@
-"""Arrow files of a stream's records, from the read of a slice until they are landed.
+"""Arrow files of a stream's records, from when they are read until they are landed.
 
-Each slice is written to its own files; all records of a file have the same columns. A journal lists
-the files of finished slices together with the state that they lead to. After a crash, the next run
-lands these files and does not request their slices again.
+All records of a file have the same columns. A journal lists finished files together with the state
+that they lead to. After a crash, the next run lands these files and does not read their records
+again.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ import pyarrow as pa
 from chronolake import exact_json
 from chronolake.arrow_tasks import rows_at, to_spark
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
-from chronolake.errors import SourceError
 from chronolake.frames import select
 from chronolake.landing import as_type
-from chronolake.types import Column, ColumnType, Kind, now_micros, quote
+from chronolake.types import Column, ColumnType, Kind, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from chronolake.arrow_tasks import ArrowRows
     from chronolake.executor_files import FileOpener
     from chronolake.lake import Lake
-    from chronolake.source.declarative.landing.record_schema import Identity, Shape
-    from chronolake.source.declarative.records.transformations import Record
-    from chronolake.source.declarative.stream_reader import Slice
 
 
 _JOURNAL: Final = "journal.json"
@@ -322,81 +318,3 @@ def _part_from(folder: Path, stored: Mapping[str, Any]) -> Part:
         stored.get("earliest"),
         stored.get("is_undated", False),
     )
-
-
-def unexpected_error(failure: Exception, mask: Callable[[str], str]) -> SourceError:
-    """Return an unexpected exception as the failure of one stream or slice."""
-    return SourceError(
-        f"Reading failed unexpectedly with {type(failure).__name__}: {mask(str(failure))}",
-        hint="Other streams are not affected. If the error persists, report it as a "
-        "bug of Chronolake.",
-    )
-
-
-@dataclass(frozen=True)
-class SliceResult:
-    """The result of reading one slice.
-
-    Attributes:
-        parts: files with its records.
-        latest: the latest record's cursor value (`Slice.latest`).
-        is_undated: whether a record lacks a modification time that it should have.
-    """
-
-    parts: list[Part]
-    latest: Any
-    is_undated: bool = False
-
-
-@dataclass(frozen=True)
-class SliceFiles:
-    """A writer of the files of a stream's slices; thread-safe.
-
-    Attributes:
-        folder: contains the files.
-        identity: the records' key.
-        shape: the records' columns so far.
-        ahead_micros: microseconds that the driver's clock is ahead of this machine's.
-    """
-
-    folder: Path
-    identity: Identity
-    shape: Shape
-    ahead_micros: int = 0
-
-    def columns(self) -> list[Column]:
-        """Return the columns so far, including the key."""
-        return self.shape.columns(self.identity.columns)
-
-    def read(self, stream_slice: Slice) -> SliceResult:
-        """Read a slice into its own files.
-
-        Raises:
-            SourceError: the slice cannot be read; its files are deleted, as after any other error.
-            ConfigurationError: the requests cannot be built from the manifest and the
-                configuration.
-        """
-        writer = PartWriter(self.folder)
-        try:
-            for records in stream_slice.pages():
-                if records:
-                    self._write(writer, stream_slice, records)
-        except BaseException:
-            writer.discard()
-            raise
-        return SliceResult(writer.close(), stream_slice.latest, stream_slice.is_undated)
-
-    def _write(self, writer: PartWriter, stream_slice: Slice, records: list[Record]) -> None:
-        # All readers of a stream use the same clock, because the later response wins.
-        now = now_micros() + self.ahead_micros
-        columns, arrays = self.shape.cells(self.identity.add_keys(records), self.identity.columns)
-        facts = {
-            MODIFIED: pa.array(
-                [now if at is None else at for at in stream_slice.times], pa.int64()
-            ),
-            # The later of two responses wins, and within a response the later record.
-            SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
-        }
-        known = [at for at in stream_slice.times if at is not None]
-        earliest = min(known) if len(known) == len(records) else None
-        writer.add(columns, arrays, facts, earliest=earliest, is_undated=stream_slice.is_undated)

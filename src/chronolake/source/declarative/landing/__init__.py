@@ -1,1 +1,0 @@
-"""Landing: types, keys and files of records on their way to the raw lake."""

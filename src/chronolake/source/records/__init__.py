@@ -1,0 +1,1 @@
+"""Records that sources read one by one: their columns, keys and pending files."""
