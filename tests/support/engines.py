@@ -20,7 +20,8 @@ import httpx
 
 from support.datalakes import DataLake, project
 
-TIMEOUT: Final = 300.0
+#: Seconds after which a command hangs; the longest one takes a tenth of it on a quiet machine.
+TIMEOUT: Final = 1800.0
 #: When accounts were modified, in microseconds since 1970.
 AT: Final = 1_767_225_600_000_000
 #: An engine of a project without an idle time, and without a warm-up that competes with commands.
