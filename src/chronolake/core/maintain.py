@@ -321,8 +321,8 @@ def _compact_branch(
             row = _compact_staged(lake, table, branch, all_deletes=all_deletes)
         else:
             row = _rewrite(lake, describe_loaded(table), branch, all_deletes=all_deletes)
-            if branch == MAIN and table.format_version < _WITH_VECTORS:
-                _drop_dangling_deletes(lake, table.name)
+        if branch == MAIN and table.format_version < _WITH_VECTORS:
+            _drop_dangling_deletes(lake, table.name)
     except (CommitConflictError, Py4JError, PySparkException) as failure:
         if not _lost_race(failure):
             raise
@@ -364,7 +364,9 @@ def _rewrite(
     strategy = f"strategy => 'sort', sort_order => {literal(by)}, " if order else ""
     options = {
         "delete-ratio-threshold": str(_FILE_DELETE_RATIO),
-        "remove-dangling-deletes": "true",
+        # Tasks would load the metadata of a pending table, which only the driver has. Deletion
+        # vectors go with their data files anyway.
+        "remove-dangling-deletes": "true" if catalog == CATALOG else "false",
         "min-input-files": "2",
     }
     if all_deletes:
