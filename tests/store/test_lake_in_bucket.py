@@ -232,7 +232,9 @@ def test_a_sync_repeats_what_fails_for_a_moment(
         pytest.param(
             "GET .*/crm/", Refuse(403, "AccessDenied"), "refuses access", marks=pytest.mark.long
         ),
-        pytest.param("PUT .*/data/", _SLOW_DOWN, "busy", marks=pytest.mark.long),
+        pytest.param(
+            "PUT .*/data/", _SLOW_DOWN, "responds with an error (", marks=pytest.mark.long
+        ),
         pytest.param("PUT .*/metadata/", LoseResponse(), "respond", marks=pytest.mark.long),
     ],
 )
