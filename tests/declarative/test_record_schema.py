@@ -281,6 +281,20 @@ def test_a_key_that_is_declared_as_any_number_has_the_type_of_its_values() -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("record", "hint"),
+    [
+        ({"id": None, "at": "2026-11-27"}, "or correct the stream's primary_key."),
+        ({"id": 1, "at": None}, "or remove cursor_in_key."),
+    ],
+)
+def test_the_error_names_the_setting_of_the_missing_part(record: dict[str, Any], hint: str) -> None:
+    with pytest.raises(SourceError) as raised:
+        primary_key_of(_stream("id"), "at").add_keys([record])
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(hint)
+
+
 def test_a_record_without_its_key_is_refused() -> None:
     with pytest.raises(SourceError, match="A record has no id, which is part of its primary key"):
         Identity((("id",),)).add_keys([{"id": 1}, {"id": None}])

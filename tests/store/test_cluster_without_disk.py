@@ -131,6 +131,11 @@ class Accounts:
         self.names |= names
         self._lake.write_names("Account", names, at=AT)
 
+    def write_names_and_changes(self) -> None:
+        """Write a thousand names, and a change of every other one."""
+        self.write({str(number): f"name {number}" for number in range(1000)})
+        self.write({str(number): f"new {number}" for number in range(0, 1000, 2)})
+
     def expect(self, there: BucketProject) -> None:
         rows = there.rows("crm", "Account")
         active = {row["Id"]: row["Name"] for row in rows if row["_fivetran_active"]}
@@ -152,8 +157,7 @@ def test_a_data_lake_is_synced_by_executors_without_a_shared_folder(
     accounts: tuple[BucketProject, Accounts], workers: Cluster
 ) -> None:
     there, lake = accounts
-    lake.write({str(number): f"name {number}" for number in range(1000)})
-    lake.write({str(number): f"new {number}" for number in range(0, 1000, 2)})
+    lake.write_names_and_changes()
 
     there.run("sync", "crm")
 
@@ -281,8 +285,7 @@ def test_a_job_opens_the_lake_in_its_own_session_on_the_cluster(
     accounts: tuple[BucketProject, Accounts], workers: Cluster
 ) -> None:
     there, lake = accounts
-    lake.write({str(number): f"name {number}" for number in range(1000)})
-    lake.write({str(number): f"new {number}" for number in range(0, 1000, 2)})
+    lake.write_names_and_changes()
     files = map(str, jars.paths(java_home(), schemes=["s3"]))
     settings = {
         **conf(),

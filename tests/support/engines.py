@@ -20,7 +20,7 @@ import httpx
 
 from support.datalakes import DataLake, project
 
-#: Seconds after which a command hangs; the longest one takes a tenth of it on a quiet machine.
+#: Seconds after which a command counts as hanging, however busy the machine is.
 TIMEOUT: Final = 1800.0
 #: When accounts were modified, in microseconds since 1970.
 AT: Final = 1_767_225_600_000_000

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from support.engines import shared_engine
+from support.engines import TIMEOUT, shared_engine
 
 #: The command line, as a program.
 COMMAND: Final = "from chronolake.cli import main; main()"
-#: Seconds after which a command hangs; the longest one takes a tenth of it on a quiet machine.
-_HANGS_SECONDS: Final = 1800
 #: The exit code of a command that was killed.
 KILLED: Final = 128 + signal.SIGKILL
 #: The variable that, set to `off`, lets every command start its own Java.
@@ -68,6 +66,6 @@ def _run(command: Sequence[str], failpoint: str, variables: Mapping[str, str]) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=_HANGS_SECONDS,
+        timeout=TIMEOUT,
     )
     return done.returncode, done.stdout + done.stderr

@@ -27,7 +27,7 @@ class Identity:
     Attributes:
         paths: paths of its parts in a record; empty: the whole record is the key.
         cursor: the field with the record's time, if it is part of the key, or None.
-        advice: what to do if a record lacks a part of its key, for the error.
+        advice: what to do if a record lacks a part of its primary key, for the error.
     """
 
     paths: tuple[tuple[str, ...], ...]
@@ -66,7 +66,8 @@ class Identity:
             raise SourceError(
                 f"A record has no {self.cursor}, which is part of its key (`cursor_in_key`).",
                 column=self.cursor,
-                hint=self.advice,
+                hint="Filter such records in the manifest (`record_filter`), or remove "
+                "cursor_in_key.",
             )
         plain = () if self.is_hashed else self.paths
         for (name,) in plain:

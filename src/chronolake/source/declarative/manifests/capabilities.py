@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _CONCURRENCY: Final = 4
 _MOST_CONCURRENCY: Final = 64
 _MILLISECOND: Final = 1_000
+_ADVICE: Final = (
+    "Filter such records in the manifest (`record_filter`), or correct the stream's primary_key."
+)
 #: Formats with a higher resolution than milliseconds.
 _FINE: Final = re.compile(r"%f|%epoch_microseconds|%s_as_float")
 
@@ -77,9 +80,7 @@ def primary_key_of(stream: DeclarativeStream, cursor: str | None = None) -> Iden
     key = stream.primary_key or ()
     parts = (key,) if isinstance(key, str) else key
     paths = tuple((part,) if isinstance(part, str) else tuple(part) for part in parts)
-    other = "correct the stream's primary_key" if cursor is None else "remove cursor_in_key"
-    advice = f"Filter such records in the manifest (`record_filter`), or {other}."
-    return Identity(paths, cursor, advice)
+    return Identity(paths, cursor, _ADVICE)
 
 
 def has_only_texts(stream: DeclarativeStream) -> bool:
