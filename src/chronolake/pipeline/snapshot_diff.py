@@ -290,8 +290,8 @@ def drop_repeats(
 
     Args:
         lake: the lake whose Spark session is used.
-        versions: record versions (`chronolake.change_set`) of records that exist. They are computed
-            more than once.
+        versions: record versions (`chronolake.change_set`), which provide all columns unless the
+            record was deleted. They are computed more than once.
         columns: their data columns, including the key.
         table: the table with all landed files applied; None if it does not exist yet.
     """
@@ -299,6 +299,11 @@ def drop_repeats(
     description = None if table is None else describe_loaded(table)
     sides = None if description is None else Sides.of(columns, description)
     new_values = _struct_of(columns) if sides is None else sides.new_values
+    facts: tuple[str, ...] = _FACTS
+    exists = "true"
+    if PROVIDES_DATA in versions.columns:
+        facts, exists = (*_FACTS, PROVIDES_DATA), PROVIDES_DATA
+        new_values = f"IF({PROVIDES_DATA}, {new_values}, NULL)"
     common = {column.name: column.type for column in columns} if sides is None else sides.common
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     order = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY {MODIFIED}, {SEQUENCE})"
@@ -307,7 +312,7 @@ def drop_repeats(
         versions,
         [
             *cells,
-            *_FACTS,
+            *facts,
             f"{new_values} AS {_NEW_VALUES}",
             *(
                 f"{as_type(column, common[column.name])} AS {name}"
@@ -318,8 +323,8 @@ def drop_repeats(
         "*", f"lag({_NEW_VALUES}) {order} AS {_BEFORE}", f"row_number() {order} = 1 AS {_IS_FIRST}"
     )
     if table is None or description is None or sides is None:
-        is_new = f"{_IS_FIRST} OR NOT {_NEW_VALUES} <=> {_BEFORE}"
-        return select(given.where(is_new), [*cells, *_FACTS])
+        is_new = f"IF({_IS_FIRST}, {exists}, NOT {_NEW_VALUES} <=> {_BEFORE})"
+        return select(given.where(is_new), [*cells, *facts])
 
     stored = [f"{_STORED_KEY}{number}" for number in range(len(key))]
     present = lake.spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
@@ -337,11 +342,11 @@ def drop_repeats(
         f"{name} = {stored_name}" for name, stored_name in zip(keys, stored, strict=True)
     )
     is_repeated = (
-        f"IF({_IS_FIRST}, coalesce({_IS_STORED}, false) AND {_NEW_VALUES} <=> {_OLD_VALUES}, "
-        f"{_NEW_VALUES} <=> {_BEFORE})"
+        f"IF({_IS_FIRST}, {exists} = coalesce({_IS_STORED}, false) "
+        f"AND {_NEW_VALUES} <=> {_OLD_VALUES}, {_NEW_VALUES} <=> {_BEFORE})"
     )
     found = given.join(present, expr(same), "left").where(f"NOT {is_repeated}")
-    return select(found, [*cells, *_FACTS])
+    return select(found, [*cells, *facts])
 
 
 def _struct_of(columns: Sequence[Column]) -> str:

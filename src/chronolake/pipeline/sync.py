@@ -49,7 +49,13 @@ from chronolake.pipeline.streams import (
     source_of,
     streams_of,
 )
-from chronolake.source.protocol import CaughtUp, ChangeSource, ReadProgress, StreamFailure
+from chronolake.source.protocol import (
+    CaughtUp,
+    ChangeSource,
+    ReadProgress,
+    SharedOffset,
+    StreamFailure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -360,6 +366,12 @@ def _land_batches(
     wanted = {name: offsets.get(name) for name in landings}
     for batch in source.read(lake, wanted, full_refresh=full_refresh):
         name = batch.stream
+        if isinstance(batch, SharedOffset):
+            reach("land.done")
+            store.put_checkpoint(lease.pipeline, name, batch.position, token=lease.token)
+            reach("land.checkpointed")
+            offsets[name] = batch.position
+            continue
         if name not in landings:
             continue
         stream = syncs[name]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.arrow_tasks import ArrowRows
+from chronolake.change_set import PROVIDES_DATA
 from chronolake.errors import ChronolakeError
 from chronolake.inspect.catalog import look_up
 from chronolake.inspect.scan import StoredRows
@@ -51,7 +52,7 @@ def change_nothing(
     Args:
         config: the lake.
         name: the table, with all landed files applied.
-        rows: records that exist, with their data columns and others.
+        rows: record versions or records, with their data columns and others.
         columns: the data columns, including the key. Other columns of the table do not matter.
         is_complete: whether present rows of other keys would be deleted. Then there must be none.
     """
@@ -65,6 +66,8 @@ def change_nothing(
         if not batches:
             return False
         given = pa.Table.from_batches(batches)
+        if PROVIDES_DATA in given.column_names and not pc.all(given[PROVIDES_DATA]).as_py():
+            return False
         stored = _present_rows(table, given, columns, is_complete=is_complete)
         return stored is not None and _are_equal(given, stored, columns, is_complete=is_complete)
     except (ChronolakeError, pa.ArrowException):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from chronolake.types import Column
 
 __all__ = [
+    "ALL_STREAMS",
     "COMPARED",
     "DELETED_AT",
     "FOLLOWS",
@@ -61,6 +62,7 @@ __all__ = [
     "Offset",
     "ReadProgress",
     "Reconciliation",
+    "SharedOffset",
     "Snapshot",
     "Source",
     "SourceError",
@@ -261,6 +263,25 @@ class ReadProgress:
     rows: int
 
 
+#: The name under which the offset that all streams share is passed to `ChangeSource.acknowledge`.
+ALL_STREAMS: Final = ""
+
+
+@dataclass(frozen=True)
+class SharedOffset:
+    """An offset that all streams of a source share, in addition to their own ones.
+
+    It is stored at once, so a source returns it only when the batches of all streams up to it have
+    landed (`ChangeSource.acknowledge`). The next run gets it by `acknowledge`, as `ALL_STREAMS`.
+
+    Attributes:
+        position: the offset.
+    """
+
+    position: Offset
+    stream: str = field(default=ALL_STREAMS, init=False)
+
+
 @dataclass(frozen=True)
 class CaughtUp:
     """A stream that is up to date while the source still waits for other streams.
@@ -394,7 +415,13 @@ class ChangeSource(Source, Protocol):
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[
-        ChangeBatch | Snapshot | Reconciliation | ReadProgress | CaughtUp | StreamFailure
+        ChangeBatch
+        | Snapshot
+        | Reconciliation
+        | SharedOffset
+        | ReadProgress
+        | CaughtUp
+        | StreamFailure
     ]:
         """Read the new changes of streams, batch by batch.
 
@@ -415,7 +442,8 @@ class ChangeSource(Source, Protocol):
         The call may be repeated.
 
         Args:
-            positions: the offsets of all streams that have ever landed, selected or not.
+            positions: the offsets of all streams that have ever landed, selected or not, and the
+                one that they share (`ALL_STREAMS`), if there is one.
         """
         ...
 

@@ -49,7 +49,6 @@ from chronolake.source.protocol import (
 from chronolake.source.records.pending_files import (
     PendingFiles,
     group_by_columns,
-    read_equal_files,
     read_files,
 )
 from chronolake.types import now_micros
@@ -407,4 +406,6 @@ class _PendingRecords:
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            yield ChangeBatch(self.name, read_equal_files(self.lake, group), given, position)
+            yield ChangeBatch(
+                self.name, read_files(self.lake, group, given, facts=True), given, position
+            )

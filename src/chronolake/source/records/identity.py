@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+import pyarrow as pa
 
 from chronolake import exact_json
 from chronolake.errors import SourceError
@@ -72,15 +73,32 @@ class Identity:
         plain = () if self.is_hashed else self.paths
         for (name,) in plain:
             if any(record.get(name) is None for record in records):
-                raise SourceError(
-                    f"A record has no {name}, which is part of its primary key.",
-                    column=name,
-                    hint=self.advice,
-                )
+                raise self._lacking_error(name)
         if self.is_hashed:
             for record in records:
                 record[HASHED] = self._hash(record)
         return records
+
+    def add_keys_to_batch(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records in Arrow columns with their key.
+
+        Raises:
+            SourceError: a record lacks a part of its key.
+        """
+        if self.is_hashed:
+            hashes = [self._hash(record) for record in records.to_pylist()]
+            return records.append_column(HASHED, pa.array(hashes, pa.string()))
+        for name in self.columns:
+            if name not in records.schema.names or records[name].null_count:
+                raise self._lacking_error(name)
+        return records
+
+    def _lacking_error(self, name: str) -> SourceError:
+        return SourceError(
+            f"A record has no {name}, which is part of its primary key.",
+            column=name,
+            hint=self.advice,
+        )
 
     def _hash(self, record: Mapping[str, Any]) -> str:
         if not self.paths:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -17,16 +17,20 @@ from uuid import uuid4
 import pyarrow as pa
 
 from chronolake import exact_json
-from chronolake.arrow_tasks import rows_at, to_spark
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
-from chronolake.frames import select
-from chronolake.landing import as_type
+from chronolake.arrow_tasks import rows_at
+from chronolake.change_set import (
+    DELETED_AT,
+    MODIFIED,
+    OMITTED,
+    PROVIDES_DATA,
+    PURGED_AT,
+    SEQUENCE,
+)
+from chronolake.source.records.arrow_columns import widen
 from chronolake.types import Column, ColumnType, Kind, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from pyspark.sql import DataFrame
 
     from chronolake.arrow_tasks import ArrowRows
     from chronolake.executor_files import FileOpener
@@ -39,7 +43,18 @@ _FACTS: Final = {
     SEQUENCE: (pa.string(), "string"),
     DELETED_AT: (pa.int64(), "bigint"),
     PURGED_AT: (pa.int64(), "bigint"),
+    PROVIDES_DATA: (pa.bool_(), "boolean"),
+    OMITTED: (pa.list_(pa.string()), "array<string>"),
 }
+#: The columns of files whose records all exist and provide all columns.
+WHOLE_RECORDS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT)
+#: The columns of files that may also contain deletions.
+WITH_DELETIONS: Final = (*WHOLE_RECORDS, PROVIDES_DATA)
+#: The columns of files that may also contain records without some columns.
+WITH_OMISSIONS: Final = (*WITH_DELETIONS, OMITTED)
+
+
+_PLACES: Final = pa.schema([("file", pa.string()), ("types", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,8 @@ class Part:
         earliest: earliest modification time of the records, in microseconds since 1970; None: a
             record has no such time.
         is_undated: whether a record lacks a modification time that it should have.
+        facts: the technical columns (`chronolake.change_set`) after the data columns; the same for
+            all files that are read together.
     """
 
     file: Path
@@ -62,6 +79,7 @@ class Part:
     bytes: int
     earliest: int | None = None
     is_undated: bool = False
+    facts: tuple[str, ...] = WHOLE_RECORDS
 
     @property
     def is_whole(self) -> bool:
@@ -70,10 +88,17 @@ class Part:
 
 
 class PartWriter:
-    """A writer of one slice's records, page by page; not thread-safe."""
+    """A writer of records, page by page; not thread-safe."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, facts: tuple[str, ...] = WHOLE_RECORDS) -> None:
+        """Prepare to write files.
+
+        Args:
+            folder: contains the files.
+            facts: see `Part`.
+        """
         self._folder = folder
+        self._facts = facts
         self._parts: list[Part] = []
         self._columns: tuple[Column, ...] = ()
         self._writer: pa.RecordBatchFileWriter | None = None
@@ -96,14 +121,17 @@ class PartWriter:
         Args:
             columns: the records' data columns.
             arrays: the columns' values.
-            facts: `MODIFIED` and `SEQUENCE` (`chronolake.change_set`).
+            facts: technical columns, at least `MODIFIED` and `SEQUENCE`; others are null.
             earliest: see `Part`.
             is_undated: see `Part`.
         """
         rows = len(facts[MODIFIED])
-        never = pa.nulls(rows, pa.int64())
-        whole = [*arrays, *(facts.get(name, never) for name in _FACTS)]
-        batch = pa.record_batch(whole, names=[*(column.name for column in columns), *_FACTS])
+        known = [
+            facts[name] if name in facts else pa.nulls(rows, _FACTS[name][0])
+            for name in self._facts
+        ]
+        names = [*(column.name for column in columns), *self._facts]
+        batch = pa.record_batch([*arrays, *known], names=names)
         if self._writer is None or tuple(columns) != self._columns:
             self._end()
             self._columns = tuple(columns)
@@ -121,7 +149,15 @@ class PartWriter:
             known = [time for time in self._times if time is not None]
             earliest = min(known) if len(known) == len(self._times) else None
             self._parts.append(
-                Part(self._file, self._columns, self._rows, size, earliest, self._is_undated)
+                Part(
+                    self._file,
+                    self._columns,
+                    self._rows,
+                    size,
+                    earliest,
+                    self._is_undated,
+                    self._facts,
+                )
             )
             self._writer, self._rows, self._times, self._is_undated = None, 0, [], False
 
@@ -197,21 +233,34 @@ class PendingFiles:
         self.parts, self.bytes = [], 0
 
 
-def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
-    """Return the records of files with equal columns, in the form that `land` reads.
+def read_files(
+    lake: Lake, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
+) -> ArrowRows:
+    """Return the records of files that may have different columns, in the form that `land` reads.
 
     Args:
         lake: the lake whose Spark session reads them, unless they are few.
         parts: the files.
+        columns: the result's columns; each is at least as wide as in every file.
+        facts: whether the result contains record versions, with the technical columns of the files.
     """
-    facts = [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
-    listed = pa.table({"file": [str(part.file) for part in parts]})
+    names = (parts[0].facts if parts else WHOLE_RECORDS) if facts else ()
+    known = [f"{quote(column.name)} {column.type.sql}" for column in columns]
     size = sum(part.bytes for part in parts)
     lake.note_work(size)
+    places = {
+        "file": [str(part.file) for part in parts],
+        "types": [exact_json.dumps(_types_as_json(part.columns)).decode() for part in parts],
+    }
     return rows_at(
-        listed,
-        partial(_read_batches, open_file=lake.executor_files.opener),
-        ", ".join([_schema(parts[0].columns), *facts]),
+        pa.table(places, schema=_PLACES),
+        partial(
+            _read_batches,
+            open_file=lake.executor_files.opener,
+            columns=tuple(columns),
+            facts=names,
+        ),
+        ", ".join([*known, *(f"{name} {_FACTS[name][1]}" for name in names)]),
         size=size,
         is_local=lake.has_files_of_tasks,
         publish=lake.executor_files.publish,
@@ -219,61 +268,35 @@ def read_equal_files(lake: Lake, parts: Sequence[Part]) -> ArrowRows:
     )
 
 
-def _schema(columns: Sequence[Column]) -> str:
-    return ", ".join(f"{quote(column.name)} {column.type.sql}" for column in columns)
-
-
-def _drop_facts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.drop_columns(list(_FACTS))
-
-
 def _read_batches(
-    batches: Iterable[pa.RecordBatch], *, open_file: FileOpener
+    batches: Iterable[pa.RecordBatch],
+    *,
+    open_file: FileOpener,
+    columns: tuple[Column, ...],
+    facts: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of files."""
+    """Yield the records of files, with columns that are as wide as those of all files."""
     for batch in batches:
-        for name in batch["file"].to_pylist():
-            with open_file(name) as content, pa.ipc.open_file(content) as file:
+        for place in batch.to_pylist():
+            types = _types_from(exact_json.loads(place["types"].encode()))
+            with open_file(place["file"]) as content, pa.ipc.open_file(content) as file:
                 for number in range(file.num_record_batches):
-                    yield file.get_batch(number)
+                    yield _with_columns(file.get_batch(number), types, columns, facts)
 
 
-def read_files(
-    lake: Lake, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
-) -> ArrowRows | DataFrame:
-    """Return the records of files that may have different columns.
-
-    Args:
-        lake: the lake whose Spark session reads them.
-        parts: the files.
-        columns: the result's columns; each is at least as wide as in every file.
-        facts: whether the result contains record versions, with the technical columns of `_FACTS`.
-    """
-    known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
-    if not parts:
-        fields = [_schema(columns), *(f"{name} {kind}" for name, kind in known.items())]
-        return lake.spark.createDataFrame([], ", ".join(fields))
-    groups = group_by_columns(parts)
-    if len(groups) == 1 and set(groups[0][0]) == set(columns):
-        rows = read_equal_files(lake, parts)
-        return rows if facts else rows.then(_drop_facts, _schema(groups[0][0]))
-    frames = []
-    for given, group in groups:
-        types = {column.name: column for column in given}
-        cells = [
-            f"{_cast_sql(types.get(column.name), column.type)} AS {quote(column.name)}"
-            for column in columns
-        ]
-        frames.append(select(to_spark(read_equal_files(lake, group)), [*cells, *known]))
-    return reduce(lambda left, right: left.unionByName(right), frames)
-
-
-def _cast_sql(given: Column | None, kind: ColumnType) -> str:
-    """Return SQL that casts a column to a type which is at least as wide."""
-    if given is None:
-        return f"CAST(NULL AS {kind.sql})"
-    return as_type(given, kind)
+def _with_columns(
+    batch: pa.RecordBatch,
+    types: Mapping[str, ColumnType],
+    columns: Iterable[Column],
+    facts: Iterable[str],
+) -> pa.RecordBatch:
+    cells = {
+        column.name: widen(batch[column.name], types[column.name], column.type)
+        if column.name in types
+        else pa.nulls(batch.num_rows, column.type.arrow)
+        for column in columns
+    }
+    return pa.RecordBatch.from_pydict(cells | {name: batch[name] for name in facts})
 
 
 def group_by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
@@ -284,6 +307,19 @@ def group_by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], li
     return list(found.items())
 
 
+def _types_as_json(columns: Iterable[Column]) -> list[list[Any]]:
+    return [
+        [column.name, column.type.kind, column.type.precision, column.type.scale]
+        for column in columns
+    ]
+
+
+def _types_from(stored: Iterable[Sequence[Any]]) -> dict[str, ColumnType]:
+    return {
+        name: ColumnType(Kind(kind), precision, scale) for name, kind, precision, scale in stored
+    }
+
+
 def _part_as_json(part: Part) -> dict[str, Any]:
     return {
         "file": part.file.name,
@@ -291,6 +327,7 @@ def _part_as_json(part: Part) -> dict[str, Any]:
         "bytes": part.bytes,
         "earliest": part.earliest,
         "is_undated": part.is_undated,
+        "facts": part.facts,
         "columns": [
             [
                 column.name,
@@ -317,4 +354,5 @@ def _part_from(folder: Path, stored: Mapping[str, Any]) -> Part:
         # Earlier versions did not store these values.
         stored.get("earliest"),
         stored.get("is_undated", False),
+        tuple(stored.get("facts", WHOLE_RECORDS)),
     )

@@ -1,6 +1,6 @@
 """Record schema: columns and their types, and flattened nested objects.
 
-Types. Columns have the types that the stream's JSON schema declares, as long as the values fit. CSV
+Types. Columns have the types that the stream's schema declares, as long as the values fit. CSV
 and XML contain only text: there, a text is converted to the declared type. If a column's values do
 not fit, it gets the narrowest type that holds all of them (`wider`), and a warning is logged. A
 field that is not in the schema gets the type of its values. Columns are only added, and types only
@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import re
 import threading
+from base64 import b64encode
 from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
 
 import pyarrow as pa
 import structlog
@@ -25,7 +29,8 @@ import structlog
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError
 from chronolake.landing import wider
-from chronolake.types import Column, ColumnType, Kind
+from chronolake.source.records.arrow_columns import from_arrow, type_of_arrow
+from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,7 +44,7 @@ _MOST_LONG: Final = 2**63 - 1
 #: The largest absolute value of an integer that a double represents exactly.
 _EXACT: Final = 2**53
 
-#: The column type for each Python type of a JSON value.
+#: The column type for each Python type of a value, except `datetime`: its zone decides.
 _KINDS: Final = {
     bool: Kind.BOOLEAN,
     int: Kind.LONG,
@@ -48,7 +53,13 @@ _KINDS: Final = {
     str: Kind.STRING,
     dict: Kind.JSON,
     list: Kind.JSON,
+    date: Kind.NAIVE_DATE,
+    time: Kind.NAIVE_TIME,
+    Decimal: Kind.DECIMAL,
+    bytes: Kind.BINARY,
+    UUID: Kind.STRING,
 }
+_KNOWN: Final = frozenset({*_KINDS, datetime})
 _DECLARED: Final = {
     "boolean": Kind.BOOLEAN,
     "integer": Kind.LONG,
@@ -129,6 +140,12 @@ class Shape:
         with self._lock:
             return [Column(name, kind, name in key) for name, kind in self.types.items()]
 
+    def declare(self, types: Mapping[str, ColumnType]) -> None:
+        """Add columns that a schema declares."""
+        self.widen(types)
+        with self._lock:
+            self.declared |= types.keys()
+
     def widen(self, types: Mapping[str, ColumnType]) -> None:
         """Add columns and types that other readers of the same stream have found."""
         with self._lock:
@@ -183,6 +200,28 @@ class Shape:
         return columns, [
             pa.nulls(len(records), kind.arrow) if array is None else array[0]
             for kind, array in found
+        ]
+
+    def cells_of(
+        self, records: pa.RecordBatch, key: Sequence[str]
+    ) -> tuple[list[Column], list[pa.Array]]:
+        """Return records in Arrow columns by column, as `cells` does.
+
+        Lists, structures and maps become JSON text.
+        """
+        found = {
+            name: (kind, values)
+            for name, values in zip(records.schema.names, records.columns, strict=True)
+            if (kind := type_of_arrow(values.type)) is not None
+        }
+        self.widen({name: kind for name, (kind, _) in found.items()})
+        types = self.current_types()
+        columns = [Column(name, kind, name in key) for name, kind in types.items()]
+        return columns, [
+            from_arrow(found[name][1], found[name][0], kind)
+            if name in found
+            else pa.nulls(records.num_rows, kind.arrow)
+            for name, kind in types.items()
         ]
 
     def _array(self, name: str, values: list[Any]) -> tuple[pa.Array, ColumnType] | None:
@@ -255,24 +294,52 @@ def _parse_json(text: str) -> Any:
 
 
 def infer_type(values: Iterable[Any]) -> ColumnType | None:
-    """Return the narrowest type that holds JSON values, or None if all are null.
+    """Return the narrowest type that holds values, or None if all are null.
 
     Integers and other numbers have no common type except text, so that 5 does not become 5.0.
+
+    Args:
+        values: values as JSON has them, or Python's dates, times, decimals, bytes and UUIDs.
     """
     present = [value for value in values if value is not None]
-    kinds = {_KINDS[kind] for kind in set(map(type, present))}
+    types = set(map(type, present))
+    kinds = {kind for type_ in types for kind in _kinds_of(type_, present)}
     if kinds == {Kind.LONG}:
         fits = min(present) >= _LEAST_LONG and max(present) <= _MOST_LONG
         return ColumnType(Kind.LONG) if fits else _TEXT
+    if kinds == {Kind.DECIMAL}:
+        return _decimal_type(present)
     if len(kinds) > 1:
         return _TEXT
     return ColumnType(next(iter(kinds))) if kinds else None
 
 
+def _kinds_of(type_: type, values: Iterable[Any]) -> set[Kind]:
+    if type_ is datetime:
+        times = (value for value in values if type(value) is datetime)
+        return {Kind.NAIVE_DATETIME if at.tzinfo is None else Kind.UTC_DATETIME for at in times}
+    return {_KINDS[type_]}
+
+
+def _decimal_type(values: Iterable[Decimal]) -> ColumnType:
+    """Return the decimal type with enough digits for all values; text if they need too many."""
+    scale = whole = 0
+    for value in values:
+        _, digits, exponent = value.as_tuple()
+        if not isinstance(exponent, int):
+            # Neither NaN nor infinity is a decimal.
+            return _TEXT
+        scale = max(scale, -exponent)
+        whole = max(whole, len(digits) + exponent)
+    if whole + scale > MAX_PRECISION:
+        return _TEXT
+    return ColumnType(Kind.DECIMAL, max(1, whole + scale), scale)
+
+
 def to_array(values: list[Any], kind: ColumnType) -> pa.Array | None:
-    """Return JSON values in a type, or None if it does not hold all of them."""
+    """Return values in a type, or None if it does not hold all of them."""
     types = set(map(type, values)) - {type(None)}
-    if kind.kind is Kind.STRING:
+    if kind.kind in {Kind.STRING, Kind.NAIVE_TIME}:
         return _to_text_array(
             values if types <= {str} else [_to_optional_text(value) for value in values]
         )
@@ -281,12 +348,15 @@ def to_array(values: list[Any], kind: ColumnType) -> pa.Array | None:
     if not types:
         return pa.nulls(len(values), kind.arrow)
     try:
-        if kind.kind in _TIMES:
-            return pa.array(values, pa.string()).cast(kind.arrow) if types <= {str} else None
+        if kind.kind in _TIMES and types <= {str}:
+            return pa.array(values, pa.string()).cast(kind.arrow)
         if kind.kind is Kind.DOUBLE:
             fits = types <= {int, float} and (int not in types or _are_exact_numbers(values))
         else:
-            fits = {_KINDS[type_] for type_ in types} == {kind.kind}
+            kinds = {
+                found for type_ in types if type_ in _KNOWN for found in _kinds_of(type_, values)
+            }
+            fits = kinds == {kind.kind} and types <= _KNOWN
         return pa.array(values, kind.arrow) if fits else None
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
@@ -311,8 +381,17 @@ def _are_exact_numbers(values: list[Any]) -> bool:
 
 
 def _to_optional_text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    match value:
+        case None | str():
+            return value
+        case date() | time():
+            return value.isoformat()
+        case Decimal():
+            return f"{value:f}"
+        case bytes():
+            return b64encode(value).decode()
+        case UUID():
+            return str(value)
     return to_json_text(value)
 
 

@@ -1,0 +1,519 @@
+"""Change batches and snapshots from the messages of a source of single records.
+
+Records are written to Arrow files until a batch of them is large enough, or the source has ended.
+A batch lands together with the latest state that was reported before its end. That is safe: the
+records after the state land, too, and are read again by the next run. A record that lands again
+without a change is ignored (`ChangeBatch.may_repeat`).
+
+A state that all streams share is stored after the batches of all streams have landed.
+
+Streams without changes of their own (`CaptureMethod.SNAPSHOT_DIFF`) are compared with their table
+when all of their records have been read. An incomplete read changes nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.change_set import DELETED_AT, MODIFIED, OMITTED, PROVIDES_DATA, SEQUENCE
+from chronolake.errors import ChronolakeError, SourceError
+from chronolake.landing import landed_micros
+from chronolake.source.protocol import (
+    CaptureMethod,
+    ChangeBatch,
+    ReadProgress,
+    SharedOffset,
+    Snapshot,
+    StreamFailure,
+)
+from chronolake.source.records.messages import (
+    Complete,
+    Declared,
+    Deletions,
+    Emptied,
+    Failure,
+    Progress,
+    Records,
+    Restarted,
+)
+from chronolake.source.records.pending_files import (
+    WITH_OMISSIONS,
+    PartWriter,
+    read_files,
+)
+from chronolake.source.records.schema import Shape
+from chronolake.source.records.times import micros_of
+from chronolake.types import ColumnType, Kind, now_micros
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from chronolake.lake import Lake
+    from chronolake.landing import ObjectFolder
+    from chronolake.source.protocol import Offset
+    from chronolake.source.records.identity import Identity
+    from chronolake.source.records.messages import Message
+    from chronolake.source.records.pending_files import Part
+    from chronolake.types import Column
+
+    Batch = ChangeBatch | Snapshot | SharedOffset | ReadProgress | StreamFailure
+
+#: A batch lands when its files have this size, in bytes.
+_BATCH_BYTES: Final = 128 * 2**20
+#: A batch lands when its first record is this old, in seconds.
+_BATCH_SECONDS: Final = 60.0
+#: The progress of a run is reported after this number of records.
+_REPORTED_ROWS: Final = 10_000
+
+_STATE: Final = "state"
+_TYPES: Final = "types"
+_LAST: Final = "last_micros"
+
+
+@dataclass(frozen=True)
+class RecordStream:
+    """The properties of a stream of single records.
+
+    Attributes:
+        name: the stream's name.
+        capture_method: `EVERY_CHANGE` if each record is a change of its own, `OBSERVED_CHANGES` if
+            a run returns what has changed since the state, `SNAPSHOT_DIFF` if it returns all
+            records.
+        identity: its key.
+        declared: the declared types of its fields.
+        changed_at: the field with the time of a record's last change, or None.
+        deleted_by: the field that is set in deleted records, or None.
+        folder: where its record versions land.
+        may_become_empty: whether a complete read without records deletes all.
+        cursor: the field of incremental reads, for displays, or None.
+        default_table: the table's name unless the configuration sets one; None: the stream's name.
+    """
+
+    name: str
+    capture_method: CaptureMethod
+    identity: Identity
+    folder: ObjectFolder
+    declared: Mapping[str, ColumnType] = field(default_factory=dict)
+    changed_at: str | None = None
+    deleted_by: str | None = None
+    may_become_empty: bool = False
+    cursor: str | None = None
+    default_table: str | None = None
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Return whether every run returns all records."""
+        return self.capture_method is CaptureMethod.SNAPSHOT_DIFF
+
+
+def state_of(position: Offset | None) -> Any:
+    """Return the source's state in an offset, or None."""
+    return None if position is None else position.get(_STATE)
+
+
+def shared_offset(state: Any) -> SharedOffset:
+    """Return the offset for a state that all streams share."""
+    return SharedOffset({_STATE: state})
+
+
+class _Pending:
+    """The records of a stream that were read in this run and have not landed."""
+
+    def __init__(self, stream: RecordStream, stored: Offset | None, folder: Path) -> None:
+        self.stream = stream
+        self.position: dict[str, Any] = dict(stored or {})
+        types = {
+            name: ColumnType(Kind(kind), precision, scale)
+            for name, (kind, precision, scale) in self.position.get(_TYPES, {}).items()
+        }
+        typed = stream.identity.add_key_column(stream.declared)
+        self.shape = Shape({**typed, **types}, frozenset(stream.declared), stream=stream.name)
+        self.is_snapshot = stream.is_snapshot
+        self.is_done = False
+        self.is_failed = False
+        self.rows = 0
+        self._reported = 0
+        self._state: Any = None
+        self._has_state = False
+        self._folder = folder
+        self._writer: PartWriter | None = None
+        self._bytes = 0
+        self._began = 0.0
+        landed = landed_micros(stream.folder)
+        self._has_landed = bool(stored) or landed > 0
+        self._is_resumed = bool(landed) and not stored
+        self._last = max(self.position.get(_LAST, 0), landed)
+        self._sequence = f"{max(now_micros(), self._last + 1):016x}"
+        self._number = 0
+        self._is_undated = False
+        self._omits = False
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the records should land before more are read."""
+        if self.is_snapshot or self._writer is None:
+            return False
+        age = time.monotonic() - self._began
+        return self._bytes >= _BATCH_BYTES or age >= _BATCH_SECONDS
+
+    @property
+    def has_records(self) -> bool:
+        """Return whether there are records to land."""
+        return self._writer is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether there are records or a state to land."""
+        return self.has_records or self._has_state
+
+    def progress(self) -> Iterator[ReadProgress]:
+        """Yield how many records were read, if these are many more than reported before."""
+        if self.rows - self._reported >= _REPORTED_ROWS:
+            self._reported = self.rows
+            yield ReadProgress(self.stream.name, self.rows)
+
+    def take_in(self, message: Message) -> None:
+        """Take records, deletions, declared types, or the state that lands with the next batch.
+
+        Raises:
+            SourceError: a record lacks a part of its key.
+        """
+        match message:
+            case Records(_, rows, omits) if len(rows):
+                self._add(rows, omits=omits)
+            case Deletions(_, keys) if keys:
+                self._delete(keys)
+            case Declared(_, types):
+                self.shape.declare(self.stream.identity.add_key_column(types))
+            case Progress(state=state):
+                self._state, self._has_state = state, True
+
+    def _add(self, records: Sequence[dict[str, Any]] | pa.RecordBatch, *, omits: bool) -> None:
+        identity = self.stream.identity
+        if isinstance(records, pa.RecordBatch):
+            columns, arrays = self.shape.cells_of(
+                identity.add_keys_to_batch(records), identity.columns
+            )
+            count = records.num_rows
+        else:
+            columns, arrays = self.shape.cells(identity.add_keys(records), identity.columns)
+            count = len(records)
+        by_name = {column.name: array for column, array in zip(columns, arrays, strict=True)}
+        times = self._times(by_name, count)
+        facts = {MODIFIED: times, SEQUENCE: self._sequences(count)}
+        exists = self._exist(by_name, count)
+        facts[DELETED_AT] = pc.if_else(exists, pa.scalar(None, pa.int64()), times)
+        facts[PROVIDES_DATA] = exists
+        if omits and not isinstance(records, pa.RecordBatch):
+            self._omits = True
+            names = [column.name for column in columns]
+            omitted = [[name for name in names if name not in record] for record in records]
+            facts[OMITTED] = pa.array(omitted, pa.list_(pa.string()))
+        self._write(columns, arrays, facts)
+
+    def _delete(self, keys: Sequence[dict[str, Any]]) -> None:
+        identity = self.stream.identity
+        columns, arrays = self.shape.cells(
+            identity.add_keys([dict(key) for key in keys]), identity.columns
+        )
+        times = self._ticks(len(keys))
+        facts = {
+            MODIFIED: times,
+            SEQUENCE: self._sequences(len(keys)),
+            DELETED_AT: times,
+            PROVIDES_DATA: pa.repeat(pa.scalar(False), len(keys)),
+        }
+        self._write(columns, arrays, facts)
+
+    def _write(
+        self, columns: Sequence[Column], arrays: Sequence[pa.Array], facts: Mapping[str, pa.Array]
+    ) -> None:
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = PartWriter(self._folder, WITH_OMISSIONS)
+            self._began = time.monotonic()
+        self._writer.add(columns, arrays, facts)
+        self._bytes += sum(array.nbytes for array in arrays)
+        self.rows += len(facts[MODIFIED])
+
+    def _times(self, values: Mapping[str, pa.Array], count: int) -> pa.Array:
+        """Return when records changed: their own time, or the time of the read."""
+        field_ = self.stream.changed_at
+        known = None if field_ is None or field_ not in values else micros_of(values[field_])
+        if known is not None and not known.null_count:
+            return known
+        self._is_undated = True
+        read = self._ticks(count)
+        return read if known is None else pc.coalesce(known, read)
+
+    def _ticks(self, count: int) -> pa.Array:
+        """Return the present as the time of some records; changes of a log each get their own."""
+        first = max(now_micros(), self._last + 1)
+        if self.stream.capture_method is not CaptureMethod.EVERY_CHANGE:
+            self._last = first
+            return pa.repeat(pa.scalar(first, pa.int64()), count)
+        self._last = first + count - 1
+        return pa.array(range(first, first + count), pa.int64())
+
+    def _sequences(self, count: int) -> pa.Array:
+        first = self._number
+        self._number += count
+        return pa.array([f"{self._sequence}{number:08x}" for number in range(first, first + count)])
+
+    def _exist(self, values: Mapping[str, pa.Array], count: int) -> pa.Array:
+        """Return which records are not marked as deleted."""
+        field_ = self.stream.deleted_by
+        if field_ is None or field_ not in values:
+            return pa.repeat(pa.scalar(True), count)
+        marks = values[field_]
+        if pa.types.is_boolean(marks.type):
+            return pc.invert(pc.fill_null(marks, False))
+        return pc.is_null(marks)
+
+    def take(self) -> list[Part]:
+        """Return the files of the records so far, which land next."""
+        parts = [] if self._writer is None else self._writer.close()
+        self._writer, self._bytes = None, 0
+        return parts
+
+    def next_position(self) -> dict[str, Any]:
+        """Return the offset after all records so far."""
+        types = self.shape.current_types()
+        return {
+            **self.position,
+            **({_STATE: self._state} if self._has_state else {}),
+            _TYPES: {name: [kind.kind, kind.precision, kind.scale] for name, kind in types.items()},
+            _LAST: max(self._last, self.position.get(_LAST, 0) + 1),
+        }
+
+    def note_landed(self, position: dict[str, Any]) -> None:
+        """Set the offset that has landed."""
+        self.position, self._has_state, self._has_landed = position, False, True
+        self._is_undated = self._is_resumed = self._omits = False
+
+    def batch(self, lake: Lake, parts: Sequence[Part], position: Offset) -> ChangeBatch:
+        """Return records as a batch, without Spark if they are few."""
+        columns = self.columns
+        if not any(column.primary_key for column in columns):
+            return ChangeBatch(self.stream.name, None, (), position)
+        if not parts:
+            return ChangeBatch(self.stream.name, None, columns, position)
+        is_log = self.stream.capture_method is CaptureMethod.EVERY_CHANGE
+        may_repeat = self._has_landed and not self._omits
+        is_undated = (self._is_undated and not is_log) or self._is_resumed
+        return ChangeBatch(
+            self.stream.name,
+            read_files(lake, parts, columns, facts=True),
+            columns,
+            position,
+            may_repeat=may_repeat,
+            is_undated=is_undated and not self._omits,
+        )
+
+    def snapshot(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Snapshot:
+        """Return records as all records of the stream."""
+        at = max(now_micros(), self._last + 1)
+        self._last = at
+        return Snapshot(
+            self.stream.name,
+            read_files(lake, parts, self.columns),
+            self.columns,
+            at,
+            f"{at:016x}",
+            {**position, _LAST: at},
+            is_distinct=False,
+            may_be_empty=bool(parts) or self.stream.may_become_empty,
+        )
+
+    @property
+    def columns(self) -> list[Column]:
+        """Return the columns so far, including the key."""
+        return self.shape.columns(self.stream.identity.columns)
+
+
+class RecordReader:
+    """A run over streams of single records."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        streams: Iterable[RecordStream],
+        positions: Mapping[str, Offset | None],
+        folder: Path,
+    ) -> None:
+        """Prepare the run.
+
+        Args:
+            lake: the lake whose Spark session reads large batches.
+            streams: the streams that are read.
+            positions: the offset of each stream; None if nothing of it has landed.
+            folder: contains the records until they have landed.
+        """
+        self._lake = lake
+        self._folder = folder
+        self._streams = {
+            stream.name: _Pending(stream, positions.get(stream.name), folder / stream.folder.name)
+            for stream in streams
+        }
+        self._landed: Mapping[str, Offset] = {}
+        self._shared: Progress | None = None
+
+    def note_landed(self, positions: Mapping[str, Offset]) -> None:
+        """Set which offsets have landed (`ChangeSource.acknowledge`)."""
+        self._landed = positions
+
+    def read(self, messages: Iterable[Message]) -> Iterator[Batch]:
+        """Yield what messages report, as the source protocol has it.
+
+        A stream that is not `Complete` when the messages end was read as far as its state.
+
+        Args:
+            messages: what the source reports. An error that they raise stops all streams that are
+                not complete; what was read before it lands.
+        """
+        # What an earlier run left is read again.
+        shutil.rmtree(self._folder, ignore_errors=True)
+        failure: ChronolakeError | None = None
+        try:
+            for name in self._streams:
+                # Report that the streams have begun: the first record may take long.
+                yield ReadProgress(name, 0)
+            try:
+                for message in messages:
+                    yield from self._take(message)
+            except ChronolakeError as raised:
+                failure = raised
+            yield from self._end(failure)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _take(self, message: Message) -> Iterator[Batch]:
+        if isinstance(message, Progress) and message.stream is None:
+            self._shared = message
+            return
+        pending = self._streams.get(message.stream or "")
+        if pending is None or pending.is_failed:
+            return
+        try:
+            yield from self._take_of(pending, message)
+        except ChronolakeError as raised:
+            yield from self._fail(pending, raised)
+
+    def _take_of(self, pending: _Pending, message: Message) -> Iterator[Batch]:
+        match message:
+            case Complete():
+                pending.is_done = True
+                if pending.is_snapshot:
+                    yield from self._land_all_of(pending, pending.take())
+            case Failure(_, error):
+                yield from self._fail(pending, error)
+            case Restarted():
+                yield from self._land(pending)
+                pending.is_snapshot = True
+            case Emptied():
+                yield from self._land(pending)
+                yield from self._land_all_of(pending, [], may_be_empty=True)
+            case _:
+                pending.take_in(message)
+                yield from pending.progress()
+                if pending.is_due:
+                    yield from self._land_due(pending)
+
+    def _land_due(self, pending: _Pending) -> Iterator[Batch]:
+        if self._shared is None:
+            yield from self._land(pending)
+        else:
+            yield from self._land_shared()
+
+    def _fail(self, pending: _Pending, error: ChronolakeError) -> Iterator[Batch]:
+        """Land what was read of a stream, and report why the rest was not."""
+        if pending.is_snapshot:
+            self._discard(pending.take())
+        else:
+            yield from self._land(pending)
+        if not pending.is_failed:
+            pending.is_failed = True
+            yield StreamFailure(pending.stream.name, error)
+
+    def _land(self, pending: _Pending) -> Iterator[Batch]:
+        if pending.is_failed or not pending.has_news:
+            return
+        parts = pending.take()
+        position = pending.next_position()
+        yield pending.batch(self._lake, parts, position)
+        self._note_landed(pending, parts, position)
+
+    def _land_all_of(
+        self, pending: _Pending, parts: Sequence[Part], *, may_be_empty: bool = False
+    ) -> Iterator[Batch]:
+        """Compare the stream's table with all of its records."""
+        if pending.is_failed:
+            return
+        position = pending.next_position()
+        if not any(column.primary_key for column in pending.columns):
+            # No record has ever been read.
+            yield ChangeBatch(pending.stream.name, None, (), position)
+            self._note_landed(pending, parts, position)
+            return
+        found = pending.snapshot(self._lake, parts, position)
+        yield replace(found, may_be_empty=found.may_be_empty or may_be_empty)
+        self._note_landed(pending, parts, dict(found.position))
+
+    def _note_landed(
+        self, pending: _Pending, parts: Sequence[Part], position: dict[str, Any]
+    ) -> None:
+        self._discard(parts)
+        if self._landed.get(pending.stream.name) == position:
+            pending.note_landed(position)
+        else:
+            # The pipeline has recorded why.
+            pending.is_failed = True
+
+    @staticmethod
+    def _discard(parts: Iterable[Part]) -> None:
+        for part in parts:
+            part.file.unlink(missing_ok=True)
+
+    def _land_shared(self) -> Iterator[Batch]:
+        """Land the records of all streams, and then the state that they share."""
+        for pending in self._streams.values():
+            if not pending.is_snapshot:
+                yield from self._land(pending)
+        is_safe = all(
+            not pending.is_failed and (pending.is_done or not pending.has_records)
+            for pending in self._streams.values()
+        )
+        if self._shared is not None and is_safe:
+            yield shared_offset(self._shared.state)
+            self._shared = None
+
+    def _end(self, failure: ChronolakeError | None) -> Iterator[Batch]:
+        for pending in self._streams.values():
+            if pending.is_snapshot:
+                if not (pending.is_done or pending.is_failed):
+                    yield from self._fail(pending, failure or _incomplete_error(pending.stream))
+            else:
+                yield from self._land(pending)
+                if pending.rows:
+                    yield ReadProgress(pending.stream.name, pending.rows)
+        if self._shared is not None:
+            yield from self._land_shared()
+        if failure is not None:
+            for pending in self._streams.values():
+                if not (pending.is_done or pending.is_failed):
+                    pending.is_failed = True
+                    yield StreamFailure(pending.stream.name, failure)
+
+
+def _incomplete_error(stream: RecordStream) -> SourceError:
+    return SourceError(
+        f"The source ended before it had returned all records of {stream.name}.",
+        hint="Nothing was changed in the table. Run the sync again.",
+    )

@@ -1,0 +1,100 @@
+"""What all sources of single records have in common: streams, offsets, and a shared state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.source.protocol import ALL_STREAMS, StreamDescriptor, raw_folder, spool_folder
+from chronolake.source.records.reader import RecordReader, state_of
+from chronolake.stream_modes import StreamCapabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from chronolake.config import Project
+    from chronolake.lake import Lake
+    from chronolake.landing import ObjectFolder
+    from chronolake.source.protocol import Offset
+    from chronolake.source.records.messages import Message
+    from chronolake.source.records.reader import Batch, RecordStream
+
+_EPSILON_MICROS: Final = 1
+
+
+class RecordSource(ABC):
+    """A source that reports single records; a `ChangeSource`."""
+
+    def __init__(self, project: Project, pipeline: str) -> None:
+        self.project = project
+        self.pipeline = pipeline
+        self._reader: RecordReader | None = None
+        self._shared: Any = None
+
+    @abstractmethod
+    def streams(self) -> Sequence[RecordStream]:
+        """Return the streams that the configuration selects.
+
+        Raises:
+            ConfigurationError: the configuration is invalid.
+            SourceError: the source cannot be read.
+        """
+
+    @abstractmethod
+    def messages(
+        self, states: Mapping[str, Any], shared: Any, *, new: Collection[str]
+    ) -> Iterator[Message]:
+        """Read streams, and yield what the source reports.
+
+        Args:
+            states: the streams to read, with the state of each, or None.
+            shared: the state that all streams share, or None.
+            new: those of the streams of which nothing has landed, or that are read again.
+
+        Raises:
+            ChronolakeError: the source cannot be read any further.
+        """
+
+    def discover(self) -> list[StreamDescriptor]:
+        """Return the configured streams."""
+        return [
+            StreamDescriptor(
+                StreamCapabilities(stream.name, reports_changes=True, is_reimported=False),
+                stream.capture_method,
+                _EPSILON_MICROS,
+                stream.folder,
+                is_ours=True,
+                key=stream.identity.columns,
+                cursor=stream.cursor,
+                default_table=stream.default_table,
+            )
+            for stream in self.streams()
+        ]
+
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[Batch]:
+        """Read the changes of the selected streams, or all of their records."""
+        known = {name: None if full_refresh else stored for name, stored in positions.items()}
+        streams = [stream for stream in self.streams() if stream.name in known]
+        place = spool_folder(self.project, self.pipeline)
+        self._reader = RecordReader(lake, streams, known, place)
+        states = {name: state_of(stored) for name, stored in known.items()}
+        shared = None if full_refresh else self._shared
+        new = {name for name, stored in known.items() if stored is None}
+        yield from self._reader.read(self.messages(states, shared, new=new))
+
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
+        """Note which offsets have landed."""
+        self._shared = state_of(positions.get(ALL_STREAMS))
+        if self._reader is not None:
+            self._reader.note_landed(positions)
+
+    def folder_of(self, stream: str) -> ObjectFolder:
+        """Return the folder where a stream's changes land."""
+        return raw_folder(self.project, self.pipeline, stream)
+
+    def may_become_empty(self, stream: str) -> bool:
+        """Return whether a complete read of a stream without records deletes all."""
+        settings = self.project.pipelines[self.pipeline].streams.get(stream)
+        return settings is not None and settings.may_become_empty
