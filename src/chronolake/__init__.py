@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from chronolake.lake_table import LakeFrame, LakeTable
     from chronolake.pipeline.sync import RunResult
     from chronolake.pipeline.sync import run_pipeline as sync
+    from chronolake.source.python.declarations import CHECKPOINT, stream, streams
     from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 
     __version__: str
 
 __all__ = [
+    "CHECKPOINT",
     "ChronolakeError",
     "Column",
     "ColumnType",
@@ -42,6 +44,8 @@ __all__ = [
     "RunResult",
     "TableName",
     "__version__",
+    "stream",
+    "streams",
     "sync",
 ]
 
@@ -56,6 +60,9 @@ _LOADED: Final = {
     "Mode": ("chronolake.types", "Mode"),
     "RunResult": ("chronolake.pipeline.sync", "RunResult"),
     "TableName": ("chronolake.types", "TableName"),
+    "CHECKPOINT": ("chronolake.source.python.declarations", "CHECKPOINT"),
+    "stream": ("chronolake.source.python.declarations", "stream"),
+    "streams": ("chronolake.source.python.declarations", "streams"),
     "sync": ("chronolake.pipeline.sync", "run_pipeline"),
 }
 

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 #: Replacement of a secret.
 MASKED: Final = "•••"
 #: Replacement of a secret that has changed.
 CHANGED: Final = f"{MASKED} (another)"
+
+#: A text that may be a key, whatever its name: letters and digits without spaces.
+_LIKE_A_KEY: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{16,}")
 
 _MISSING: Final = object()
 _WORDS: Final = (
@@ -91,6 +94,37 @@ def may_show_password(url: str) -> bool:
 def _hints(text: str) -> bool:
     lower = text.lower()
     return any(hint in lower for hint in _HINTS)
+
+
+class Secrets:
+    """Texts of a configuration that must not be shown."""
+
+    def __init__(self, config: object) -> None:
+        """Collect the texts that have the name of a secret, or that may be keys.
+
+        Args:
+            config: the configuration, with values as JSON has them.
+        """
+        self._texts = sorted(set(_secrets_in(config, is_named=False)), key=len, reverse=True)
+
+    def mask(self, text: str) -> str:
+        """Return a text without secrets."""
+        for secret in self._texts:
+            text = text.replace(secret, MASKED)
+        return mask_text(text)
+
+
+def _secrets_in(value: object, *, is_named: bool) -> Iterator[str]:
+    match value:
+        case str() if (is_named and value) or _LIKE_A_KEY.fullmatch(value):
+            yield value
+        case dict():
+            for name, inner in value.items():
+                named = is_named or is_secret(str(name), keys=True)
+                yield from _secrets_in(inner, is_named=named)
+        case list():
+            for inner in value:
+                yield from _secrets_in(inner, is_named=is_named)
 
 
 def mask(value: Any, before: Any = _MISSING) -> Any:

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_exported_names_are_these() -> None:
     assert sorted(chronolake.__all__) == [
+        "CHECKPOINT",
         "ChronolakeError",
         "Column",
         "ColumnType",
@@ -33,6 +34,8 @@ def test_the_exported_names_are_these() -> None:
         "RunResult",
         "TableName",
         "__version__",
+        "stream",
+        "streams",
         "sync",
     ]
 
@@ -57,6 +60,7 @@ def test_the_names_for_reading_without_spark_are_these() -> None:
 
 def test_the_names_for_authors_of_sources_are_these() -> None:
     assert sorted(protocol.__all__) == [
+        "ALL_STREAMS",
         "COMPARED",
         "CaptureMethod",
         "CaughtUp",
@@ -81,6 +85,7 @@ def test_the_names_for_authors_of_sources_are_these() -> None:
         "ReadProgress",
         "Reconciliation",
         "SEQUENCE",
+        "SharedOffset",
         "Snapshot",
         "Source",
         "SourceError",

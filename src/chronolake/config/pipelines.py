@@ -363,6 +363,166 @@ class DeclarativeSource(Section):
     )
 
 
+class Capture(StrEnum):
+    """How a function reports changes."""
+
+    #: Each record is a change of its own.
+    LOG = "log"
+    #: A run yields the records that have changed since the state.
+    POLLING = "polling"
+    #: A run yields all records.
+    SNAPSHOT = "snapshot"
+
+
+class PythonSource(Section):
+    """Functions, generators or classes of the project that yield records."""
+
+    type: Literal["python"]
+    run: str | list[str] = Field(
+        min_length=1,
+        description="The functions: `mymodule:orders`, or a list of them. Modules beside "
+        "chronolake.yml are found before installed ones.",
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Values of their parameters. Take secrets from the environment: ${TOKEN}.",
+    )
+    key: str | list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="For functions without a decorator: the fields that identify a record. "
+        "Default: the whole record.",
+    )
+    cursor: str | None = Field(
+        default=None,
+        min_length=1,
+        description="For functions without a decorator: the field with the time of a record's "
+        "last change.",
+    )
+    deletes: str | None = Field(
+        default=None,
+        min_length=1,
+        description="For functions without a decorator: the field that is set in deleted records.",
+    )
+    capture: Capture | None = Field(
+        default=None,
+        description="For functions without a decorator. snapshot: a run yields all records; "
+        "polling: those that have changed; log: each record is a change. Default: polling with a "
+        "cursor, otherwise snapshot.",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of functions without a decorator that are set."""
+        given = {name: getattr(self, name) for name in ("key", "cursor", "deletes", "capture")}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class ConnectorSection(Section):
+    """A connector: a program that reports records on its standard output."""
+
+    package: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The Python package of the connector, with its version: "
+        "airbyte-source-faker==7.2.1. It is installed into an environment of its own.",
+    )
+    requirements: list[str] = Field(
+        default_factory=list,
+        description="Further packages for that environment, as pip has them.",
+    )
+    command: str | list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of a package: the program with its arguments. A path is relative to "
+        "chronolake.yml.",
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="The connector's own configuration. Take secrets from the environment: "
+        "${TOKEN}.",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Environment variables of the program."
+    )
+    only: list[str] | None = Field(
+        default=None, min_length=1, description="The streams to replicate. Default: all streams."
+    )
+    keys: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="The fields that identify a record, by stream. Default: what the connector "
+        "reports, or the whole record.",
+    )
+    cursors: dict[str, str] = Field(
+        default_factory=dict,
+        description="The field for incremental reads, by stream. Default: what the connector "
+        "reports.",
+    )
+    silent_seconds: float = Field(
+        default=1800,
+        gt=0,
+        description="The connector is stopped if it reports nothing for this number of seconds.",
+    )
+
+    @model_validator(mode="after")
+    def _check_program(self) -> Self:
+        if (self.package is None) == (self.command is None):
+            raise ValueError("set either package or command")
+        return self
+
+
+class AirbyteSource(ConnectorSection):
+    """A connector of the Airbyte protocol."""
+
+    type: Literal["airbyte"]
+
+
+class FivetranSource(Section):
+    """A project of the Fivetran Connector SDK."""
+
+    type: Literal["fivetran"]
+    path: str = Field(
+        min_length=1,
+        description="The project's folder, with connector.py. A relative path is resolved against "
+        "the folder of chronolake.yml.",
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="The project's configuration. Default: its configuration.json. Take secrets "
+        "from the environment: ${TOKEN}.",
+    )
+    sdk: str = Field(
+        default="fivetran-connector-sdk==3.0.0",
+        description="The SDK's package and version. It is installed into an environment of its "
+        "own, with the packages of the project's requirements.txt.",
+    )
+    python: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of that environment: a Python program with these packages.",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Environment variables of the project."
+    )
+    only: list[str] | None = Field(
+        default=None, min_length=1, description="The tables to replicate. Default: all tables."
+    )
+    silent_seconds: float = Field(
+        default=1800,
+        gt=0,
+        description="The project is stopped if it reports nothing for this number of seconds.",
+    )
+
+
+class SingerSource(ConnectorSection):
+    """A tap of the Singer specification."""
+
+    type: Literal["singer"]
+
+
 class OnPurge(StrEnum):
     """What happens to a record that was purged in the source."""
 
@@ -435,8 +595,8 @@ class StreamConfig(Section):
     )
     may_become_empty: bool = Field(
         default=False,
-        description="With detect_deletes, whether a complete read that returns no records deletes "
-        "all records of the table.",
+        description="For declarative and Python sources: whether a complete read that returns no "
+        "records deletes all records of the table.",
     )
     nested: Nested | None = Field(
         default=None,
@@ -467,7 +627,15 @@ class PipelineConfig(Section):
     """A source, and the settings of its streams."""
 
     source: Annotated[
-        DataLakeSource | PostgresSource | JdbcSource | SqlServerSource | DeclarativeSource,
+        DataLakeSource
+        | PostgresSource
+        | JdbcSource
+        | SqlServerSource
+        | DeclarativeSource
+        | PythonSource
+        | AirbyteSource
+        | SingerSource
+        | FivetranSource,
         Field(discriminator="type"),
     ] = Field(description="The source to replicate.")
     target_schema: str | None = Field(
@@ -510,12 +678,15 @@ class PipelineConfig(Section):
     def _check_api_settings(self) -> Self:
         if isinstance(self.source, DeclarativeSource):
             return self
+        refused = _API_SETTINGS - {"may_become_empty"}
+        if not isinstance(self.source, PythonSource | ConnectorSection):
+            refused = _API_SETTINGS
         sections: dict[str, Section] = {
             "": self,
             **{f"streams.{name}.": stream for name, stream in self.streams.items()},
         }
         for place, section in sections.items():
-            for key in sorted(_API_SETTINGS & section.model_fields_set):
+            for key in sorted(refused & section.model_fields_set):
                 raise ValueError(
                     f"{place}{key} is only supported for sources of the type declarative"
                 )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from chronolake.change_set import expect_unreserved
 from chronolake.config import (
-    DeclarativeSource,
-    JdbcSource,
     ModeSetting,
     OnPurge,
     PostgresMethod,
     PostgresSource,
-    SqlServerSource,
     StreamConfig,
 )
 from chronolake.errors import (
@@ -29,7 +27,6 @@ from chronolake.extras import require
 from chronolake.formatting import did_you_mean
 from chronolake.landing import namings_of
 from chronolake.pipeline.column_names import ColumnNames
-from chronolake.source.data_lake import DataLake
 from chronolake.source.protocol import TokenHoldingSource
 from chronolake.stream_modes import best_mode, check_mode
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
@@ -45,6 +42,20 @@ log = structlog.get_logger(__name__)
 
 #: The extras that types of sources need; the others need only the core.
 _EXTRAS: Final = {"postgres": "postgres", "declarative": "api"}
+_SNAPSHOTS: Final = "postgres snapshots"
+#: The module and class of each type of source: it is imported only if needed.
+_SOURCES: Final = {
+    "airbyte": ("chronolake.source.connectors.airbyte", "AirbyteConnector"),
+    "data_lake_v2": ("chronolake.source.data_lake", "DataLake"),
+    "declarative": ("chronolake.source.declarative.source", "DeclarativeApi"),
+    "fivetran": ("chronolake.source.connectors.fivetran", "FivetranProject"),
+    "jdbc": ("chronolake.source.jdbc", "JdbcDatabase"),
+    "postgres": ("chronolake.source.postgres.database", "PostgresDatabase"),
+    _SNAPSHOTS: ("chronolake.source.postgres.snapshot_source", "SnapshotDatabase"),
+    "python": ("chronolake.source.python.source", "PythonFunctions"),
+    "singer": ("chronolake.source.connectors.singer", "SingerTap"),
+    "sqlserver": ("chronolake.source.sqlserver.database", "SqlServerDatabase"),
+}
 
 
 @dataclass(frozen=True)
@@ -160,27 +171,12 @@ def raise_if_not_installed(project: Project, pipeline: str) -> None:
 def _source_of(project: Project, pipeline: str) -> Source:
     raise_if_not_installed(project, pipeline)
     config = pipeline_of(project, pipeline).source
-    if isinstance(config, PostgresSource):
-        # Its driver is imported only if needed.
-        from chronolake.source.postgres.database import PostgresDatabase  # noqa: PLC0415
-        from chronolake.source.postgres.snapshot_source import SnapshotDatabase  # noqa: PLC0415
-
-        if config.method is PostgresMethod.SNAPSHOT_DIFF:
-            return SnapshotDatabase(project, pipeline, config)
-        return PostgresDatabase(project, pipeline, config)
-    if isinstance(config, JdbcSource):
-        from chronolake.source.jdbc import JdbcDatabase  # noqa: PLC0415 - it loads Spark
-
-        return JdbcDatabase(project, pipeline, config)
-    if isinstance(config, DeclarativeSource):
-        from chronolake.source.declarative.source import DeclarativeApi  # noqa: PLC0415
-
-        return DeclarativeApi(project, pipeline, config)
-    if isinstance(config, SqlServerSource):
-        from chronolake.source.sqlserver.database import SqlServerDatabase  # noqa: PLC0415
-
-        return SqlServerDatabase(project, pipeline, config)
-    return DataLake(project, pipeline, config)
+    kind: str = config.type
+    if isinstance(config, PostgresSource) and config.method is PostgresMethod.SNAPSHOT_DIFF:
+        kind = _SNAPSHOTS
+    module, name = _SOURCES[kind]
+    made: Source = getattr(import_module(module), name)(project, pipeline, config)
+    return made
 
 
 def streams_of(

@@ -1,0 +1,1 @@
+"""Connectors: programs of their own that report records, in environments of their own."""

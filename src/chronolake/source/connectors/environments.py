@@ -1,0 +1,131 @@
+"""Environments of connectors: each package is installed into its own one, once."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.metadata import Distribution, PathDistribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from chronolake.errors import ConfigurationError, MissingRequirementError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+log = structlog.get_logger(__name__)
+
+_COMPLETE: Final = "complete"
+_SHOWN_CHARACTERS: Final = 600
+
+
+def environments_folder() -> Path:
+    """Return the folder of all environments, in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "chronolake" / "connectors"
+
+
+def environment(requirements: Sequence[str]) -> Path:
+    """Return the folder of an environment with packages; it is created if it does not exist.
+
+    Args:
+        requirements: the packages as pip has them, such as `airbyte-source-faker==7.2.1`.
+
+    Raises:
+        MissingRequirementError: they cannot be installed.
+    """
+    key = "\n".join([*requirements, f"{sys.version_info.major}.{sys.version_info.minor}"])
+    place = environments_folder() / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if (place / _COMPLETE).is_file():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(place.with_suffix(".lock")):
+        if not (place / _COMPLETE).is_file():
+            # What an interrupted installation left is not known.
+            shutil.rmtree(place, ignore_errors=True)
+            _install(place, requirements)
+            (place / _COMPLETE).touch()
+    return place
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("a") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+def _install(place: Path, requirements: Sequence[str]) -> None:
+    log.info("connector_installing", packages=list(requirements), folder=str(place))
+    uv = shutil.which("uv")
+    python = str(place / "bin" / "python")
+    if uv is not None:
+        _run([uv, "venv", "--python", sys.executable, str(place)], requirements)
+        _run([uv, "pip", "install", "--python", python, *requirements], requirements)
+        return
+    _run([sys.executable, "-m", "venv", str(place)], requirements)
+    _run([python, "-m", "pip", "install", "--quiet", *requirements], requirements)
+
+
+def _run(command: Sequence[str], requirements: Sequence[str]) -> None:
+    done = subprocess.run(  # noqa: S603 - packages that the user names
+        command, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-_SHOWN_CHARACTERS:]
+        raise MissingRequirementError(
+            f"The packages {', '.join(requirements)} cannot be installed: {said}",
+            hint="Check their names and versions, and that the package index can be reached. Or "
+            "install them yourself, and set source.command.",
+        )
+
+
+def program_of(place: Path, package: str) -> Path:
+    """Return the program of an installed package.
+
+    Args:
+        place: the environment's folder.
+        package: the package's name, with or without a version.
+
+    Raises:
+        ConfigurationError: the package has no program, or several and none of its own name.
+    """
+    name = _name_of(package)
+    found = next(
+        (
+            distribution
+            for distribution in _distributions(place)
+            if _name_of(distribution.metadata["Name"]) == name
+        ),
+        None,
+    )
+    scripts = [] if found is None else found.entry_points.select(group="console_scripts").names
+    programs = sorted(scripts)
+    same = [script for script in programs if _name_of(script) in {name, name.partition("-")[2]}]
+    chosen = same or programs
+    if len(chosen) != 1:
+        offered = ", ".join(programs) or "none"
+        raise ConfigurationError(
+            f"The program of the package {package} is not clear: it has {offered}.",
+            hint="Set source.command to the program in the environment, or another package.",
+        )
+    return place / "bin" / chosen[0]
+
+
+def _name_of(package: str) -> str:
+    name = package
+    for sign in "=<>!~[;@ ":
+        name = name.partition(sign)[0]
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _distributions(place: Path) -> Iterator[Distribution]:
+    for folder in (place / "lib").glob("python*/site-packages/*.dist-info"):
+        yield PathDistribution(folder)

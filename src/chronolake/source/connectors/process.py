@@ -1,0 +1,200 @@
+"""The process of a connector: its output line by line, its log, and how it ended.
+
+Its output is read from a bounded pipe: a connector that is faster than the pipeline waits. What it
+writes to its standard error is logged with secrets masked, and so is what it prints between its
+messages.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from typing import IO, TYPE_CHECKING, Final, cast
+
+import structlog
+
+from chronolake.errors import MissingRequirementError, SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from chronolake.masking import Secrets
+
+log = structlog.get_logger(__name__)
+
+_READ_BYTES: Final = 2**20
+#: A line is kept in memory as a whole.
+_MOST_LINE_BYTES: Final = 256 * 2**20
+#: Seconds that a connector has to end after it was asked to.
+_END_SECONDS: Final = 10.0
+_LINES_SHOWN: Final = 5
+_SHOWN_CHARACTERS: Final = 400
+
+
+class ConnectorProcess:
+    """A running connector.
+
+    Attributes:
+        pipeline: the pipeline's name, for logs.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        pipeline: str,
+        folder: Path,
+        secrets: Secrets,
+        silent_seconds: float,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a connector.
+
+        Args:
+            command: the program and its arguments.
+            pipeline: the pipeline's name, for logs.
+            folder: its working folder.
+            secrets: what logs and errors must not contain.
+            silent_seconds: how long it may report nothing.
+            variables: further environment variables.
+
+        Raises:
+            MissingRequirementError: the program does not exist, or cannot be run.
+        """
+        self.pipeline = pipeline
+        self._name = os.path.basename(command[0])  # noqa: PTH119 - a command, not a path
+        self._secrets = secrets
+        self._silent_seconds = silent_seconds
+        self._last: deque[str] = deque(maxlen=_LINES_SHOWN)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own program
+                command,
+                cwd=folder,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as failure:
+            raise MissingRequirementError(
+                f"The connector {self._name} cannot be started: {failure.strerror}.",
+                hint="Check source.command in chronolake.yml: the program, and its permissions.",
+            ) from None
+        self._stdout = cast("IO[bytes]", self._process.stdout)
+        self._stderr = cast("IO[bytes]", self._process.stderr)
+        self._errors = threading.Thread(target=self._log_errors, daemon=True)
+        self._errors.start()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of its output, and wait for its end.
+
+        Raises:
+            SourceError: it ended with an error, or reported nothing for too long.
+        """
+        try:
+            yield from self._read_lines()
+            code = self._process.wait()
+        finally:
+            self.end()
+        if code:
+            raise self._ended_error(code)
+
+    def _read_lines(self) -> Iterator[bytes]:
+        output = self._stdout.fileno()
+        rest: list[bytes] = []
+        size = 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            while True:
+                if not selector.select(self._silent_seconds):
+                    raise SourceError(
+                        f"The connector {self._name} has reported nothing for "
+                        f"{self._silent_seconds:,.0f} seconds, and was stopped.{self._shown()}",
+                        hint="Run the sync again; it continues after the last state. If the "
+                        "connector needs more time, set source.silent_seconds.",
+                    )
+                block = os.read(output, _READ_BYTES)
+                if not block:
+                    break
+                first, *lines = block.split(b"\n")
+                if not lines:
+                    rest.append(first)
+                    size += len(first)
+                    if size > _MOST_LINE_BYTES:
+                        raise SourceError(
+                            f"The connector {self._name} wrote a line of more than "
+                            f"{_MOST_LINE_BYTES >> 20} MiB.",
+                            hint="Leave out the stream or the field that is so large.",
+                        )
+                    continue
+                yield b"".join([*rest, first])
+                yield from lines[:-1]
+                rest, size = [lines[-1]], len(lines[-1])
+        # A connector that was killed may have written half a line.
+        if (last := b"".join(rest)) and not self._process.wait():
+            yield last
+
+    def print(self, text: str, *, level: str = "info") -> None:
+        """Log a message of the connector."""
+        shown = self._secrets.mask(text)
+        if level in {"error", "fatal"}:
+            self._last.append(shown)
+        write = log.warning if level in {"error", "fatal", "warn", "warning"} else log.info
+        write("connector_log", pipeline=self.pipeline, connector=self._name, line=shown)
+
+    def _log_errors(self) -> None:
+        for line in self._stderr:
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                self._last.append(self._secrets.mask(text))
+                self.print(text)
+
+    def _ended_error(self, code: int) -> SourceError:
+        how = (
+            f"ended with the exit code {code}"
+            if code > 0
+            else f"was ended by {signal.Signals(-code).name}"
+        )
+        return SourceError(
+            f"The connector {self._name} {how}.{self._shown()}",
+            hint="What it reported before is kept, up to its last state. The log contains all of "
+            "its messages.",
+        )
+
+    def _shown(self) -> str:
+        if not self._last:
+            return ""
+        text = " ".join(self._last)
+        cut = text if len(text) <= _SHOWN_CHARACTERS else f"…{text[-_SHOWN_CHARACTERS:]}"
+        return f" Its last messages: {cut}"
+
+    def end(self) -> None:
+        """End the process with all of its children."""
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            limit = time.monotonic() + _END_SECONDS
+            while self._process.poll() is None and time.monotonic() < limit:
+                # It may wait until somebody reads its output.
+                os.set_blocking(self._stdout.fileno(), False)
+                try:
+                    os.read(self._stdout.fileno(), _READ_BYTES)
+                except BlockingIOError:
+                    time.sleep(0.01)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._errors.join()
+        self._stdout.close()
+        self._stderr.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return

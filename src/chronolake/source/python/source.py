@@ -1,0 +1,128 @@
+"""Functions, generators and classes of a project, as a source."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.masking import Secrets
+from chronolake.source.protocol import CheckResult, Level
+from chronolake.source.python.declarations import StreamDeclaration
+from chronolake.source.python.functions import load_target
+from chronolake.source.records.identity import Identity
+from chronolake.source.records.messages import Failure, Progress
+from chronolake.source.records.reader import RecordStream
+from chronolake.source.records.source import RecordSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from chronolake.config import Project, PythonSource
+    from chronolake.source.protocol import Offset
+    from chronolake.source.python.functions import Target
+    from chronolake.source.records.messages import Message
+
+_ADVICE: Final = "Correct the key of the stream, or leave such records out."
+
+
+class PythonFunctions(RecordSource):
+    """The streams that functions of a project yield."""
+
+    def __init__(self, project: Project, pipeline: str, config: PythonSource) -> None:
+        super().__init__(project, pipeline)
+        self._config = config
+
+    @cached_property
+    def targets(self) -> list[Target]:
+        """Return the configured functions; their modules are imported.
+
+        Raises:
+            ConfigurationError: one of them does not exist, or two have a stream of the same name.
+        """
+        run = self._config.run
+        options = self._config.options
+        default = StreamDeclaration.of(**options)
+        beside = self.project.file.parent
+        paths = [run] if isinstance(run, str) else run
+        found = [load_target(path, beside, default, options) for path in paths]
+        names: dict[str, str] = {}
+        for target in found:
+            for name in target.streams:
+                if (other := names.setdefault(name, target.path)) != target.path:
+                    raise ConfigurationError(
+                        f"{other} and {target.path} both have a stream {name!r}.",
+                        hint='Give one of them another name: `@chronolake.stream(name="…")`.',
+                    )
+        return found
+
+    def streams(self) -> list[RecordStream]:
+        """Return the streams that the functions declare."""
+        return [
+            RecordStream(
+                name,
+                declared.capture,
+                _identity_of(declared),
+                self.folder_of(name),
+                changed_at=declared.cursor,
+                deleted_by=declared.deletes,
+                may_become_empty=self.may_become_empty(name),
+                cursor=declared.cursor,
+            )
+            for target in self.targets
+            for name, declared in target.streams.items()
+        ]
+
+    def check(
+        self,
+        *,
+        create: bool,  # noqa: ARG002 - there is nothing to create
+        positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - any state can be read
+    ) -> list[CheckResult]:
+        """Check that the functions can be imported, and that their records have keys."""
+        results = []
+        for target in self.targets:
+            results.append(CheckResult(target.path, Level.OK, "is found"))
+            results += [
+                CheckResult(
+                    f"{target.path}: {name}",
+                    Level.WARNING,
+                    "has no key: a changed record is a new one",
+                    fix=f"@chronolake.stream(key=…) above {target.path}",
+                )
+                for name, declared in target.streams.items()
+                if not declared.key
+            ]
+        return results
+
+    def messages(
+        self, states: Mapping[str, Any], shared: Any, *, new: Collection[str]
+    ) -> Iterator[Message]:
+        """Call the functions whose streams are selected, one after the other."""
+        current: dict[str, Any] = dict(shared or {})
+        secrets = Secrets(self._config.config)
+        for target in self.targets:
+            names = [name for name in target.streams if name in states]
+            if not names:
+                continue
+            state = current.get(target.path) if target.is_shared else states[names[0]]
+            if any(name in new for name in names):
+                # A new stream needs all of its records.
+                state = None
+            # The state of several streams moves only with all of them.
+            is_whole = len(names) == len(target.streams)
+            try:
+                for message in target.read(self._config.config, state, secrets):
+                    if isinstance(message, Progress) and message.stream is None:
+                        if is_whole:
+                            current[target.path] = message.state
+                            yield Progress(dict(current))
+                    else:
+                        yield message
+            except ChronolakeError as failure:
+                for name in names:
+                    yield Failure(name, failure)
+
+
+def _identity_of(declared: StreamDeclaration) -> Identity:
+    return Identity(tuple((name,) for name in declared.key), advice=_ADVICE)

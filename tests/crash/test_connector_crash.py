@@ -1,0 +1,134 @@
+"""Syncs of connectors and functions are killed at every step and run again: nothing is lost.
+
+Every source reports two streams, and one day of changes in each run.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from chronolake.failpoints import FAILPOINTS
+from support.connectors import Shop, stream, tap_stream
+from support.processes import run_command_until_failpoint
+
+_DAYS: Final = 2
+#: The steps of a sync, with how often they are reached: each stream lands, and is applied.
+_POINTS: Final = [
+    (name, nth)
+    for name in FAILPOINTS
+    if name.startswith(("create.", "staged.", "publish.", "sync.", "land."))
+    and name != "land.file-replaced"
+    for nth in ((1, 2, 3) if name.startswith("land.") else (1, 2))
+]
+_DAY: Final = """
+    for name in ("orders", "items"):
+        record(name, id=1, note=f"day {day}", at=f"2026-11-0{day}T10:00:00Z")
+        record(name, id=day + 1, note="new", at=f"2026-11-0{day}T11:00:00Z")
+"""
+
+
+def _airbyte(shop: Shop) -> None:
+    offered = [stream(name, cursor="at", at="time") for name in ("orders", "items")]
+    read = """
+days = {name: (state_of(name) or {"day": 0})["day"] for name in ("orders", "items")}
+for name, before in days.items():
+    day = before + 1
+    if day <= int(open("day").read()):
+        record(name, id=1, note=f"day {day}", at=f"2026-11-0{day}T10:00:00Z")
+        record(name, id=day + 1, note="new", at=f"2026-11-0{day}T11:00:00Z")
+        stream_state(name, {"day": day})
+"""
+    shop.airbyte(offered, read)
+
+
+def _airbyte_global(shop: Shop) -> None:
+    offered = [stream(name, cursor="at", at="time") for name in ("orders", "items")]
+    read = f"""
+day = (state[0]["global"]["shared_state"]["day"] if state else 0) + 1
+if day <= int(open("day").read()):
+{textwrap.indent(textwrap.dedent(_DAY), "    ")}
+    shared = {{"shared_state": {{"day": day}}, "stream_states": []}}
+    emit(type="STATE", state={{"type": "GLOBAL", "global": shared}})
+"""
+    shop.airbyte(offered, read)
+
+
+def _singer(shop: Shop) -> None:
+    offered = [tap_stream(name, cursor="at") for name in ("orders", "items")]
+    read = f"""
+day = (state or {{"day": 0}})["day"] + 1
+if day <= int(open("day").read()):
+{textwrap.indent(textwrap.dedent(_DAY), "    ")}
+    emit(type="STATE", value={{"day": day}})
+"""
+    shop.singer(offered, read)
+
+
+def _python(shop: Shop) -> None:
+    options = '{"key": "id", "cursor": "at"}'
+    (shop.folder / "crash_functions.py").write_text(
+        f"""
+import chronolake
+
+@chronolake.streams(orders={options}, items={options})
+def both(state):
+    day = state.get("day", 0) + 1
+    if day <= int(open("{shop.folder}/day").read()):
+        for name in ("orders", "items"):
+            yield name, {{"id": 1, "note": f"day {{day}}", "at": f"2026-11-0{{day}}T10:00:00Z"}}
+            yield name, {{"id": day + 1, "note": "new", "at": f"2026-11-0{{day}}T11:00:00Z"}}
+        state["day"] = day
+"""
+    )
+    shop.configure({"type": "python", "run": "crash_functions:both"})
+
+
+_SOURCES: Final[dict[str, Callable[[Shop], None]]] = {
+    "airbyte": _airbyte,
+    "airbyte-global": _airbyte_global,
+    "singer": _singer,
+    "python": _python,
+}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    path = list(sys.path)
+    yield Shop(tmp_path)
+    sys.path[:] = path
+
+
+@pytest.mark.parametrize(
+    ("source", "point", "nth"),
+    [
+        pytest.param(
+            *(source, point, nth),
+            marks=[] if (point, nth) == ("land.checkpointed", 1) else [pytest.mark.long],
+            id=f"{source}-{point}-{nth}",
+        )
+        for source in _SOURCES
+        for point, nth in _POINTS
+    ],
+)
+def test_a_sync_may_be_killed_at_every_step(shop: Shop, source: str, point: str, nth: int) -> None:
+    _SOURCES[source](shop)
+    words = ("sync", "shop", "--project", str(shop.folder))
+    for day in range(1, _DAYS + 1):
+        (shop.folder / "day").write_text(f"{day}")
+        # Later steps are not reached by every source.
+        while run_command_until_failpoint(*words, failpoint=f"{point}=kill:{nth}"):
+            assert not run_command_until_failpoint(*words, failpoint="")
+            break
+    for table in ("orders", "items"):
+        assert shop.versions("id", "note", table=table) == _expected()
+
+
+def _expected() -> list[tuple[Any, ...]]:
+    changed = [(1, f"day {day}", day == _DAYS) for day in range(1, _DAYS + 1)]
+    return [*changed, *((day + 1, "new", True) for day in range(1, _DAYS + 1))]

@@ -1,0 +1,440 @@
+"""Functions of a project as a source: what they yield is in tables, exactly and once."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronolake.config import load_project
+from chronolake.errors import ConfigurationError
+from chronolake.lake import Lake
+from chronolake.pipeline.streams import source_of
+from chronolake.pipeline.sync import RunResult, sync
+from chronolake.types import ACTIVE, DELETED, END, START
+from support.datalakes import iceberg, project
+
+_MODULE = "shop_functions"
+
+
+class Functions:
+    """A project with a module of functions, whose data is in the module `given`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.project = project(folder, "")
+        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+        self.settings = ""
+
+    def write(self, code: str, run: str = f"{_MODULE}:orders", more: str = "") -> None:
+        """Write the module, and the pipeline that runs its functions."""
+        sys.modules.pop(_MODULE, None)
+        header = "import chronolake\n\n"
+        (self.folder / f"{_MODULE}.py").write_text(header + textwrap.dedent(code))
+        file = self.folder / "chronolake.yml"
+        kept = file.read_text().split("pipelines:")[0]
+        file.write_text(
+            f"{kept}pipelines:\n  shop:\n    source: {{type: python, run: {run}{more}}}\n"
+            + textwrap.indent(self.settings, "    ")
+        )
+        self.project = load_project(file)
+
+    def run(self, *, full_refresh: bool = False, only: tuple[str, ...] = ()) -> RunResult:
+        return sync(self.lake, self.project, "shop", only=only, full_refresh=full_refresh)
+
+    def sync(self, *, full_refresh: bool = False, only: tuple[str, ...] = ()) -> None:
+        result = self.run(full_refresh=full_refresh, only=only)
+        assert [stream.error for stream in result.streams] == [None] * len(result.streams)
+
+    def rows(self, stream: str = "orders") -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = (
+            iceberg(self.project, "shop", stream).scan().to_arrow().to_pylist()
+        )
+        return rows
+
+    def versions(self, *fields: str, stream: str = "orders", key: str = "id") -> list[Any]:
+        """Return the fields and the activity of all versions, by key and start."""
+        rows = sorted(self.rows(stream), key=lambda row: (row[key], row[START]))
+        for before, after in pairwise(rows):
+            if before[key] == after[key]:
+                assert before[END] < after[START], "versions of a record do not overlap"
+        return [(*(row[name] for name in fields), row[ACTIVE]) for row in rows]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Functions]:
+    path = list(sys.path)
+    yield Functions(tmp_path)
+    sys.path[:] = path
+    sys.modules.pop(_MODULE, None)
+
+
+def test_all_records_of_a_function_are_compared_with_the_table(shop: Functions) -> None:
+    code = """
+        @chronolake.stream(key="id")
+        def orders():
+            {body}
+    """
+    shop.write(code.format(body='return [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]'))
+    shop.sync()
+    assert shop.versions("id", "note") == [(1, "a", True), (2, "b", True)]
+    shop.write(code.format(body='yield {"id": 1, "note": "c"}; yield {"id": 3, "note": None}'))
+    shop.sync()
+    after = [(1, "a", False), (1, "c", True), (2, "b", False), (3, None, True)]
+    assert shop.versions("id", "note") == after
+    shop.sync()
+    assert shop.versions("id", "note") == after
+
+
+def test_a_function_that_fails_midway_deletes_nothing(shop: Functions) -> None:
+    code = """
+        @chronolake.stream(key="id")
+        def orders(token):
+            yield {{"id": 1, "note": "{note}"}}
+            {then}
+            yield {{"id": 2, "note": "{note}"}}
+    """
+    more = ", config: {token: hidden-word}"
+    shop.write(code.format(note="a", then="pass"), more=more)
+    shop.sync()
+    shop.write(code.format(note="b", then="raise OSError(f'no answer to {token}')"), more=more)
+    (stream,) = shop.run().streams
+    assert stream.error is not None
+    assert "OSError" in stream.error
+    assert "hidden-word" not in stream.error
+    assert f"{_MODULE}.py, line 7" in stream.error
+    assert shop.versions("id", "note") == [(1, "a", True), (2, "a", True)]
+
+
+def test_no_records_delete_all_only_if_that_is_allowed(shop: Functions) -> None:
+    code = """
+        @chronolake.stream(key="id")
+        def orders():
+            return {rows}
+    """
+    shop.write(code.format(rows='[{"id": 1}]'))
+    shop.sync()
+    shop.write(code.format(rows="[]"))
+    (stream,) = shop.run().streams
+    assert stream.error is not None
+    assert "may_become_empty" in (stream.hint or "")
+    assert shop.versions("id") == [(1, True)]
+    shop.settings = "streams: {orders: {may_become_empty: true}}\n"
+    shop.write(code.format(rows="[]"))
+    shop.sync()
+    assert shop.versions("id") == [(1, False)]
+
+
+_POLLED = """
+    LOG = {log}
+
+    @chronolake.stream(key="id", cursor="at", deletes="gone")
+    def orders(state):
+        since = state.get("since", "")
+        found = [row for row in LOG if row["at"] >= since]
+        state["since"] = max((row["at"] for row in found), default=since)
+        yield from found
+        {then}
+"""
+
+
+def _log(*rows: tuple[int, str, int, bool]) -> str:
+    return repr(
+        [
+            {"id": key, "note": note, "at": f"2026-11-0{day}T10:00:00Z", "gone": gone}
+            for key, note, day, gone in rows
+        ]
+    )
+
+
+def test_changed_records_have_their_own_times_and_may_be_marked_as_deleted(
+    shop: Functions,
+) -> None:
+    first = [(1, "a", 1, False), (2, "b", 2, False)]
+    shop.write(_POLLED.format(log=_log(*first), then="pass"))
+    shop.sync()
+    more = [*first, (1, "c", 3, False), (2, "b", 4, True)]
+    shop.write(_POLLED.format(log=_log(*more), then="pass"))
+    shop.sync()
+    after = [(1, "a", False), (1, "c", True), (2, "b", False)]
+    assert shop.versions("id", "note") == after
+    assert [row[START].day for row in shop.rows() if row["note"] == "c"] == [3]
+    shop.sync()
+    assert shop.versions("id", "note") == after
+
+
+def test_a_state_counts_only_if_the_function_ends(shop: Functions) -> None:
+    shop.write(_POLLED.format(log=_log((1, "a", 1, False)), then="raise OSError('cut')"))
+    (stream,) = shop.run().streams
+    assert stream.error is not None
+    assert shop.versions("id", "note") == [(1, "a", True)], "what was yielded has landed"
+    shop.write(_POLLED.format(log=_log((1, "a", 1, False), (2, "b", 1, False)), then="pass"))
+    shop.sync()
+    assert shop.versions("id", "note") == [(1, "a", True), (2, "b", True)]
+
+
+def test_a_checkpoint_keeps_the_state_of_a_function_that_fails_later(shop: Functions) -> None:
+    code = """
+        @chronolake.stream(key="id", capture="polling")
+        def orders(state):
+            for page in range(state.get("page", 0), {last}):
+                yield {{"id": page, "note": "{note}"}}
+                state["page"] = page + 1
+                yield chronolake.CHECKPOINT
+            {then}
+    """
+    shop.write(code.format(last=2, note="a", then="raise OSError('cut')"))
+    assert shop.run().streams[0].error is not None
+    shop.write(code.format(last=3, note="b", then="pass"))
+    shop.sync()
+    assert shop.versions("id", "note") == [(0, "a", True), (1, "a", True), (2, "b", True)]
+
+
+def test_each_record_of_a_log_is_a_change(shop: Functions) -> None:
+    shop.write(
+        """
+        @chronolake.stream(key="id", deletes="gone", capture="log")
+        def orders(state):
+            for number in range(state.get("number", 0), 1):
+                yield [{"id": 1, "note": note, "gone": False} for note in ("a", "b", "a")]
+                yield {"id": 1, "note": None, "gone": True}
+                yield {"id": 1, "note": "d", "gone": False}
+            state["number"] = 1
+        """
+    )
+    shop.sync()
+    shop.sync()
+    notes = [("a", False), ("b", False), ("a", False), ("d", True)]
+    assert shop.versions("note") == notes
+
+
+def test_a_function_yields_several_streams_with_one_state(shop: Functions) -> None:
+    code = """
+        @chronolake.streams(orders={{"key": "id", "capture": "polling"}}, items={{"key": "id"}})
+        def both(state):
+            assert state.get("run", 0) == {run}, state
+            yield "items", [{{"id": 1, "run": {run}}}]
+            yield "orders", {{"id": {run}, "note": "a"}}
+            state["run"] = {run} + 1
+    """
+    run = f"{_MODULE}:both"
+    shop.write(code.format(run=0), run)
+    shop.sync()
+    shop.write(code.format(run=1), run)
+    # Only some streams do not move the state of all.
+    shop.sync(only=("items",))
+    shop.sync()
+    shop.write(code.format(run=2), run)
+    shop.sync()
+    assert shop.versions("id") == [(0, True), (1, True), (2, True)]
+    assert shop.versions("run", stream="items") == [(0, False), (1, False), (2, True)]
+    shop.write(code.format(run=0), run)
+    shop.sync(full_refresh=True)
+    shop.write(code.format(run=1), run)
+    shop.sync()
+
+
+def test_the_state_of_all_streams_waits_for_a_stream_that_fails(shop: Functions) -> None:
+    code = """
+        @chronolake.streams(orders={{"key": "id", "capture": "polling"}},
+                            items={{"key": "id", "capture": "polling"}})
+        def both(state):
+            assert state.get("run", 0) == 0, state
+            yield "items", [{{"{key}": 1}}]
+            yield "orders", {{"id": 1}}
+            state["run"] = 1
+    """
+    run = f"{_MODULE}:both"
+    shop.write(code.format(key="other"), run)
+    result = shop.run()
+    assert {stream.stream: stream.error is None for stream in result.streams} == {
+        "orders": True,
+        "items": False,
+    }
+    shop.write(code.format(key="id"), run)
+    shop.sync()
+    assert shop.versions("id") == shop.versions("id", stream="items") == [(1, True)]
+
+
+def test_values_have_the_types_of_python_and_arrow(shop: Functions) -> None:
+    shop.write(
+        """
+        import datetime as dt
+        import decimal
+        import enum
+        import uuid
+        from dataclasses import dataclass
+
+        import pyarrow as pa
+        from pydantic import BaseModel
+
+        UTC = dt.timezone.utc
+
+        class Color(enum.Enum):
+            RED = "red"
+
+        class Inner(BaseModel):
+            at: dt.datetime
+
+        class Item(BaseModel):
+            id: int
+            price: decimal.Decimal
+            inner: Inner
+
+        @dataclass
+        class Part:
+            id: int
+            price: decimal.Decimal
+            inner: dict
+
+        @chronolake.stream(key="id")
+        def values():
+            yield {
+                "id": 1, "flag": True, "day": dt.date(2026, 1, 2), "text": "é",
+                "at": dt.datetime(2026, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+                "local": dt.datetime(2026, 1, 2, 3, 4, 5, 6), "clock": dt.time(1, 2),
+                "raw": b"\\x00\\xff", "price": decimal.Decimal("12.50"), "code": uuid.UUID(int=7),
+                "color": Color.RED, "tags": ("a", {"b": decimal.Decimal("1.5")}), "number": 0.1,
+                "big": 2**70,
+            }
+
+        @chronolake.stream(key="id")
+        def objects():
+            at = dt.datetime(2026, 1, 2, tzinfo=UTC)
+            yield Item(id=1, price="1.5", inner=Inner(at=at))
+            yield Part(id=2, price=decimal.Decimal("22.25"), inner={"at": at})
+
+        @chronolake.stream(key="id")
+        def tables():
+            yield pa.table({
+                "id": pa.array([1, 2], pa.int32()),
+                "at": pa.array([0, None], pa.timestamp("ns", "UTC")),
+                "list": [[1, 2], None],
+                "price": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(10, 2)),
+                "word": pa.array(["a", "b"]).dictionary_encode(),
+            })
+            yield pa.record_batch({"id": pa.array([3], pa.int64()), "more": ["x"]})
+        """,
+        f"[{_MODULE}:values, {_MODULE}:objects, {_MODULE}:tables]",
+    )
+    shop.sync()
+    (row,) = shop.rows("values")
+    kinds = {name: str(kind) for name, kind in _types(shop, "values").items()}
+    assert kinds["at"] == "timestamp[us, tz=UTC]"
+    assert kinds["local"] == "timestamp[us]"
+    assert kinds["price"] == "decimal128(4, 2)"
+    assert kinds["raw"].endswith("binary")
+    assert row["at"].isoformat() == "2026-01-02T02:00:00+00:00"
+    assert row["local"].isoformat() == "2026-01-02T03:04:05.000006"
+    assert (row["flag"], row["text"], row["number"]) == (True, "é", 0.1)
+    assert (row["clock"], row["color"], row["raw"]) == ("01:02:00", "red", b"\x00\xff")
+    assert row["code"] == "00000000-0000-0000-0000-000000000007"
+    assert (row["tags"], row["big"]) == ('["a",{"b":1.5}]', str(2**70))
+    objects = {row["id"]: row for row in shop.rows("objects")}
+    assert {key: str(row["price"]) for key, row in objects.items()} == {1: "1.50", 2: "22.25"}
+    assert "2026-01-02T00:00:00" in objects[1]["inner"]
+    assert "2026-01-02T00:00:00" in objects[2]["inner"]
+    tables = {row["id"]: row for row in shop.rows("tables")}
+    assert sorted(tables) == [1, 2, 3]
+    assert (tables[1]["list"], str(tables[1]["price"]), tables[2]["word"]) == ("[1,2]", "1.50", "b")
+    assert (tables[3]["more"], tables[3]["word"], tables[1]["at"].year) == ("x", None, 1970)
+
+
+def _types(shop: Functions, stream: str) -> dict[str, Any]:
+    schema = iceberg(shop.project, "shop", stream).scan().to_arrow().schema
+    return {field.name: field.type for field in schema}
+
+
+def test_a_class_and_a_plain_function_with_settings(shop: Functions) -> None:
+    shop.write(
+        """
+        class Orders:
+            def __init__(self, count):
+                self.count = count
+
+            def __iter__(self):
+                return ({"id": number} for number in range(self.count))
+        """,
+        f"{_MODULE}:Orders",
+        ", key: id, config: {count: 3}",
+    )
+    shop.sync()
+    assert shop.versions("id", stream="Orders") == [(0, True), (1, True), (2, True)]
+
+
+def test_records_without_a_key_are_identified_by_their_content(shop: Functions) -> None:
+    shop.settings = "mode: soft-delete\n"
+    shop.write("def orders():\n    return [{'a': 1}, {'a': 2}, {'a': 1}]\n")
+    shop.sync()
+    shop.write("def orders():\n    return [{'a': 2}, {'a': 3}]\n")
+    shop.sync()
+    assert sorted((row["a"], row[DELETED]) for row in shop.rows()) == [
+        (1, True),
+        (2, False),
+        (3, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "run", "more", "words"),
+    [
+        ("x = 1", f"{_MODULE}:orders", "", ["has no orders"]),
+        ("orders = 1", f"{_MODULE}:orders", "", ["not a function", "int"]),
+        ("x = 1", "missing_module:orders", "", ["There is no Python module missing_module"]),
+        ("import missing_inner", f"{_MODULE}:orders", "", ["missing_inner", "not installed"]),
+        ("1 / 0", f"{_MODULE}:orders", "", ["cannot be imported", "ZeroDivisionError"]),
+        ("x = 1", "orders", "", ["not the path of a function"]),
+        (
+            "@chronolake.stream(key='id', capture='pol')\ndef orders(): ...",
+            f"{_MODULE}:orders",
+            "",
+            ["capture cannot be 'pol'"],
+        ),
+        (
+            "@chronolake.stream(key='id')\ndef orders(): ...",
+            f"{_MODULE}:orders",
+            ", key: id",
+            ["declares its streams", "source.key"],
+        ),
+        (
+            "import chronolake as c\none = c.stream(name='a')(lambda: [])\ntwo = one\n",
+            f"[{_MODULE}:one, {_MODULE}:two]",
+            "",
+            ["both have a stream 'a'"],
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    shop: Functions, code: str, run: str, more: str, words: list[str]
+) -> None:
+    shop.write(code, run, more)
+    with pytest.raises(ConfigurationError) as raised:
+        source_of(shop.project, "shop").discover()
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "words"),
+    [
+        ("def orders(): return 5", "", ["returned int"]),
+        ("def orders(): yield 'text'", "", ["of the type str"]),
+        ("def orders(token): yield {}", "", ["needs values for token"]),
+        ("def orders(token): yield {}", ", config: {toke: x}", ["no parameter 'toke'", "token"]),
+        ("def orders(): yield {'a': 1}", ", key: id", ["no id"]),
+        ("def orders(state):\n    state['a'] = object()\n    return []", "", ["is not JSON"]),
+        ("def orders(): yield {'a': object()}", "", ["type object cannot be stored"]),
+    ],
+)
+def test_what_cannot_be_stored_is_reported(
+    shop: Functions, code: str, more: str, words: list[str]
+) -> None:
+    shop.write(code, more=more)
+    (stream,) = shop.run().streams
+    assert stream.error is not None
+    found = f"{stream.error} {stream.hint}"
+    assert all(word in found for word in words), found

@@ -1,0 +1,153 @@
+"""Taps of the Singer specification: each kind of message, and each kind of misbehavior."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.pipeline.store import Store
+from chronolake.pipeline.streams import source_of
+from chronolake.source.protocol import ALL_STREAMS
+from chronolake.types import START
+from support.connectors import Shop, tap_stream
+
+_FULL = [tap_stream("orders")]
+_POLLED = [tap_stream("orders", cursor="at")]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def _state(shop: Shop) -> Any:
+    return Store.open(shop.project.lake).checkpoints("shop").get(ALL_STREAMS, {}).get("state")
+
+
+def test_a_full_table_is_compared_with_the_table(shop: Shop) -> None:
+    read = """
+        emit(type="SCHEMA", stream="orders", key_properties=["id"],
+             schema={{"properties": {{"id": {{"type": "integer"}}, "note": {{"type": "string"}}}}}})
+        emit(type="ACTIVATE_VERSION", stream="orders", version={version})
+        for key, note in {rows}:
+            record("orders", {version}, id=key, note=note)
+        emit(type="ACTIVATE_VERSION", stream="orders", version={version})
+        emit(type="STATE", value={{"done": {version}}})
+    """
+    shop.singer(_FULL, read.format(version=1, rows=[(1, "a"), (2, "b")]))
+    shop.sync()
+    shop.singer(_FULL, read.format(version=2, rows=[(1, "c"), (3, "d")]))
+    shop.sync()
+    after = [(1, "a", False), (1, "c", True), (2, "b", False), (3, "d", True)]
+    assert shop.versions("id", "note") == after
+    assert _state(shop) == {"done": 2}
+
+
+def test_an_incremental_stream_continues_after_its_state(shop: Shop) -> None:
+    read = """
+        (stream,) = catalog["streams"]
+        (own,) = [entry["metadata"] for entry in stream["metadata"] if not entry["breadcrumb"]]
+        assert own["selected"] and own["replication-method"] == "INCREMENTAL", own
+        assert own["replication-key"] == "at", own
+        day = (state or {"bookmarks": 0})["bookmarks"] + 1
+        record("orders", id=1, note=f"day {day}", at=f"2026-11-0{day}T10:00:00Z")
+        emit(type="STATE", value={"bookmarks": day})
+    """
+    shop.singer(_POLLED, read)
+    for _ in range(3):
+        shop.sync()
+    assert shop.versions("note") == [("day 1", False), ("day 2", False), ("day 3", True)]
+    assert sorted(row[START].day for row in shop.rows()) == [1, 2, 3]
+
+
+def test_a_new_version_of_a_stream_deletes_what_it_lacks(shop: Shop) -> None:
+    read = """
+        emit(type="ACTIVATE_VERSION", stream="orders", version={version})
+        for key in {keys}:
+            record("orders", {version}, id=key, note="a", at="2026-11-01T10:00:00Z")
+        {then}
+        emit(type="STATE", value={{}})
+    """
+    shop.singer(_POLLED, read.format(version=1, keys=[1, 2], then=""))
+    shop.sync()
+    shop.singer(_POLLED, read.format(version=1, keys=[3], then=""))
+    shop.sync()
+    assert shop.versions("id") == [(1, True), (2, True), (3, True)]
+    shop.singer(_POLLED, read.format(version=2, keys=[2], then="sys.exit(1)"))
+    shop.fail("exit code 1")
+    assert shop.versions("id") == [(1, True), (2, True), (3, True)], "it is not complete"
+    shop.singer(_POLLED, read.format(version=2, keys=[2, 4], then=""))
+    shop.sync()
+    assert shop.versions("id") == [(1, False), (2, True), (3, False), (4, True)]
+    shop.singer(_POLLED, read.format(version=2, keys=[5], then=""))
+    shop.sync()
+    assert [key for key, active in shop.versions("id") if active] == [2, 4, 5]
+
+
+def test_records_that_a_log_reports_as_deleted_are_deleted(shop: Shop) -> None:
+    read = """
+        if state is None:
+            for note in ("a", "b", "a"):
+                record("orders", id=1, note=note)
+            record("orders", id=1, note="a", _sdc_deleted_at="2026-11-01T10:00:00Z")
+        emit(type="STATE", value={"lsn": 1})
+    """
+    shop.singer([tap_stream("orders", method="LOG_BASED")], read)
+    shop.sync()
+    shop.sync()
+    assert shop.versions("note") == [("a", False), ("b", False), ("a", False)]
+
+
+def test_only_configured_streams_are_selected(shop: Shop) -> None:
+    offered = [tap_stream("orders"), tap_stream("items")]
+    read = """
+        chosen = {stream["stream"]: stream["metadata"][0]["metadata"]["selected"]
+                  for stream in catalog["streams"]}
+        assert chosen == {"orders": True, "items": False}, chosen
+        record("orders", id=1, note="a")
+        record("items", id=1, note="a")
+    """
+    shop.singer(offered, read, only=["orders"], keys={"orders": ["note"]})
+    shop.sync()
+    assert shop.versions("note", key="note") == [("a", True)]
+    shop.singer(offered, read, only=["order"])
+    with pytest.raises(ConfigurationError, match="no stream 'order'"):
+        source_of(shop.project, "shop").discover()
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ("sys.exit(7)", ["exit code 7"]),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
+        ('raw(b\'{"type": "RECORD", \\n\')', ["not complete JSON"]),
+        ('raw(b\'{"type": "REC\'); sys.exit(3)', ["exit code 3"]),
+        ("record('orders', note='without a key')", ["no id"]),
+        ("emit(type='BATCH', stream='orders')", ["BATCH", "batch_config"]),
+        (
+            "emit(type='SCHEMA', stream='orders', schema={}, key_properties=['note'])",
+            ["the key note", "catalog has id"],
+        ),
+        ("time.sleep(1000)", ["reported nothing for 2 seconds"]),
+    ],
+)
+def test_what_was_read_before_an_error_is_kept(shop: Shop, then: str, words: list[str]) -> None:
+    read = """
+        record("orders", id=1, note="a", at="2026-11-01T10:00:00Z")
+        emit(type="STATE", value={"n": 1})
+    """
+    shop.singer(_POLLED, f"{read}\n        {then}", silent_seconds=2)
+    shop.fail(*words)
+    assert shop.versions("id") == [(1, True)]
+    expected = None if "without a key" in then else {"n": 1}
+    assert _state(shop) == expected, "a state counts only if no record before it is lost"
+
+
+def test_a_tap_that_cannot_discover_is_refused(shop: Shop) -> None:
+    shop.configure({"type": "singer", "command": [sys.executable, "-c", "print('no catalog')"]})
+    with pytest.raises(SourceError, match="did not report its streams"):
+        source_of(shop.project, "shop").discover()
