@@ -36,7 +36,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
         "requests": "requests",
         "xmltodict": "xmltodict",
     },
-    "postgres": {"psycopg": "psycopg"},
+    "postgres": {"cryptography": "cryptography", "psycopg": "psycopg"},
     "components": {"airbyte_cdk": "airbyte-cdk"},
 }
 

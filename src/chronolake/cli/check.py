@@ -324,10 +324,12 @@ def _add_columns(
     for found in source.describe_streams(list(by_name)):
         row = by_name[found.stream]
         if isinstance(found, DescribedStream):
-            names = streams[found.stream].names.lake_names(column.name for column in found.columns)
+            stream = streams[found.stream]
+            columns = stream.rules.columns(found.columns)
+            names = stream.names.lake_names(column.name for column in columns)
             row["columns"] = [
                 {"name": names.get(column.name, column.name), "type": str(column.type)}
-                for column in found.columns
+                for column in columns
             ]
         else:
             row["columns"], row["error"] = [], str(found.error)

@@ -23,6 +23,7 @@ Each key with a single value has an environment variable: `lake.spark.master` is
 by a plain `${`. Values that may be secret do not appear in any `repr`, log line or error.
 """
 
+from chronolake.config.columns import ColumnSettings
 from chronolake.config.loader import (
     FILE_NAME,
     FileConfig,
@@ -82,6 +83,7 @@ __all__ = [
     "AirbyteSource",
     "CatalogConfig",
     "CatalogKind",
+    "ColumnSettings",
     "ConnectorSection",
     "DataLakeSource",
     "DeclarativeSource",

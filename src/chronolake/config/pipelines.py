@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from chronolake.config.columns import ColumnSettings
 from chronolake.config.section import Section
 from chronolake.config.sections import Period, check_location
 from chronolake.config.storage import StorageConfig  # noqa: TC001 - pydantic reads it
@@ -577,7 +578,13 @@ class StreamConfig(Section):
     )
     rename: dict[str, str] = Field(
         default_factory=dict,
-        description="New names of columns, keyed by their names in the source.",
+        description="New names of columns, keyed by their names in the source; the same as "
+        "`columns.rename`.",
+    )
+    columns: ColumnSettings = Field(
+        default_factory=ColumnSettings,
+        description="Columns of the stream that are excluded, hashed, masked or renamed. A setting "
+        "of a stream overrides that of its pipeline.",
     )
     keep_source_timestamp: bool | None = Field(
         default=None,
@@ -670,9 +677,33 @@ class PipelineConfig(Section):
         default_factory=Rename,
         description="New names of tables and columns in the lake.",
     )
+    columns: ColumnSettings = Field(
+        default_factory=ColumnSettings,
+        description="Columns that are excluded, hashed, masked or renamed in all streams.",
+    )
     streams: dict[str, StreamConfig] = Field(
         default_factory=dict, description="Settings of single streams, keyed by stream name."
     )
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        sections = {
+            "columns": (self.columns, self.rename.columns),
+            **{
+                f"streams.{name}.columns": (stream.columns, stream.rename)
+                for name, stream in self.streams.items()
+            },
+        }
+        for place, (columns, renamed) in sections.items():
+            if columns.hash and not (columns.hash_key or self.columns.hash_key):
+                raise ValueError(
+                    f"{place}.hash needs a key: set columns.hash_key of the pipeline to ${{NAME}}, "
+                    "a variable of the environment with a secret text"
+                )
+            for name in sorted(columns.rename.keys() & renamed.keys()):
+                if columns.rename[name] != renamed[name]:
+                    raise ValueError(f"{place}.rename and `rename` name the column {name} twice")
+        return self
 
     @model_validator(mode="after")
     def _check_api_settings(self) -> Self:

@@ -17,6 +17,14 @@ from chronolake.landing.bad_file import (
     bad_files_in,
     naming_bad_files,
 )
+from chronolake.landing.column_rules import (
+    Action,
+    ColumnRules,
+    Protection,
+    Rule,
+    canonical_texts,
+    keyed_hashes,
+)
 from chronolake.landing.control_records import (
     Control,
     ControlKind,
@@ -49,7 +57,9 @@ from chronolake.landing.writer import declare, land
 
 __all__ = [
     "QUARANTINED_PROPERTY",
+    "Action",
     "BadFile",
+    "ColumnRules",
     "Control",
     "ControlKind",
     "DataFile",
@@ -60,11 +70,14 @@ __all__ = [
     "Namings",
     "ObjectFolder",
     "ObservedType",
+    "Protection",
     "Quarantine",
+    "Rule",
     "as_text",
     "as_type",
     "bad_file_error",
     "bad_files_in",
+    "canonical_texts",
     "columns_of",
     "controls_of",
     "declare",
@@ -72,6 +85,7 @@ __all__ = [
     "files_up_to",
     "identifier",
     "inspect_files",
+    "keyed_hashes",
     "land",
     "land_control",
     "landed_micros",

@@ -13,6 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chronolake.arrow_tasks import map_in_tasks
 from chronolake.change_set import (
     DELETED_AT,
     LANDED_FILE,
@@ -28,6 +29,7 @@ from chronolake.errors import SourceError
 from chronolake.frames import select
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.bad_file import naming_bad_files
+from chronolake.landing.column_rules import Action, ColumnRules, Protection
 from chronolake.landing.control_records import Namings
 from chronolake.landing.field_types import (
     FORM_OF,
@@ -60,6 +62,10 @@ KEY: Final = Column(lake_fields.ID, ColumnType(Kind.STRING), primary_key=True)
 #: The source's time of a record's modification: a column if no history column contains it.
 SOURCE_TIME: Final = Column(lake_fields.MODIFIED, ColumnType(Kind.UTC_DATETIME))
 
+_NO_RULES: Final = ColumnRules()
+#: Any type but text.
+_NO_TEXT: Final = ColumnType(Kind.LONG)
+
 #: The location of a row in Spark's file metadata.
 _PLACE: Final = {LANDED_FILE: "file_name", LANDED_ROW: "row_index"}
 #: Prefix of fields of the lake's writer, about a version.
@@ -90,6 +96,7 @@ class Landing:
         rows: number of rows.
         namings: the earlier and current names of fields.
         has_each_once: whether each record is known to be in the files at most once.
+        rules: the rules of fields, if the files are from another writer.
     """
 
     spark: SparkSession
@@ -100,6 +107,7 @@ class Landing:
     rows: int
     namings: Namings
     has_each_once: bool = False
+    rules: ColumnRules = _NO_RULES
 
     @property
     def watermark(self) -> str:
@@ -132,8 +140,47 @@ class Landing:
             columns: the data columns with types that contain all values that were seen, including
                 the key, and `SOURCE_TIME` if it is wanted.
         """
-        frames = [self._versions_of(group, columns) for group in self.groups]
-        return reduce(lambda rows, other: rows.unionByName(other), frames)
+        hashed = tuple(
+            replace(column, type=type_of(self.observed[column.name]) or column.type)
+            for column in columns
+            if column.name in self.observed and self._has_action(column.name, Action.HASH)
+        )
+        read = {column.name: column for column in hashed}
+        wanted = [read.get(column.name, column) for column in columns]
+        frames = [self._versions_of(group, wanted) for group in self.groups]
+        rows = reduce(lambda rows, other: rows.unionByName(other), frames)
+        if not hashed:
+            return rows
+        protection = Protection(self.rules, hashed)
+        types = {column.name: column.dataType.simpleString() for column in rows.schema.fields}
+        return map_in_tasks(rows, protection, protection.ddl(list(types), types))
+
+    @property
+    def stored_types(self) -> TypesByField:
+        """Return `observed` for the values that are stored."""
+        if not self.rules:
+            return self.observed
+        found: TypesByField = {}
+        for name, types in self.observed.items():
+            rule = self.rules.rule_of(name)
+            is_text = rule is not None and rule.type_of(_NO_TEXT) != _NO_TEXT
+            if not self._has_action(name, Action.EXCLUDE):
+                found[name] = frozenset({ObservedType.TEXT}) if types and is_text else types
+        return found
+
+    def _has_action(self, name: str, action: Action) -> bool:
+        rule = self.rules.rule_of(name)
+        return rule is not None and rule.action is action
+
+    def _masked(self, columns: Iterable[Column]) -> dict[str, str]:
+        """Return SQL for the values of masked columns."""
+        found = {}
+        for column in columns:
+            rule = self.rules.rule_of(column.name)
+            if column.name in self.observed and rule is not None and rule.action is Action.MASK:
+                text = "NULL" if rule.text is None else literal(rule.text)
+                found[column.name] = f"CAST({text} AS {column.type.sql})"
+        return found
 
     def _versions_of(self, group: Group, columns: Sequence[Column]) -> DataFrame:
         by_name = by_field(group.fields)
@@ -148,7 +195,7 @@ class Landing:
         }
         data = {
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
-        }
+        } | self._masked(columns)
         if lake_fields.PURGED in by_name:
             # A purge has no values of its record.
             is_purge = f"{system[PURGED_AT]} IS NOT NULL"
@@ -176,7 +223,10 @@ class Landing:
 
 
 def inspect_files(
-    spark: SparkSession, files: Sequence[DataFile], namings: Namings | None = None
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    namings: Namings | None = None,
+    rules: ColumnRules | None = None,
 ) -> Landing:
     """Inspect files: their footers, and the forms of their fields.
 
@@ -184,6 +234,7 @@ def inspect_files(
         spark: the session.
         files: at least one file, in the order in which they were written.
         namings: the names of fields over time; results use the current names.
+        rules: the rules of fields, by their current names.
 
     Raises:
         BadFileError: files cannot be read, lack a guaranteed column, or have a column that cannot
@@ -210,7 +261,17 @@ def inspect_files(
     rows = sum(footer.rows for footer in found)
     landings = {footer.each_once for footer in found if footer.rows}
     has_each_once = len(landings) == 1 and None not in landings
-    return Landing(spark, tuple(files), groups, key, observed, rows, namings, has_each_once)
+    return Landing(
+        spark,
+        tuple(files),
+        groups,
+        key,
+        observed,
+        rows,
+        namings,
+        has_each_once,
+        rules or _NO_RULES,
+    )
 
 
 def _key_of(footers: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:

@@ -233,7 +233,7 @@ def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterato
 def _landing(writer: TableWriter, files: Sequence[DataFile]) -> Landing:
     size = sum(file.size for file in files)
     spark = writer.lake.session_for_versions(writer.stream.table, size)
-    return inspect_files(spark, files, writer.namings)
+    return inspect_files(spark, files, writer.namings, writer.stream.rules_of_files)
 
 
 def _result_of(
@@ -261,7 +261,7 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     stored.expect_own()
     stored.writer.lease.guard(stored.table)
     stored.expect_same_key(landed.key, file=landed.watermark)
-    observed = merge_types(stored.observed, landed.observed)
+    observed = merge_types(stored.observed, landed.stored_types)
     columns = columns_for(stored.stream, observed, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
     are_in_place = stored.matches_configuration and not _needs_rebuild(stored, columns)
@@ -271,14 +271,14 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
 def _create_table(writer: TableWriter, landed: Landing, step: _Step) -> int:
     """Create the table from its first files; return the number of rows written."""
     stream = writer.stream
-    columns = columns_for(stream, landed.observed, landed.key)
+    columns = columns_for(stream, landed.stored_types, landed.key)
     # After a long pause, this process could create a table under another process's lease.
     writer.lease.expect_held()
     writer.create(stream.table, columns, properties=writer.properties)
     reach("sync.table-ready")
     erase_purged(writer, None, landed)
     applied = AppliedFiles().with_files(step.files, step.bad)
-    return write(writer, stream.table, landed, landed.observed, applied=applied)
+    return write(writer, stream.table, landed, landed.stored_types, applied=applied)
 
 
 def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step) -> int:

@@ -16,6 +16,7 @@ from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
 from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
 from chronolake.pipeline.key_changes import fill_omitted_values
+from chronolake.pipeline.protected_columns import protect_batch
 from chronolake.pipeline.reconcile import TableComparison, expect_empty
 from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats
 from chronolake.pipeline.table_writer import StoredTable, TableWriter
@@ -95,11 +96,13 @@ class StreamLanding:
             landed files before it continues the iteration. The last item is the result.
 
         Raises:
-            ConfigurationError: columns have reserved or duplicate names.
+            ConfigurationError: columns have reserved or duplicate names, or a key column is
+                excluded or masked.
             SourceError: the stream has another key than its table, or its data cannot be stored.
             LeaseLostError: another process runs the pipeline; the batch has not landed, or will
                 land again.
         """
+        batch = protect_batch(batch, self.stream.rules, place=self.stream.place)
         names = self.stream.names
         names.expect_fit([column.name for column in batch.columns], place=self.stream.place)
         batch = names.apply_to(batch)

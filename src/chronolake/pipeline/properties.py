@@ -24,3 +24,5 @@ CAPTURE_METHOD_PROPERTY: Final = "chronolake.sight"
 ON_PURGE_PROPERTY: Final = "chronolake.on-purge"
 #: Renamed fields of files that another system writes, as JSON.
 RENAMES_PROPERTY: Final = "chronolake.renames"
+#: A digest of the rules of fields of such files (`landing.ColumnRules`).
+RULES_PROPERTY: Final = "chronolake.column-rules"

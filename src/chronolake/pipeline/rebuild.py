@@ -301,11 +301,17 @@ def _fill(
     if not good:
         raise bad_file_error(files, bad)
     spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
-    landed = inspect_files(spark, good, writer.namings)
+    landed = inspect_files(spark, good, writer.namings, stream.rules_of_files)
     # Columns keep their position in the table.
     now = stored.current_names
+    rules = stream.rules_of_files
     observed = merge_types(
-        {now.get(name, name): frozenset() for name in stored.observed}, landed.observed
+        {
+            now.get(name, name): frozenset()
+            for name in stored.observed
+            if not rules.is_excluded(now.get(name, name))
+        },
+        landed.stored_types,
     )
     writer.create(
         hidden,

@@ -114,10 +114,16 @@ def expect_described(config: LakeConfig, stream: Stream, described_stream: Descr
         described_stream: the columns that its source declares.
 
     Raises:
-        ConfigurationError: a name is reserved, duplicate or missing.
+        ConfigurationError: a name is reserved, duplicate or missing, or a column of the key is
+            excluded or masked.
         SourceError: the table identifies records by other columns.
     """
-    names = [column.name for column in described_stream.columns]
+    known = [column.name for column in described_stream.columns]
+    stream.rules.expect_known([*known, *described_stream.excluded], place=stream.place)
+    key = [column.name for column in described_stream.columns if column.primary_key]
+    stream.rules.expect_stored(key, place=stream.place)
+    columns = stream.rules.columns(described_stream.columns)
+    names = [column.name for column in columns]
     stream.names.expect_known(names, place=stream.place)
     stream.names.expect_fit(names, place=stream.place)
     (position,) = table_offsets(config, [stream])
@@ -127,7 +133,7 @@ def expect_described(config: LakeConfig, stream: Stream, described_stream: Descr
     lake_names = {name: now.get(name, name) for name in names}
     numbers = described_stream.numbers or {}
     by_number = {number: lake_names[name] for name, number in numbers.items()}
-    key = [lake_names[column.name] for column in described_stream.columns if column.primary_key]
+    key = [lake_names[name] for name in key]
     stored = []
     for name in position.key:
         other = by_number.get(position.numbers.get(name, 0), name)

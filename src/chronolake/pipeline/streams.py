@@ -25,7 +25,7 @@ from chronolake.errors import (
 )
 from chronolake.extras import require
 from chronolake.formatting import did_you_mean
-from chronolake.landing import namings_of
+from chronolake.landing import ColumnRules, namings_of
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.source.protocol import TokenHoldingSource
 from chronolake.stream_modes import best_mode, check_mode
@@ -71,6 +71,7 @@ class Stream:
         keep_source_timestamp: whether a history table stores the source's own time as a column.
         on_purge: what happens to a record that was purged in the source.
         names: the renamed columns.
+        rules: the columns that are excluded, hashed or masked.
     """
 
     pipeline: str
@@ -81,6 +82,7 @@ class Stream:
     on_purge: OnPurge
     names: ColumnNames = field(default_factory=ColumnNames)
     is_auto: bool = False
+    rules: ColumnRules = field(default_factory=ColumnRules)
 
     @property
     def name(self) -> str:
@@ -114,6 +116,13 @@ class Stream:
         found = namings_of(self.folder)
         # Files that Chronolake landed already have the lake's names.
         return found if self.descriptor.is_ours else replace(found, of_others=self.names.pairs)
+
+    @property
+    def rules_of_files(self) -> ColumnRules:
+        """Return the rules of the fields of its files; none for files that Chronolake landed."""
+        return (
+            ColumnRules() if self.descriptor.is_ours else self.rules.renamed(dict(self.names.pairs))
+        )
 
     @property
     def erases_files(self) -> bool:
@@ -354,6 +363,12 @@ def _build_stream(
     table_name = own.table or config.rename.tables.get(name) or descriptor.default_table or name
     table = TableName(config.target_schema or pipeline, table_name)
     expect_unreserved(table)
+    rules = ColumnRules.of(config, name)
+    place = f"pipelines.{pipeline}.streams.{name}"
+    rules.expect_stored(descriptor.key, place=place)
+    if descriptor.cursor is not None:
+        reason = "it is the stream's cursor, and its values are stored in the state"
+        rules.expect_plain([descriptor.cursor], place=place, reason=reason)
     if is_auto and mode is not Mode.HISTORY:
         _raise_if_history_is_lost(project, pipeline, name, table)
     return Stream(
@@ -363,8 +378,12 @@ def _build_stream(
         mode=mode,
         keep_source_timestamp=config.keep_source_timestamp if keeps_time is None else keeps_time,
         on_purge=own.on_purge or config.on_purge,
-        names=ColumnNames(tuple(config.rename.columns.items()), tuple(own.rename.items())),
+        names=ColumnNames(
+            tuple({**config.rename.columns, **config.columns.rename}.items()),
+            tuple({**own.rename, **own.columns.rename}.items()),
+        ),
         is_auto=is_auto,
+        rules=rules,
     )
 
 

@@ -31,6 +31,7 @@ from chronolake.pipeline.properties import (
     NAMES_PROPERTY,
     ON_PURGE_PROPERTY,
     RENAMES_PROPERTY,
+    RULES_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.source.protocol import CaptureMethod
@@ -153,6 +154,8 @@ class StoredTable:
             and self.table.property_of(ON_PURGE_PROPERTY) == stream.on_purge
             and (self.table.property_of(RENAMES_PROPERTY) or "{}")
             == _renames_of(stream).get(RENAMES_PROPERTY, "{}")
+            and (self.table.property_of(RULES_PROPERTY) or "")
+            == _renames_of(stream).get(RULES_PROPERTY, "")
             and keeps_time is keeps_source_time(stream)
         )
 
@@ -319,10 +322,13 @@ def keeps_source_time(stream: Stream) -> bool:
 
 
 def _renames_of(stream: Stream) -> dict[str, str]:
-    """Return the table property of renamed fields in files that another system writes."""
+    """Return table properties of renamed fields and their rules, for files of another system."""
     if stream.descriptor.is_ours:
         return {}
-    return {RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode()}
+    return {
+        RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode(),
+        RULES_PROPERTY: stream.rules.digest,
+    }
 
 
 def table_settings(stream: Stream) -> dict[str, object]:

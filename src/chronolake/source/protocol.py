@@ -152,6 +152,8 @@ class ChangeBatch:
         is_undated: whether two of `versions` may also repeat each other.
         has_followers: whether some of `versions` continue with another record's values
             (`change_set.FOLLOWS`).
+        is_protected: whether the source has applied the column rules (`landing.ColumnRules`), as
+            it must before it stores anything in a file.
     """
 
     stream: str
@@ -163,6 +165,7 @@ class ChangeBatch:
     may_repeat: bool = False
     is_undated: bool = False
     has_followers: bool = False
+    is_protected: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,7 @@ class Snapshot:
             had rows before.
         texts: for some columns, a column of `rows` in addition to the data columns that contains
             values which the declared type cannot hold, as text; the value itself is null there.
+        is_protected: see `ChangeBatch`.
     """
 
     stream: str
@@ -198,6 +202,7 @@ class Snapshot:
     is_distinct: bool = True
     may_be_empty: bool = True
     texts: Mapping[str, str] = field(default_factory=dict)
+    is_protected: bool = False
 
 
 #: Key of an offset that describes the last reconciliation of a table with its source, if there was
@@ -233,6 +238,7 @@ class Reconciliation:
         again: reads everything a second time, and returns a reconciliation with the records of both
             reads; None: that is already done. Pages shift while they are read, so one read may miss
             a record.
+        is_protected: see `ChangeBatch`.
     """
 
     stream: str
@@ -246,6 +252,7 @@ class Reconciliation:
     is_dated: bool = True
     may_be_empty: bool = False
     again: Callable[[], Reconciliation] | None = None
+    is_protected: bool = False
 
 
 @dataclass(frozen=True)
@@ -311,11 +318,13 @@ class DescribedStream:
         stream: the stream's name.
         columns: the data columns, including the key; records may add more.
         numbers: see `ChangeBatch`.
+        excluded: the names of further columns that the configuration excludes.
     """
 
     stream: str
     columns: Sequence[Column]
     numbers: Mapping[str, int] | None = None
+    excluded: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ _PIPELINE: Final = """  shop:
     source: {{type: postgres, dsn: '{dsn}', method: {method}{more}}}
     streams: {streams}
     rename: {rename}
+    {rules}
 """
 
 
@@ -46,6 +47,7 @@ class Shop:
         streams: str = "{}",
         rename: str = "{}",
         more: str = "",
+        rules: str = "",
     ) -> None:
         """Write the configuration.
 
@@ -55,6 +57,7 @@ class Shop:
             streams: settings that differ for single streams.
             rename: names in the lake that differ from the source's.
             more: further settings of the source, after a comma.
+            rules: further settings of the pipeline.
         """
         reported = _PIPELINE.format(
             mode=mode,
@@ -63,6 +66,7 @@ class Shop:
             streams=streams,
             rename=rename,
             more=more,
+            rules=rules,
         )
         self.project: Project = project(self.folder, reported)
 

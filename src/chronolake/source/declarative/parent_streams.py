@@ -50,6 +50,11 @@ def variants_of(stream: AnyStream) -> tuple[DeclarativeStream, ...]:
 
 def iterate_parents(stream: AnyStream) -> Iterator[AnyStream]:
     """Yield the streams that a stream reads for its partitions, and their parents."""
+    return (parent.stream for parent in iterate_parent_configs(stream))
+
+
+def iterate_parent_configs(stream: AnyStream) -> Iterator[ParentStreamConfig]:
+    """Yield how a stream reads other streams for its partitions, and how these do."""
     for variant in variants_of(stream):
         routers = list(variant.retriever.partition_router)
         while routers:
@@ -60,8 +65,8 @@ def iterate_parents(stream: AnyStream) -> Iterator[AnyStream]:
                 routers += router.partition_routers
             elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
                 for parent in router.parent_stream_configs:
-                    yield parent.stream
-                    yield from iterate_parents(parent.stream)
+                    yield parent
+                    yield from iterate_parent_configs(parent.stream)
 
 
 def is_outdated(

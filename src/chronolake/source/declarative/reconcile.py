@@ -107,6 +107,7 @@ class CompleteRead:
                 until_micros=until,
                 is_dated=self._time_cursor() is not None,
                 may_be_empty=may_be_empty,
+                is_protected=True,
             )
 
         def again() -> Reconciliation:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
 from chronolake.errors import ChronolakeError
-from chronolake.landing import wider
+from chronolake.landing import ColumnRules, wider
 from chronolake.source.declarative.check import check_source, complete_manifest
 from chronolake.source.declarative.connect import open_api
 from chronolake.source.declarative.manifests.capabilities import (
@@ -29,7 +29,7 @@ from chronolake.source.declarative.manifests.config_validation import raise_if_i
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.parent_streams import is_outdated, select_stream
 from chronolake.source.declarative.reconcile import CompleteRead
-from chronolake.source.declarative.slice_files import SliceFiles, unexpected_error
+from chronolake.source.declarative.slice_files import SliceFiles, hide, unexpected_error
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run, Settings, StreamOffset
@@ -150,7 +150,8 @@ class DeclarativeApi:
                 except ChronolakeError as failure:
                     yield StreamFailure(name, failure)
                 else:
-                    yield DescribedStream(name, shape.columns(settings.identity_of(stream).columns))
+                    columns = shape.columns(settings.identity_of(stream).columns)
+                    yield DescribedStream(name, columns)
 
     def _open(self) -> AbstractContextManager[Api]:
         return open_api(self._known, self.config, stream_names=self.config.only, memory=self.memory)
@@ -176,7 +177,9 @@ class DeclarativeApi:
                 except ChronolakeError as failure:
                     yield StreamFailure(name, failure)
                 except Exception as failure:  # noqa: BLE001 - one stream must not stop the others
-                    yield StreamFailure(name, unexpected_error(failure, api.session.network.mask))
+                    rules = ColumnRules.of(self.project.pipelines[self.pipeline], name)
+                    mask = hide if rules else api.session.network.mask
+                    yield StreamFailure(name, unexpected_error(failure, mask))
 
     def check(
         self,
@@ -219,7 +222,7 @@ class DeclarativeApi:
             # The files of an earlier run are not used by a run that reads everything.
             PendingFiles(place).discard()
         PendingFiles(place / _WHOLE).discard()
-        waiting, left = PendingFiles.recover(place)
+        waiting, left = PendingFiles.recover(place, settings.rules.digest)
         if waiting.parts and left is not None:
             landing = _PendingRecords(lake, name, waiting, Repeats(may_be=bool(stored)))
             yield from landing.batches(stored or {}, left)
@@ -268,7 +271,7 @@ class DeclarativeApi:
             yield StreamFailure(name, run.failure)
         elif is_compared:
             # Stored separately, so that another run does not land these records.
-            whole, _ = PendingFiles.recover(place / _WHOLE)
+            whole, _ = PendingFiles.recover(place / _WHOLE, settings.rules.digest)
             limit = self.config.on_partition_limit
             comparison = CompleteRead(api, either, run, whole, begin_run, workers, limit)
             try:
@@ -335,6 +338,7 @@ class DeclarativeApi:
             position,
             is_distinct=False,
             may_be_empty=may_become_empty or bool(run.waiting.parts),
+            is_protected=True,
         )
         run.waiting.acknowledge()
 
@@ -401,11 +405,16 @@ class _PendingRecords:
             columns = columns or _merge_columns(given for given, _ in groups)
             rows = read_files(self.lake, parts, columns, facts=True)
             yield ChangeBatch(
-                self.name, rows, columns, after, may_repeat=may_repeat, is_undated=is_undated
+                self.name,
+                rows,
+                columns,
+                after,
+                may_repeat=may_repeat,
+                is_undated=is_undated,
+                is_protected=True,
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            yield ChangeBatch(
-                self.name, read_files(self.lake, group, given, facts=True), given, position
-            )
+            rows = read_files(self.lake, group, given, facts=True)
+            yield ChangeBatch(self.name, rows, given, position, is_protected=True)

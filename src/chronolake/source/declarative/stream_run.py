@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -19,6 +19,7 @@ import structlog
 from chronolake.config import Nested, StreamConfig, is_never
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.failpoints import reach
+from chronolake.landing import ColumnRules
 from chronolake.source.declarative.manifests.capabilities import (
     cursor_field_of,
     cursor_of,
@@ -26,8 +27,12 @@ from chronolake.source.declarative.manifests.capabilities import (
     primary_key_of,
 )
 from chronolake.source.declarative.models.streams import DatetimeBasedCursor
-from chronolake.source.declarative.parent_streams import iterate_parents, select_stream
-from chronolake.source.declarative.slice_files import unexpected_error
+from chronolake.source.declarative.parent_streams import (
+    iterate_parent_configs,
+    iterate_parents,
+    select_stream,
+)
+from chronolake.source.declarative.slice_files import hide, unexpected_error
 from chronolake.source.protocol import COMPARED
 from chronolake.source.records.schema import Nesting, Shape, declared_columns
 from chronolake.types import ColumnType, Kind
@@ -56,12 +61,14 @@ class Settings:
         may_become_empty: whether such a comparison may delete all records.
         nests: whether declared fields of objects become columns.
         cursor: the cursor's field, if it is part of the key.
+        rules: the rules of its columns.
     """
 
     detect_deletes: str | None = None
     may_become_empty: bool = False
     nests: bool = False
     cursor: str | None = None
+    rules: ColumnRules = field(default_factory=ColumnRules)
 
     @classmethod
     def of(
@@ -85,11 +92,12 @@ class Settings:
             own.may_become_empty,
             (own.nested or config.nested) is Nested.COLUMNS,
             asked.cursor(api_config),
+            asked.rules(),
         )
 
     def identity_of(self, stream: DeclarativeStream) -> Identity:
         """Return the key of a stream's records."""
-        return primary_key_of(stream, self.cursor)
+        return replace(primary_key_of(stream, self.cursor), rules=self.rules)
 
     def shape_of(
         self,
@@ -176,6 +184,26 @@ class _RequestedSettings:
             reason = "it has no primary key, so the whole record is its key"
             raise self._unsupported_error("cursor_in_key", reason, leave)
         return cursor_field_of(self.stream, config)
+
+    def rules(self) -> ColumnRules:
+        """Return the rules of the stream's columns."""
+        config = self.project.pipelines[self.pipeline]
+        rules = ColumnRules.of(config, self.stream.name)
+        place = f"pipelines.{self.pipeline}.streams.{self.stream.name}"
+        for parent in iterate_parent_configs(self.stream):
+            # The state of the stream names its partitions.
+            name = parent.stream.name
+            ColumnRules.of(config, name).expect_plain(
+                [parent.parent_key.partition("/")[0]],
+                place=f"pipelines.{self.pipeline}.streams.{name}",
+                reason=f"its values are stored in the state of the stream {self.stream.name}",
+            )
+            rules.expect_plain(
+                [parent.partition_field], place=place, reason="its values are stored in the state"
+            )
+        # A key within an object identifies records, too.
+        rules.expect_stored({path[0] for path in self._identity.paths}, place=place)
+        return rules
 
     @property
     def _identity(self) -> Identity:
@@ -279,7 +307,8 @@ class Run:
         """
         self.reader = reader
         self._cancelled = session.cancelled
-        self._mask = session.network.mask
+        # A message may contain a value.
+        self._mask = hide if files.identity.rules else session.network.mask
         self.files = files
         self.waiting = waiting
         self.failure: ChronolakeError | None = None

@@ -11,7 +11,7 @@ published table refuses updates and deletes if its replica identity is nothing, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import SourceError
@@ -19,6 +19,7 @@ from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.connection import translate_errors
 from chronolake.source.postgres.encoding import Undecodable, name_cursor
 from chronolake.source.postgres.messages import ReplicaIdentity
+from chronolake.source.postgres.protected_texts import ProtectedTexts
 from chronolake.source.postgres.text_dependencies import Dependencies, dependencies_of
 from chronolake.source.postgres.value_forms import PLAIN, ColumnOptions, ValueForm, forms_of
 
@@ -208,6 +209,7 @@ class SourceTable:
         dependencies: what the text representation of its values depends on.
         forms: for values of some types, the representation used instead of their text, by type oid.
         options: the configured column options.
+        texts: the rules of its columns.
     """
 
     oid: int
@@ -227,6 +229,7 @@ class SourceTable:
     dependencies: Dependencies
     forms: Mapping[int, ValueForm]
     options: ColumnOptions
+    texts: ProtectedTexts = field(default_factory=ProtectedTexts)
 
     @property
     def log_key(self) -> tuple[str, ...]:
@@ -362,10 +365,14 @@ def tables_in(
         selected = [
             column for column in attributes if not column[4] or column[4] in options.generated
         ]
+        rules = options.rules(f"{schema}.{name}")
         by_number = {column[0]: column[1] for column in selected}
+        stored_names = {
+            place: column for place, column in by_number.items() if not rules.is_removed(column)
+        }
         in_key = {*key, *(() if key else distinct_by)}
         # Key values keep their text representation.
-        columns = tuple(
+        source_columns = tuple(
             SourceColumn(
                 column[0],
                 column[1],
@@ -375,6 +382,10 @@ def tables_in(
             )
             for column in selected
         )
+        texts = ProtectedTexts(
+            rules, tuple(column for column in source_columns if rules.rule_of(column.name))
+        )
+        columns = tuple(filter(None, map(texts.stored_column, source_columns)))
         tables.append(
             SourceTable(
                 number,
@@ -383,7 +394,7 @@ def tables_in(
                 ReplicaIdentity(identity),
                 # Without a generated column, the remaining ones may not identify rows.
                 _complete_names(key, by_number),
-                _complete_names(distinct_by, by_number),
+                _complete_names(distinct_by, stored_names),
                 columns,
                 frozenset(column[1] for column in attributes if column[0] not in by_number),
                 frozenset(column[1] for column in selected if column[4]),
@@ -392,9 +403,10 @@ def tables_in(
                 greatest,
                 frozenset(column for column, name in by_number.items() if name in filled),
                 frozenset(parts) - {number},
-                dependencies[number],
+                dependencies[number].with_rules(rules.digest),
                 forms,
                 options,
+                texts,
             )
         )
     return tables

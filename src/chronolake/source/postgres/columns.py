@@ -167,6 +167,12 @@ class TypeConversion:
             yield pa.RecordBatch.from_pydict(values | out_of_range | others)
 
 
+def typed_values(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the values of texts in the column's type, and the texts that it cannot hold."""
+    texts, out_of_range = _split_by_range(column, texts)
+    return _values(column, texts, column.type), out_of_range
+
+
 def _split_by_range(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the texts that the column's type can hold, and the others."""
     nulls = pa.nulls(len(texts), pa.string())

@@ -549,7 +549,12 @@ class PostgresDatabase:
     def _open_stream(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
         """Read the slot. While it is read, it is advanced through the same connection."""
         with open_stream(
-            self.config.dsn, self.slot, begins=begins, upto=upto, folder=folder
+            self.config.dsn,
+            self.slot,
+            begins=begins,
+            upto=upto,
+            folder=folder,
+            is_encrypted=any(table.texts.rules for table in self._selection.tables.values()),
         ) as stream:
             self._stream = stream
             try:

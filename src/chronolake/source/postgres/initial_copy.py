@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.postgres.catalog import Part, SourceTable
     from chronolake.source.postgres.offset import LogOffset
+    from chronolake.source.postgres.protected_texts import ProtectedTexts
 
 #: The number of pages of 8 KiB in a range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
@@ -125,6 +126,7 @@ def copy_table(
                 # A row that was moved to a new part may occur twice.
                 is_distinct=not locked.has_new_parts,
                 texts=out_of_range,
+                is_protected=True,
             )
     except SourceError as failure:
         yield StreamFailure(table.stream, failure)
@@ -194,7 +196,13 @@ def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowR
     """
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quote(name)} string" for name in names)
-    copy = partial(_copy_ranges, dsn=dsn, snapshot=snapshot.database, names=names)
+    copy = partial(
+        _copy_ranges,
+        dsn=dsn,
+        snapshot=snapshot.database,
+        names=names,
+        protected=snapshot.table.texts,
+    )
     ranges = (
         [
             {
@@ -259,7 +267,12 @@ def distribute(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
 
 
 def _copy_ranges(
-    batches: Iterable[pa.RecordBatch], *, dsn: str, snapshot: DatabaseSnapshot, names: Sequence[str]
+    batches: Iterable[pa.RecordBatch],
+    *,
+    dsn: str,
+    snapshot: DatabaseSnapshot,
+    names: Sequence[str],
+    protected: ProtectedTexts,
 ) -> Iterator[pa.RecordBatch]:
     """Copy ranges of pages."""
     with connect_to_snapshot(dsn, snapshot) as connection:
@@ -267,19 +280,24 @@ def _copy_ranges(
             for place in batch.column("ranges").flatten().to_pylist():
                 until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"
                 where = sql.SQL(f"ctid >= '({place['begin']},0)'{until}")
-                yield from rows_where(connection, place["relation"], where, names)
+                yield from rows_where(connection, place["relation"], where, names, protected)
 
 
 def rows_where(
-    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+    connection: psycopg.Connection,
+    relation: str,
+    where: sql.Composable,
+    names: Sequence[str],
+    protected: ProtectedTexts,
 ) -> Iterator[pa.RecordBatch]:
-    """Return some rows of a relation, with their columns as texts.
+    """Return some rows of a relation, with their columns as texts, as they are stored.
 
     Args:
         connection: a connection to the database, in a snapshot.
         relation: the relation as SQL, quoted as in the catalog.
         where: a condition for the rows.
         names: the columns.
+        protected: the rules of the columns.
 
     Raises:
         SourceError: the server does not return the rows.
@@ -291,7 +309,7 @@ def rows_where(
     )
     with locate_invalid_text(connection, relation, where, names):
         for chunk in _chunks(connection, query):
-            yield from _parse_chunk(chunk, names)
+            yield from map(protected.apply_to, _parse_chunk(chunk, names))
 
 
 @contextmanager

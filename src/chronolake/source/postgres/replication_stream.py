@@ -10,7 +10,9 @@ If the limit is exceeded, the server sends the largest transaction in parts befo
 `S (R|Y|O|I|U|D|T|M)* E`, repeatedly, with the number of the subtransaction in every message. They
 are stored in files until the commit. Changes of a subtransaction are discarded when it is rolled
 back (`A`). When the transaction is committed (`c`), its messages are returned as if it had been
-sent then, so that no other code handles streaming.
+sent then, so that no other code handles streaming. Rows are decoded only then, and column rules
+(`protected_texts`) apply to decoded rows. If there are any, the files are encrypted with a key that
+is only in the memory of this process.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ import time
 from array import array
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final
+from secrets import token_bytes
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import psycopg
 from psycopg import pq, sql
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     from chronolake.source.postgres.slot import Slot
 
 
@@ -70,6 +76,10 @@ _BUFFER_BYTES: Final = 4 * 2**20
 #: A file consists of blocks: the number of messages, their lengths, and the messages.
 _COUNT: Final = struct.Struct(">I")
 _LENGTHS: Final = "I"
+#: AES-256 in Galois/Counter Mode: the sizes of its key, its nonces and its tags.
+_KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_TAG_BYTES: Final = 16
 #: The size of a transaction's number in bytes.
 _XID: Final = 4
 _BEGIN: Final = struct.Struct(">cqqI")
@@ -82,13 +92,16 @@ class InProgress:
 
     Attributes:
         folder: the folder of their files, created when it is needed.
+        is_encrypted: whether the files are encrypted.
     """
 
     folder: Path
+    is_encrypted: bool = False
     _block: int | None = None
     _waiting: list[bytes] = field(default_factory=list)
     _waiting_bytes: int = 0
     _rolled_back: dict[int, set[int]] = field(default_factory=dict)
+    _key: bytes = field(default_factory=partial(token_bytes, _KEY_BYTES), repr=False)
 
     @property
     def is_open(self) -> bool:
@@ -149,7 +162,13 @@ class InProgress:
             with self._file(self._block).open("ab") as file:
                 file.write(_COUNT.pack(len(lengths)))
                 file.write(lengths.tobytes())
-                file.writelines(self._waiting)
+                if self.is_encrypted:
+                    nonce = token_bytes(_NONCE_BYTES)
+                    data = self._cipher.encrypt(nonce, b"".join(self._waiting), None)
+                    file.write(nonce)
+                    file.write(data)
+                else:
+                    file.writelines(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
 
     def _abort(self, xid: int, subtransaction: int) -> None:
@@ -185,7 +204,7 @@ class InProgress:
             while head := file.read(_COUNT.size):
                 lengths = array(_LENGTHS)
                 lengths.frombytes(file.read(_COUNT.unpack(head)[0] * lengths.itemsize))
-                data = file.read(sum(lengths))
+                data = self._read_block(file, sum(lengths))
                 ranges = pairwise(accumulate(lengths, initial=0))
                 # Leave out the number of the subtransaction.
                 yield [
@@ -194,6 +213,19 @@ class InProgress:
                     if data[begin] != Kind.ORIGIN
                     and not (rolled_back and data[begin + 1 : begin + 1 + _XID] in rolled_back)
                 ]
+
+    def _read_block(self, file: BinaryIO, size: int) -> bytes:
+        """Read the messages of a block."""
+        if not self.is_encrypted:
+            return file.read(size)
+        nonce = file.read(_NONCE_BYTES)
+        return self._cipher.decrypt(nonce, file.read(size + _TAG_BYTES), None)
+
+    @cached_property
+    def _cipher(self) -> AESGCM:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - only for column rules
+
+        return AESGCM(self._key)
 
 
 def kinds_of(messages: Sequence[bytes]) -> bytes:
@@ -441,7 +473,7 @@ class LogStream:
 
 @contextmanager
 def open_stream(
-    dsn: str, slot: Slot, *, begins: int = 0, upto: int, folder: Path
+    dsn: str, slot: Slot, *, begins: int = 0, upto: int, folder: Path, is_encrypted: bool = False
 ) -> Iterator[LogStream]:
     """Read a slot while the block runs; the slot retains what is read until it is confirmed.
 
@@ -451,6 +483,7 @@ def open_stream(
             are not sent.
         upto: transactions that are committed at this LSN or later are not sent either.
         folder: the folder for transactions that are not committed yet.
+        is_encrypted: whether files in the folder are encrypted.
 
     Raises:
         SourceError: the slot cannot be read, or another process reads it.
@@ -468,7 +501,7 @@ def open_stream(
             connection,
             slot,
             upto,
-            InProgress(folder),
+            InProgress(folder, is_encrypted),
             may_confirm=not is_synchronous,
             warnings=warnings,
         )

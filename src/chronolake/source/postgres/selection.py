@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from chronolake.config.pipelines import MoneyAs, PostgresMethod, ValuesAs
 from chronolake.errors import SourceError
+from chronolake.landing import ColumnRules
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import numbers_of
 from chronolake.source.postgres.connection import connect
@@ -69,6 +70,7 @@ class TableSelection:
             json_composites=config.composites is ValuesAs.JSON,
             decimal_money=config.money is MoneyAs.DECIMAL,
             generated=kinds if config.generated_columns else "",
+            rules=partial(ColumnRules.of, self.project.pipelines[self.pipeline]),
         )
 
     @cached_property
@@ -163,4 +165,11 @@ class TableSelection:
                 yield StreamFailure(name, failure)
                 continue
             columns = RowKey.of(table).declare(table.columns, out_of_range=set())
-            yield DescribedStream(name, columns, numbers_of(table.columns))
+            stored = {column.name for column in columns}
+            excluded = (column.name for column in table.texts.source_columns)
+            yield DescribedStream(
+                name,
+                columns,
+                numbers_of(table.columns),
+                tuple(column for column in excluded if column not in stored),
+            )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
-    from chronolake.source.postgres.messages import Relation, Transaction
+    from chronolake.source.postgres.messages import Relation, RelationColumn, Transaction
     from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Flags, Places
     from chronolake.source.postgres.slot import ReadEnd
     from chronolake.source.protocol import Offset
@@ -146,7 +146,11 @@ class TableReplication:
         self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
 
     def _add(self, decoded: DecodedBatch) -> None:
-        changes = [change for change in decoded.changes if change.relation.oid == self.table.oid]
+        changes = [
+            self.table.texts.apply_to_changes(change, self._source_column)
+            for change in decoded.changes
+            if change.relation.oid == self.table.oid
+        ]
         truncates = [
             truncate for truncate in decoded.truncates if self.table.oid in truncate.relations
         ]
@@ -254,6 +258,13 @@ class TableReplication:
             for column in columns
         )
 
+    def _source_column(self, column: RelationColumn) -> SourceColumn:
+        """Return a column of a relation as it is in the source, without its number."""
+        base = self.domains.get(column.type_oid, (column.type_oid, column.type_modifier))
+        key = self.table.key or self.table.distinct_by
+        form = None if column.name in key else self.table.forms.get(base[0])
+        return SourceColumn(None, column.name, *base, form)
+
     def _apply_alteration(self, columns: tuple[SourceColumn, ...]) -> None:
         before = {column.number: column for column in self._columns}
         for column in columns:
@@ -316,6 +327,7 @@ class TableReplication:
                 position,
                 self.position.numbers(step.columns),
                 has_followers=step.has_followers,
+                is_protected=True,
             )
             step.file.unlink(missing_ok=True)
         landed_columns = steps[-1].columns if steps else self.position.columns
@@ -373,6 +385,7 @@ class TableReplication:
             step.sequence,
             position,
             self.position.numbers(step.columns),
+            is_protected=True,
         )
 
 

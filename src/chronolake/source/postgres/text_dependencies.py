@@ -90,6 +90,7 @@ _ROLES: Final = {"aclitem": "regrole"}
 _SETTINGS: Final = {"money": "lc_monetary"}
 #: Replaces a type's oid: the configured representation of values.
 _SETTINGS_OID: Final = 0
+_SETTINGS_NAME: Final = "the configured representation of values"
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,24 @@ class Dependencies:
 
     types: tuple[TypeState, ...] = ()
     columns: tuple[tuple[int, frozenset[int]], ...] = ()
+
+    def with_rules(self, digest: str) -> Dependencies:
+        """Return the same for a table whose columns have rules: texts also depend on them.
+
+        Args:
+            digest: changes with the rules; empty: there are none.
+        """
+        if not digest:
+            return self
+        settings = [type_.other for type_ in self.types if type_.oid == _SETTINGS_OID]
+        state = TypeState(_SETTINGS_OID, _SETTINGS_NAME, (), " ".join([*settings, digest]))
+        both = [
+            pair
+            for pair in zip(self.types, self.columns, strict=True)
+            if pair[0].oid != _SETTINGS_OID
+        ]
+        both.append((state, (_SETTINGS_OID, frozenset())))
+        return Dependencies(*map(tuple, zip(*both, strict=True)))
 
     @property
     def known_types(self) -> KnownTypes:
@@ -198,7 +217,7 @@ class KnownTypes:
         ]
         settings = [type_ for type_ in now.types if type_.oid == _SETTINGS_OID]
         if bool(settings) is not (_SETTINGS_OID in self.by_oid):
-            names.append("the configured representation of values")
+            names.append(_SETTINGS_NAME)
         return names
 
     def lacks_labels(self, now: TypeState) -> bool:
@@ -281,7 +300,7 @@ def dependencies_of(
             states[
                 TypeState(
                     _SETTINGS_OID,
-                    "the configured representation of values",
+                    _SETTINGS_NAME,
                     (),
                     options.description,
                 )

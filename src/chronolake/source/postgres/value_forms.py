@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chronolake.landing import ColumnRules
 from chronolake.source.postgres.connection import translate_errors
 from chronolake.source.postgres.encoding import name_cursor
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import psycopg
 
@@ -35,12 +36,14 @@ class ColumnOptions:
         json_composites: whether composite values become JSON.
         decimal_money: whether `money` becomes a decimal.
         generated: which generated columns are read: `s` for stored ones, `v` for virtual ones.
+        rules: returns the rules of a stream's columns.
     """
 
     json_arrays: bool = False
     json_composites: bool = False
     decimal_money: bool = False
     generated: str = ""
+    rules: Callable[[str], ColumnRules] = field(default=lambda _: ColumnRules(), compare=False)
 
     @property
     def has_forms(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from chronolake import exact_json
 from chronolake.errors import SourceError
+from chronolake.landing import ColumnRules
 from chronolake.source.records.lookup import MISSING, look_up
 from chronolake.types import ColumnType, Kind
 
@@ -29,11 +30,13 @@ class Identity:
         paths: paths of its parts in a record; empty: the whole record is the key.
         cursor: the field with the record's time, if it is part of the key, or None.
         advice: what to do if a record lacks a part of its primary key, for the error.
+        rules: the rules of the stream's columns.
     """
 
     paths: tuple[tuple[str, ...], ...]
     cursor: str | None = None
     advice: str = "Correct the stream's key."
+    rules: ColumnRules = field(default_factory=ColumnRules)
 
     @property
     def is_hashed(self) -> bool:
@@ -45,6 +48,13 @@ class Identity:
         """Return the key's columns."""
         own = (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
         return own if self.cursor is None else tuple(dict.fromkeys([*own, self.cursor]))
+
+    @property
+    def is_keyed(self) -> bool:
+        """Return whether hashes of keys depend on values that column rules hash."""
+        return bool(self.rules.key) and (
+            not self.paths or any(self.rules.is_hashed(path[0]) for path in self.paths)
+        )
 
     def add_key_column(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
         """Return the declared columns, preceded by the hash column if there is one.
@@ -102,7 +112,12 @@ class Identity:
 
     def _hash(self, record: Mapping[str, Any]) -> str:
         if not self.paths:
-            reported = record
+            is_removed = self.rules.is_removed
+            reported = (
+                {name: value for name, value in record.items() if not is_removed(name)}
+                if self.rules
+                else record
+            )
         else:
             values = (look_up(record, path) for path in self.paths)
             reported = {"key": [None if value is MISSING else value for value in values]}
@@ -111,4 +126,6 @@ class Identity:
         except TypeError:
             # Objects within the record are not sorted here: existing keys must not change.
             text = exact_json.dumps(dict(sorted(reported.items())))
-        return sha256(text).hexdigest()[:40]
+        # A plain hash of a few values could be guessed.
+        digest = self.rules.keyed_hash(text) if self.is_keyed else sha256(text).hexdigest()
+        return digest[:40]

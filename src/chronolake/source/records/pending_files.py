@@ -179,31 +179,40 @@ class PendingFiles:
     Attributes:
         folder: contains the files; it survives a crash of the run.
         parts: the files.
+        rules: the digest of the rules of their columns.
         bytes: their total size.
     """
 
     folder: Path
     parts: list[Part] = field(default_factory=list)
     bytes: int = 0
+    rules: str = ""
 
     @classmethod
-    def recover(cls, folder: Path) -> tuple[PendingFiles, dict[str, Any] | None]:
-        """Return the finished slices that a crashed run left, and the state that they lead to."""
+    def recover(cls, folder: Path, rules: str = "") -> tuple[PendingFiles, dict[str, Any] | None]:
+        """Return the finished slices that a crashed run left, and the state that they lead to.
+
+        Args:
+            folder: contains the files.
+            rules: the digest of the column rules. Files of other rules are deleted.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         try:
             journal = exact_json.loads((folder / _JOURNAL).read_bytes())
         except (FileNotFoundError, ValueError):
             # After a power failure, a file may exist without its content.
             journal = {"parts": [], "state": None}
-        waiting = cls(folder)
+        waiting = cls(folder, rules=rules)
         waiting.add([_part_from(folder, reported) for reported in journal["parts"]])
         known = {part.file for part in waiting.parts}
         for file in folder.glob("*.arrow"):
             # A slice that was not finished is read again.
             if file not in known:
                 file.unlink()
-        if not all(part.is_whole for part in waiting.parts):
-            # The files have landed and only the journal remained, or they were never complete.
+        is_usable = journal.get("rules", "") == rules
+        if not (is_usable and all(part.is_whole for part in waiting.parts)):
+            # The files have landed and only the journal remained, or they were never complete; or
+            # other rules apply now, and their slices are read again.
             waiting.acknowledge()
             return waiting, None
         return waiting, journal["state"]
@@ -215,7 +224,12 @@ class PendingFiles:
 
     def note(self, state: Mapping[str, Any]) -> None:
         """Write the journal, so that files and state survive a crash of this run."""
-        reported = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
+        reported: dict[str, Any] = {
+            "parts": [_part_as_json(part) for part in self.parts],
+            "state": state,
+        }
+        if self.rules:
+            reported["rules"] = self.rules
         file = self.folder / f"{_JOURNAL}.new"
         file.write_bytes(exact_json.dumps(reported))
         file.replace(self.folder / _JOURNAL)

@@ -22,7 +22,7 @@ from chronolake.source.declarative.components.custom_auth import custom_authenti
 from chronolake.source.declarative.http.api_session import ApiSession
 from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.capabilities import has_only_texts
-from chronolake.source.declarative.slice_files import SliceFiles, unexpected_error
+from chronolake.source.declarative.slice_files import SliceFiles, hide, unexpected_error
 from chronolake.source.declarative.spark.coordinator import Driver, DriverLostError
 from chronolake.source.declarative.stream_reader import SliceReader
 from chronolake.source.records.schema import Shape
@@ -126,6 +126,8 @@ class Assignment:
         with ExitStack() as stack:
             driver = stack.enter_context(Driver(settings.driver))
             clock_offset = driver.now() - now_micros()
+            # A message may contain a value.
+            mask = hide if self.identity.rules else self.mask
             files = SliceFiles(self.folder, self.identity, shape, clock_offset)
             client = stack.enter_context(http_client(self.allowed_hosts))
             network = Network(
@@ -171,7 +173,7 @@ class Assignment:
                 except DriverLostError:
                     raise
                 except Exception as failure:  # noqa: BLE001 - one slice must not stop the others
-                    driver.report_result(number, unexpected_error(failure, self.mask), {})
+                    driver.report_result(number, unexpected_error(failure, mask), {})
                     continue
                 if driver.report_result(number, result, shape.current_types()):
                     yield _batch_of_files(number, result)

@@ -13,7 +13,7 @@ keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from psycopg import sql
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.initial_copy import PageRange, distribute, plan_tasks, rows_where
+from chronolake.source.postgres.protected_texts import ProtectedTexts
 from chronolake.source.postgres.snapshot import connect_to_snapshot
 from chronolake.source.postgres.snapshot_diff.fingerprints import (
     PLACE,
@@ -263,6 +264,7 @@ class KeyComparison:
         relations: the relations that store the table's rows, as SQL.
         columns: the names of the table's columns.
         key: the names of the columns that identify rows.
+        protected: the rules of the columns.
     """
 
     dsn: str
@@ -270,6 +272,7 @@ class KeyComparison:
     relations: tuple[str, ...]
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    protected: ProtectedTexts = field(default_factory=ProtectedTexts)
 
     @property
     def schema(self) -> str:
@@ -323,7 +326,7 @@ class KeyComparison:
                 wanted = places_of_part[begin : begin + _ROWS_AT_ONCE]
                 where = sql.SQL("ctid = ANY ({}::tid[])").format(format_ctids(wanted))
                 read = 0
-                for rows in rows_where(connection, relation, where, self.columns):
+                for rows in rows_where(connection, relation, where, self.columns, self.protected):
                     read += rows.num_rows
                     yield rows.append_column(EXISTS, pa.repeat(True, rows.num_rows))
                 if read != len(wanted):

@@ -122,6 +122,9 @@ class SnapshotDiff:
         if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
             # In the lake, -0 and 0 are the same key, and so are all NaN values.
             return False
+        if locked.table.texts.hashed.intersection(key.names):
+            # Fingerprints are stored with the key.
+            return False
         if locked.has_new_parts:
             # Two rows may have the same key.
             return False
@@ -168,6 +171,7 @@ class SnapshotDiff:
                     position_after.as_json(),
                     position_after.numbers(columns),
                     is_distinct=_is_exact(declared),
+                    is_protected=True,
                 )
         self.folder.finish(new, metadata)
         self.folder.remove_all_but(new.name)
@@ -187,6 +191,7 @@ class SnapshotDiff:
             "key": list(key.names),
             "columns": columns,
             **({"forms": table.options.description} if table.options.description else {}),
+            **({"rules": table.texts.rules.digest} if table.texts.rules else {}),
         }
 
     def _read_all(
@@ -208,7 +213,8 @@ class SnapshotDiff:
     ) -> Iterator[_Differences]:
         """Compute new fingerprints, and keep the differences while the block runs."""
         columns = locked.table.columns
-        query = FingerprintQuery(columns, key.columns)
+        read, seed = locked.table.texts.fingerprinted(columns)
+        query = FingerprintQuery(read, key.columns, seed)
         by_place = CtidComparison(self.dsn, locked.database, locked.parts, query, new, before)
         with _persist(by_place.rows(self.spark)) as moved_or_changed:
             count = moved_or_changed.count()
@@ -221,6 +227,7 @@ class SnapshotDiff:
                 tuple(part.relation for part in locked.parts),
                 tuple(column.name for column in columns),
                 key.names,
+                locked.table.texts,
             )
             with _persist(by_key.rows(moved_or_changed, count)) as rows:
                 yield _measure(rows, columns)

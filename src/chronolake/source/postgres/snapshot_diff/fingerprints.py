@@ -108,10 +108,12 @@ class FingerprintQuery:
     Attributes:
         columns: the table's columns.
         key: the columns that identify its rows.
+        seed: the seed of the hashes; None for the usual one.
     """
 
     columns: tuple[SourceColumn, ...]
     key: tuple[SourceColumn, ...]
+    seed: int | None = None
 
     def read(
         self, connection: psycopg.Connection, pages: PageRange
@@ -162,7 +164,7 @@ class FingerprintQuery:
         expressions = [
             sql.SQL("count(*)"),
             _concatenate(sql.SQL("tidsend(ctid)")),
-            _concatenate(_hash(self.columns)),
+            _concatenate(_hash(self.columns, _SEED if self.seed is None else self.seed)),
             *map(_key_bytes, self.key),
         ]
         return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
@@ -204,10 +206,10 @@ def _parse_keys(column: SourceColumn, content: bytes) -> pa.Array:
     return _parse_texts(content)
 
 
-def _hash(columns: Iterable[SourceColumn]) -> sql.Composed:
+def _hash(columns: Iterable[SourceColumn], seed: int) -> sql.Composed:
     """Return SQL for the bytes of a hash of some columns."""
     values = sql.SQL(", ").join(map(_value, columns))
-    return sql.SQL("int8send(hash_record_extended(ROW({}), {}))").format(values, _SEED)
+    return sql.SQL("int8send(hash_record_extended(ROW({}), {}))").format(values, seed)
 
 
 def _value(column: SourceColumn) -> sql.Composed:
