@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +11,7 @@ import structlog
 from chronolake.errors import ConfigurationError
 from support.processes import run_command, run_command_until_failpoint
 from support.source.databases import Shop
-from support.source.secrets import ACTIONS, KEY, MASKED, RULES, Secrets, hashed
-
-#: A column of each of these types for each action; integers are hashed as their digits.
-TYPES = {"text": "text", "number": "bigint"}
-COLUMNS = [f"{action}_{kind}" for action, kind in itertools.product(ACTIONS, TYPES)]
+from support.source.secrets import COLUMNS, KEY, RULES, TYPES, Secrets, hashed, stored_row
 
 
 class People:
@@ -31,7 +26,7 @@ class People:
 
     def put(self, number: int, **values: Any) -> None:
         """Insert or replace a row with new secrets."""
-        row = {"id": number, "name": f"n{number}", **self._secrets(), **values}
+        row = {"id": number, "name": f"n{number}", **self.secrets.row(), **values}
         self.rows[number] = row
         cells = ", ".join("NULL" if cell is None else repr(cell) for cell in row.values())
         updates = ", ".join(f"{name} = excluded.{name}" for name in row if name != "id")
@@ -39,12 +34,6 @@ class People:
             f"INSERT INTO people ({', '.join(row)}) VALUES ({cells}) "
             f"ON CONFLICT (id) DO UPDATE SET {updates}"
         )
-
-    def _secrets(self) -> dict[str, Any]:
-        return {
-            name: self.secrets.text() if name.endswith("text") else self.secrets.number()
-            for name in COLUMNS
-        }
 
     def remove(self, number: int) -> None:
         self.shop.run(f"DELETE FROM people WHERE id = {number}")
@@ -61,18 +50,6 @@ class People:
         columns = [name for name in ("id", "name", *COLUMNS) if not name.startswith("exclude_")]
         assert self.shop.present("people", columns) == self.stored()
         assert self.secrets.found_in(self.shop.folder) == []
-
-
-def stored_row(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a row as the lake stores it, without excluded columns."""
-    cells = [row["id"], row["name"]]
-    for name in COLUMNS:
-        action = name.split("_")[0]
-        if action in MASKED:
-            cells.append(MASKED[action])
-        elif action == "hash":
-            cells.append(None if row[name] is None else hashed(str(row[name])))
-    return tuple(cells)
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import hmac
+import itertools
 import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +33,11 @@ ACTIONS = ("exclude", "hash", "null", "masked")
 #: What masked columns contain.
 MASKED = {"null": None, "masked": "hidden"}
 
+#: A column of each of these types for each action; integers are hashed as their digits.
+TYPES = {"text": "text", "number": "bigint"}
+COLUMNS = [f"{action}_{kind}" for action, kind in itertools.product(ACTIONS, TYPES)]
+STORED_COLUMNS = [name for name in COLUMNS if not name.startswith("exclude_")]
+
 _AVRO = b"Obj\x01"
 _SYNC_BYTES = 16
 
@@ -38,6 +45,18 @@ _SYNC_BYTES = 16
 def hashed(text: str) -> str:
     """Return the hash of a value, computed independently."""
     return hmac.new(KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def stored_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a row as the lake stores it, without excluded columns."""
+    cells = [row["id"], row["name"]]
+    for name in STORED_COLUMNS:
+        action = name.split("_")[0]
+        if action in MASKED:
+            cells.append(MASKED[action])
+        else:
+            cells.append(None if row[name] is None else hashed(str(row[name])))
+    return tuple(cells)
 
 
 @dataclass
@@ -59,6 +78,10 @@ class Secrets:
         self.values += [str(number).encode(), number.to_bytes(8, "little")]
         self.values.append(number.to_bytes(8, "big"))
         return number
+
+    def row(self) -> dict[str, Any]:
+        """Return a new secret value for each of `COLUMNS`."""
+        return {name: self.text() if name.endswith("text") else self.number() for name in COLUMNS}
 
     def found_in(self, folder: Path, *, apart_from: Sequence[str] = ()) -> list[str]:
         """Return the files that contain a secret value.
