@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -222,3 +223,32 @@ def test_rows_without_key_are_told_apart_by_stored_columns(shop: Shop) -> None:
     found = [row[0] for row in shop.present("notes", ["b"])]
     assert found == sorted([hashed(two), hashed(two), hashed(one)])
     assert secrets.found_in(shop.folder) == []
+
+
+def test_columns_are_cast(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE items (id int PRIMARY KEY, price text, day date, amount int, note text)",
+        "INSERT INTO items VALUES (1, '1.50', '2026-01-02', 7, 'a'), (2, '', 'infinity', NULL, '')",
+    )
+    shop.prepare()
+    types = "{'pr*': 'decimal(10, 2)', day: string, amount: LONG, id: long}"
+    shop.configure(rules=f"columns: {{type: {types}}}")
+    shop.sync_or_fail()
+    shop.run("INSERT INTO items VALUES (3, '12', '2026-01-03', 8, '')")
+    shop.sync_or_fail()
+    assert shop.present("items", ["id", "price", "day", "amount"]) == [
+        (1, Decimal("1.50"), "2026-01-02", 7),
+        (2, None, "infinity", None),
+        (3, Decimal("12.00"), "2026-01-03", 8),
+    ]
+    assert {str(shop.table("items").schema.field(name).type) for name in ("id", "amount")} == {
+        "int64"
+    }
+    shop.run("INSERT INTO items VALUES (4, 'free', NULL, NULL, NULL)")
+    error = shop.sync().streams[0].error or ""
+    assert "A value of the column price, of the type STRING, does not fit DECIMAL(10,2)" in error
+    assert "free" not in error
+    shop.configure(rules=f"columns: {{type: {types}, on_cast_error: set-null}}")
+    shop.sync_or_fail()
+    assert (4, None) in shop.present("items", ["id", "price"])
+    assert shop.agrees()

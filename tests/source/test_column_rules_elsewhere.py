@@ -6,6 +6,7 @@ import dataclasses
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,34 @@ def test_rules_name_the_columns_of_the_source(tmp_path: Path, files: DataLake) -
         "c": None,
         "d": "y",
     }
+
+
+def test_fields_of_a_data_lake_are_cast(tmp_path: Path, files: DataLake) -> None:
+    def row(number: int, price: str) -> dict[str, Any]:
+        return {
+            "Id": str(number),
+            "source__modified": _T + number,
+            "grax__idseq": str(number),
+            "price": price,
+            "n": str(number),
+            "n_i": number,
+        }
+
+    files.write("items", [row(1, "1.50")])
+    types = "{price: 'decimal(9,2)', n: string}"
+    of = _people_of(tmp_path, f"columns: {{type: {types}, rename: {{price: cost}}}}")
+    _sync(of, "crm")
+    files.write("items", [row(2, "2")])
+    _sync(of, "crm")
+    found = iceberg(of, "crm", "items").scan().to_arrow().to_pylist()
+    assert sorted((row["cost"], row["n"]) for row in found) == [
+        (Decimal("1.50"), "1"),
+        (Decimal("2.00"), "2"),
+    ]
+    files.write("items", [row(3, "free")])
+    lake = Lake.open(of.lake.path, config=of.lake)
+    (stream,) = sync(lake, of, "crm").streams
+    assert "does not fit DECIMAL(9,2)" in (stream.error or "")
+    _sync(_people_of(tmp_path, "columns: {}"), "crm")
+    found = iceberg(of, "crm", "items").scan().to_arrow().to_pylist()
+    assert sorted((row["price"], row["n"]) for row in found) == [("1.50", 1), ("2", 2), ("free", 3)]

@@ -325,7 +325,7 @@ def _add_columns(
         row = by_name[found.stream]
         if isinstance(found, DescribedStream):
             stream = streams[found.stream]
-            columns = stream.rules.columns(found.columns)
+            columns = stream.types.columns(stream.rules.columns(found.columns))
             names = stream.names.lake_names(column.name for column in columns)
             row["columns"] = [
                 {"name": names.get(column.name, column.name), "type": str(column.type)}

@@ -23,7 +23,7 @@ Each key with a single value has an environment variable: `lake.spark.master` is
 by a plain `${`. Values that may be secret do not appear in any `repr`, log line or error.
 """
 
-from chronolake.config.columns import ColumnSettings
+from chronolake.config.columns import ColumnSettings, OnCastError
 from chronolake.config.loader import (
     FILE_NAME,
     FileConfig,
@@ -99,6 +99,7 @@ __all__ = [
     "ModeSetting",
     "Nested",
     "OnBadFile",
+    "OnCastError",
     "OnPartitionLimit",
     "OnPurge",
     "PipelineConfig",

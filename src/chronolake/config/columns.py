@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
@@ -44,6 +45,15 @@ def parse_type(text: str) -> ColumnType:
         ) from None
 
 
+class OnCastError(StrEnum):
+    """What happens to a value that does not fit the configured type of its column."""
+
+    #: The stream fails, and nothing of the batch lands.
+    FAIL = "fail"
+    #: The value is null.
+    SET_NULL = "set-null"
+
+
 Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
 
 
@@ -77,6 +87,20 @@ class ColumnSettings(Section):
         default_factory=dict,
         description="New names of columns, keyed by their names in the source.",
     )
+    type: dict[str, Annotated[str, AfterValidator(_check_type)]] = Field(
+        default_factory=dict,
+        description="Types of columns, keyed by names or patterns: {amount: 'decimal(10,2)'}.",
+    )
+    on_cast_error: OnCastError | None = Field(
+        default=None,
+        description="What happens to a value that does not fit its type: the stream fails (fail), "
+        "or the value becomes null (set-null). Default: fail.",
+    )
+
+    @property
+    def types(self) -> dict[str, ColumnType]:
+        """Return the types of columns, by name or pattern."""
+        return {name: parse_type(text) for name, text in self.type.items()}
 
     @model_validator(mode="after")
     def _check_rename(self) -> ColumnSettings:

@@ -302,22 +302,28 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
         publish_columns(table, plan.columns)
 
 
+def convert_columns(
+    rows: DataFrame, before: Mapping[str, ColumnType], after: Mapping[str, ColumnType]
+) -> tuple[DataFrame, dict[str, str]]:
+    """Return rows, and SQL over them for some columns' values in their new types (`convert`).
+
+    Args:
+        rows: any columns.
+        before: the types of the columns, by name.
+        after: their new types.
+    """
+    parsed = {name: after[name] for name, old in before.items() if is_parsed(old, after[name])}
+    if parsed:
+        rows = parse_texts(rows, parsed)
+    converted = {name: convert(quote(name), old, after[name]) for name, old in before.items()}
+    return rows, converted | {name: quote(_parsed_name(name)) for name in parsed}
+
+
 def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:
     types = {column.name: column.type for column in plan.columns}
     old = set(stored.columns)
-    parsed = {
-        name: types[name]
-        for name, before in plan.converted.items()
-        if is_parsed(before.type, types[name])
-    }
-    if parsed:
-        stored = parse_texts(stored, parsed)
-    new = {
-        name: quote(_parsed_name(name))
-        if name in parsed
-        else convert(quote(name), before.type, types[name])
-        for name, before in plan.converted.items()
-    }
+    before = {name: column.type for name, column in plan.converted.items()}
+    stored, new = convert_columns(stored, before, types)
     lost = (
         f"count_if({is_lost(quote(name), value, plan.converted[name].type, types[name])}) AS c{n}"
         for n, (name, value) in enumerate(new.items())

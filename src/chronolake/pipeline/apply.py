@@ -34,6 +34,7 @@ from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
     columns_for,
+    stored_types,
     table_settings,
     write,
 )
@@ -261,7 +262,7 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     stored.expect_own()
     stored.writer.lease.guard(stored.table)
     stored.expect_same_key(landed.key, file=landed.watermark)
-    observed = merge_types(stored.observed, landed.stored_types)
+    observed = merge_types(stored.observed, stored_types(stored.stream, landed))
     columns = columns_for(stored.stream, observed, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
     are_in_place = stored.matches_configuration and not _needs_rebuild(stored, columns)
@@ -271,14 +272,14 @@ def _columns(stored: StoredTable, landed: Landing) -> _Columns:
 def _create_table(writer: TableWriter, landed: Landing, step: _Step) -> int:
     """Create the table from its first files; return the number of rows written."""
     stream = writer.stream
-    columns = columns_for(stream, landed.stored_types, landed.key)
+    columns = columns_for(stream, stored_types(stream, landed), landed.key)
     # After a long pause, this process could create a table under another process's lease.
     writer.lease.expect_held()
     writer.create(stream.table, columns, properties=writer.properties)
     reach("sync.table-ready")
     erase_purged(writer, None, landed)
     applied = AppliedFiles().with_files(step.files, step.bad)
-    return write(writer, stream.table, landed, landed.stored_types, applied=applied)
+    return write(writer, stream.table, landed, stored_types(stream, landed), applied=applied)
 
 
 def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _Step) -> int:

@@ -103,6 +103,7 @@ class StreamLanding:
                 land again.
         """
         batch = protect_batch(batch, self.stream.rules, place=self.stream.place)
+        batch = self.stream.types.apply_to(batch)
         names = self.stream.names
         names.expect_fit([column.name for column in batch.columns], place=self.stream.place)
         batch = names.apply_to(batch)

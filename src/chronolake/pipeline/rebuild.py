@@ -37,7 +37,13 @@ from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.purge import erase_all
 from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
-from chronolake.pipeline.table_writer import StoredTable, TableWriter, columns_for, write
+from chronolake.pipeline.table_writer import (
+    StoredTable,
+    TableWriter,
+    columns_for,
+    stored_types,
+    write,
+)
 from chronolake.session import CATALOG
 from chronolake.types import HASH, SCRATCH_SCHEMA, SYNCED, Mode, TableName, now_micros, quote
 
@@ -311,7 +317,7 @@ def _fill(
             for name in stored.observed
             if not rules.is_excluded(now.get(name, name))
         },
-        landed.stored_types,
+        stored_types(stream, landed),
     )
     writer.create(
         hidden,

@@ -27,6 +27,7 @@ from chronolake.extras import require
 from chronolake.formatting import did_you_mean
 from chronolake.landing import ColumnRules, namings_of
 from chronolake.pipeline.column_names import ColumnNames
+from chronolake.pipeline.column_types import ColumnTypes
 from chronolake.source.protocol import TokenHoldingSource
 from chronolake.stream_modes import best_mode, check_mode
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
@@ -72,6 +73,7 @@ class Stream:
         on_purge: what happens to a record that was purged in the source.
         names: the renamed columns.
         rules: the columns that are excluded, hashed or masked.
+        types: the columns that are cast.
     """
 
     pipeline: str
@@ -83,6 +85,7 @@ class Stream:
     names: ColumnNames = field(default_factory=ColumnNames)
     is_auto: bool = False
     rules: ColumnRules = field(default_factory=ColumnRules)
+    types: ColumnTypes = field(default_factory=ColumnTypes)
 
     @property
     def name(self) -> str:
@@ -123,6 +126,13 @@ class Stream:
         return (
             ColumnRules() if self.descriptor.is_ours else self.rules.renamed(dict(self.names.pairs))
         )
+
+    @property
+    def types_of_files(self) -> ColumnTypes:
+        """Return the types of the fields of its files; none for files that Chronolake landed."""
+        if self.descriptor.is_ours:
+            return ColumnTypes()
+        return self.types.renamed(dict(self.names.pairs))
 
     @property
     def erases_files(self) -> bool:
@@ -384,6 +394,7 @@ def _build_stream(
         ),
         is_auto=is_auto,
         rules=rules,
+        types=ColumnTypes.of(config, name, rules, place=place),
     )
 
 

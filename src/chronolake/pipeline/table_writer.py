@@ -7,7 +7,7 @@ table is a function of the files up to the last applied one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -21,7 +21,7 @@ from chronolake.core.apply_versions import write_versions
 from chronolake.core.pipeline_table import SYSTEM_COLUMNS, create_pipeline_table, layout_of
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
-from chronolake.landing import Landing, columns_of, naming_bad_files, parse_field_type
+from chronolake.landing import Landing, columns_of, naming_bad_files, parse_field_type, type_of
 from chronolake.landing.reader import SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
@@ -40,11 +40,14 @@ from chronolake.types import STREAM_PROPERTY, Mode, now_micros
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyspark.sql import DataFrame
+
     from chronolake.core.scd2_sql import Layout
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.landing import Namings
     from chronolake.landing.reader import TypesByField
+    from chronolake.pipeline.column_types import ColumnTypes
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
     from chronolake.types import Column, TableName
@@ -251,7 +254,7 @@ def write(
         result = write_versions(
             writer.lake,
             name,
-            landed.versions(ordered),
+            _versions_of(landed, ordered, stream.types_of_files),
             synced_micros=now_micros(),
             batch=f"{stream.identity}-{uuid4().hex[:8]}",
             properties={
@@ -278,6 +281,32 @@ def write(
         seconds={stage: round(spent, 3) for stage, spent in result.seconds.items()},
     )
     return result.written
+
+
+def _versions_of(landed: Landing, columns: Sequence[Column], types: ColumnTypes) -> DataFrame:
+    """Return the rows of files as record versions, with columns cast to their configured types."""
+    cast = {
+        column.name
+        for column in columns
+        if column.name in landed.observed and types.type_of(column.name) is not None
+    }
+    read = [
+        replace(column, type=type_of(landed.observed[column.name]) or column.type)
+        if column.name in cast
+        else column
+        for column in columns
+    ]
+    versions = landed.versions(read)
+    return types.cast(versions, [column for column in read if column.name in cast])
+
+
+def stored_types(stream: Stream, landed: Landing) -> TypesByField:
+    """Return the observed types of every field in files, as its values are stored."""
+    types = stream.types_of_files
+    return {
+        name: frozenset({kind}) if observed and (kind := types.type_of(name)) else observed
+        for name, observed in landed.stored_types.items()
+    }
 
 
 def _columns_to_erase(stream: Stream, layout: Layout) -> list[str]:
@@ -327,7 +356,7 @@ def _renames_of(stream: Stream) -> dict[str, str]:
         return {}
     return {
         RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode(),
-        RULES_PROPERTY: stream.rules.digest,
+        RULES_PROPERTY: " ".join(filter(None, [stream.rules.digest, stream.types.digest])),
     }
 
 
