@@ -142,7 +142,7 @@ class Dependencies:
         """Return the same for a table whose columns have rules: texts also depend on them.
 
         Args:
-            digest: changes with the rules; empty: there are none.
+            digest: changes with the rules; empty without rules.
         """
         if not digest:
             return self
