@@ -235,7 +235,7 @@ def test_values_in_an_unexpected_error(
     def fail(_: object, records: list[Any], __: object) -> None:
         raise ValueError(records)
 
-    monkeypatch.setattr("chronolake.source.declarative.landing.record_schema.Shape.cells", fail)
+    monkeypatch.setattr("chronolake.source.records.schema.Shape.cells", fail)
     found = shop.sync()["orders"]
     assert "details are left out" in (found.error or "")
     assert not secrets.are_in(repr(logged))

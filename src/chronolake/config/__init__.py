@@ -40,6 +40,7 @@ from chronolake.config.loader import (
     sources_of_project,
     variable_of,
 )
+from chronolake.config.patterns import is_pattern, matches
 from chronolake.config.pipelines import (
     AirbyteSource,
     ConnectorSection,
@@ -120,10 +121,12 @@ __all__ = [
     "find_project",
     "is_due",
     "is_never",
+    "is_pattern",
     "keys",
     "lake_of_project",
     "load",
     "load_project",
+    "matches",
     "parse_address",
     "project_at",
     "sources_of_project",

@@ -8,18 +8,13 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
+from chronolake.config.patterns import Patterns  # noqa: TC001 - pydantic reads it
 from chronolake.config.section import Section
 from chronolake.errors import UnsupportedTypeError
 from chronolake.types import ColumnType, Kind
 
 #: The key of an HMAC with SHA-256 should not be easier to guess than 128 random bits.
 _LEAST_KEY: Final = 16
-
-
-def _check_patterns(patterns: list[str]) -> list[str]:
-    if not all(patterns):
-        raise ValueError("a name or pattern is empty")
-    return patterns
 
 
 def _check_type(text: str) -> str:
@@ -52,9 +47,6 @@ class OnCastError(StrEnum):
     FAIL = "fail"
     #: The value is null.
     SET_NULL = "set-null"
-
-
-Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
 
 
 class ColumnSettings(Section):

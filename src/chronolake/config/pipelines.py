@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from chronolake.config.columns import ColumnSettings
+from chronolake.config.patterns import TablePatterns
 from chronolake.config.section import Section
 from chronolake.config.sections import Period, check_location
 from chronolake.config.storage import StorageConfig  # noqa: TC001 - pydantic reads it
@@ -583,8 +584,8 @@ class StreamConfig(Section):
     )
     columns: ColumnSettings = Field(
         default_factory=ColumnSettings,
-        description="Columns of the stream that are excluded, hashed, masked or renamed. A setting "
-        "of a stream overrides that of its pipeline.",
+        description="Columns of the stream that are excluded, hashed, masked, renamed or cast. A "
+        "setting of a stream overrides that of its pipeline.",
     )
     keep_source_timestamp: bool | None = Field(
         default=None,
@@ -677,9 +678,13 @@ class PipelineConfig(Section):
         default_factory=Rename,
         description="New names of tables and columns in the lake.",
     )
+    tables: TablePatterns = Field(
+        default_factory=TablePatterns,
+        description="The streams of the source to replicate, by names and patterns.",
+    )
     columns: ColumnSettings = Field(
         default_factory=ColumnSettings,
-        description="Columns that are excluded, hashed, masked or renamed in all streams.",
+        description="Columns that are excluded, hashed, masked, renamed or cast in all streams.",
     )
     streams: dict[str, StreamConfig] = Field(
         default_factory=dict, description="Settings of single streams, keyed by stream name."

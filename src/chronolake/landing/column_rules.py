@@ -12,10 +12,8 @@ hash functions, so each distinct value of a batch is hashed by OpenSSL.
 from __future__ import annotations
 
 import hmac
-import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from glob import escape
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Self
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chronolake.config import is_pattern, matches
 from chronolake.errors import ConfigurationError
 from chronolake.formatting import did_you_mean
 from chronolake.landing.encoding import texts_of
@@ -40,8 +39,6 @@ _EXACT: Final = float(2**53)
 _BLOCK_BYTES: Final = 64
 _INNER: Final = 0x36
 _OUTER: Final = 0x5C
-#: Characters of patterns.
-_PATTERN: Final = re.compile(r"[*?\[]")
 #: What is hashed for the digest of rules: it depends on the key, and does not reveal it.
 _DIGEST_OF: Final = "chronolake column rules "
 
@@ -74,7 +71,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class _Level:
-    """The rules of one section of chronolake.yml, by pattern in small letters; None: no rule."""
+    """The rules of one section of chronolake.yml, by name or pattern; None: no rule."""
 
     rules: tuple[tuple[str, Rule | None], ...]
 
@@ -86,16 +83,11 @@ class _Level:
             *((pattern, Rule(Action.MASK, text)) for pattern, text in settings.masks.items()),
             *((pattern, Rule(Action.HASH)) for pattern in settings.hash),
         ]
-        return cls(tuple((pattern.casefold(), rule) for pattern, rule in rules))
+        return cls(tuple(rules))
 
     def find(self, name: str) -> tuple[Rule | None] | None:
         """Return the first rule that matches a column; None: nothing matches it."""
-        folded = name.casefold()
-        return next(((rule,) for pattern, rule in self.rules if _matches(folded, pattern)), None)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
+        return next(((rule,) for pattern, rule in self.rules if matches(name, pattern)), None)
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,7 @@ class ColumnRules:
         if not self:
             return self
         by_new_name = _Level(
-            tuple((escape(now.casefold()), self.rule_of(name)) for name, now in names.items())
+            tuple((escape(now), self.rule_of(name)) for name, now in names.items())
         )
         return replace(self, levels=(by_new_name, *self.levels), is_own=False)
 
@@ -219,7 +211,7 @@ class ColumnRules:
         """
         folded = {column.casefold() for column in columns}
         for name, rule in self.levels[0].rules if self.is_own else ():
-            if rule is not None and not _PATTERN.search(name) and name not in folded:
+            if rule is not None and not is_pattern(name) and name.casefold() not in folded:
                 raise ConfigurationError(
                     f"{place}.columns.{rule.action}: the stream has no column {name!r}.",
                     hint=did_you_mean(name, columns, f"It has: {', '.join(columns)}."),

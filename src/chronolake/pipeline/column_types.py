@@ -7,11 +7,10 @@ something does not fit. Values of columns that are hashed or masked are not cast
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Self
 
 from chronolake.arrow_tasks import to_spark
-from chronolake.config import OnCastError
+from chronolake.config import OnCastError, is_pattern, matches
 from chronolake.frames import select
 from chronolake.landing import ColumnRules
 from chronolake.parsing.columns import TEXT_KINDS
@@ -32,7 +31,7 @@ class ColumnTypes:
     """The configured types of a stream's columns.
 
     Attributes:
-        types: pairs of a name or pattern in small letters and a type; the first match counts.
+        types: pairs of a name or pattern and a type; the first match counts.
         rules: the rules of the columns; columns that have one are not cast.
         on_error: what happens to values that do not fit.
         place: the stream's path in chronolake.yml, for messages.
@@ -51,9 +50,9 @@ class ColumnTypes:
         own = config.streams.get(stream)
         sections = [config.columns] if own is None else [own.columns, config.columns]
         types = [
-            (name.casefold(), kind)
+            (name, kind)
             for section in sections
-            for name, kind in sorted(section.types.items(), key=lambda item: _is_pattern(item[0]))
+            for name, kind in sorted(section.types.items(), key=lambda item: is_pattern(item[0]))
         ]
         given = (section.on_cast_error for section in sections)
         on_error = next(filter(None, given), OnCastError.FAIL)
@@ -75,11 +74,7 @@ class ColumnTypes:
         source_name = dict(self.names).get(name, name)
         if not self.types or self.rules.rule_of(source_name) is not None:
             return None
-        folded = source_name.casefold()
-        return next(
-            (kind for known, kind in self.types if folded == known or fnmatchcase(folded, known)),
-            None,
-        )
+        return next((kind for known, kind in self.types if matches(source_name, known)), None)
 
     def columns(self, columns: Iterable[Column]) -> list[Column]:
         """Return columns with their configured types."""
@@ -179,7 +174,3 @@ class ColumnTypes:
             f"{self.place}.columns.type sets. Choose a type that holds all values, or set "
             "columns.on_cast_error: set-null to store null instead."
         )
-
-
-def _is_pattern(name: str) -> bool:
-    return any(char in name for char in "*?[")

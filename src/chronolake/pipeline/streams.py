@@ -15,6 +15,7 @@ from chronolake.config import (
     PostgresMethod,
     PostgresSource,
     StreamConfig,
+    is_pattern,
 )
 from chronolake.errors import (
     ConfigurationError,
@@ -33,7 +34,7 @@ from chronolake.stream_modes import best_mode, check_mode
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from chronolake.config import PipelineConfig, Project
     from chronolake.landing import BadFile, Namings, ObjectFolder
@@ -246,15 +247,17 @@ def list_streams(
     descriptors = {
         descriptor.capabilities.name: descriptor
         for descriptor in (source or source_of(project, pipeline)).discover()
+        if config.tables.select(descriptor.capabilities.name)
     }
-    errors = [
+    errors = _unmatched_tables(project, pipeline, descriptors)
+    errors += [
         ConfigurationError(
             f"{project.file}: pipelines.{pipeline}.{_setting_of(config, name)}: the source has no "
             "such stream.",
             hint=did_you_mean(name, descriptors, f"It has: {', '.join(descriptors) or 'none'}."),
         )
         for name in dict.fromkeys([*config.streams, *config.rename.tables])
-        if name not in descriptors
+        if name not in descriptors and config.tables.select(name)
     ]
     streams: list[Stream] = []
     tables: dict[TableName, str] = {}
@@ -275,6 +278,37 @@ def list_streams(
                 )
             )
     return Listing(streams, errors)
+
+
+def _unmatched_tables(
+    project: Project, pipeline: str, names: Collection[str]
+) -> list[ConfigurationError]:
+    """Return errors about settings of `tables` that no stream matches.
+
+    Args:
+        project: the configuration.
+        pipeline: the pipeline's name.
+        names: the streams that are replicated.
+    """
+    place = f"{project.file}: pipelines.{pipeline}.tables.include"
+    included = project.pipelines[pipeline].tables.include
+    if included and not names:
+        return [
+            ConfigurationError(
+                f"{place}: no stream of the source matches.",
+                hint="Write names of streams as `chronolake discover` lists them without `tables`, "
+                "or patterns such as 'public.*'.",
+            )
+        ]
+    folded = {name.casefold() for name in names}
+    return [
+        ConfigurationError(
+            f"{place}: the source has no stream {name!r}, or `exclude` excludes it.",
+            hint=did_you_mean(name, names, f"Included are: {', '.join(names)}."),
+        )
+        for name in included
+        if not is_pattern(name) and name.casefold() not in folded
+    ]
 
 
 def expect_filled_by(stream: Stream, owner: str | None) -> None:

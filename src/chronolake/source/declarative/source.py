@@ -122,7 +122,12 @@ class DeclarativeApi:
 
     def discover(self) -> list[StreamDescriptor]:
         """Return descriptors of the configured streams."""
-        return [self._descriptor(name, stream) for name, stream in self.streams.items()]
+        patterns = self.project.pipelines[self.pipeline].tables
+        return [
+            self._descriptor(name, stream)
+            for name, stream in self.streams.items()
+            if patterns.select(name)
+        ]
 
     def _descriptor(self, name: str, stream: AnyStream) -> StreamDescriptor:
         settings = Settings.of(self.project, self.pipeline, stream, self.config.config)

@@ -76,7 +76,10 @@ class TableSelection:
     @cached_property
     def names(self) -> list[str]:
         """Return the streams of all selected tables, including missing ones."""
-        return list(dict.fromkeys(self.config.tables or self._catalog_tables))
+        patterns = self.project.pipelines[self.pipeline].tables
+        return list(
+            filter(patterns.select, dict.fromkeys(self.config.tables or self._catalog_tables))
+        )
 
     @cached_property
     def tables(self) -> dict[str, SourceTable]:
