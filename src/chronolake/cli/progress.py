@@ -174,6 +174,7 @@ def _format_outcome(stream: StreamRun) -> Text:
         (stream.table_name, "bold"),
         f"  {stream.files:,} files, {size(stream.bytes)}, {stream.rows:,} rows; "
         f"{stream.written:,} rows written",
+        *(f"; {change['change']} column {change['column']}" for change in stream.changed_columns),
         (f"  {stream.seconds:.1f} s", "dim"),
     )
 
@@ -217,5 +218,6 @@ def stream_json(stream: StreamRun) -> dict[str, Any]:
         "error": stream.error,
         "hint": stream.hint,
         "rows_read": stream.rows_read,
+        "column_changes": stream.changed_columns,
         "landed": landed,
     }

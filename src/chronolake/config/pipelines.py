@@ -534,6 +534,17 @@ class OnPurge(StrEnum):
     ERASE = "erase"
 
 
+class SchemaChanges(StrEnum):
+    """What happens if a stream's source adds, removes or changes columns."""
+
+    #: The table follows: columns are added, and types become wider.
+    EVOLVE = "evolve"
+    #: The stream fails, and its table is unchanged.
+    FREEZE = "freeze"
+    #: New columns are not stored.
+    DISCARD = "discard"
+
+
 class Nested(StrEnum):
     """The format of objects within records."""
 
@@ -595,6 +606,9 @@ class StreamConfig(Section):
     on_purge: OnPurge | None = Field(
         default=None,
         description="close: versions of a purged record end; erase: their data is removed as well.",
+    )
+    schema_changes: SchemaChanges | None = Field(
+        default=None, description="evolve, freeze or discard, as for the pipeline."
     )
     detect_deletes: Period | None = Field(
         default=None,
@@ -667,6 +681,12 @@ class PipelineConfig(Section):
     )
     on_purge: OnPurge = Field(
         default=OnPurge.CLOSE, description="The default of `streams.NAME.on_purge`."
+    )
+    schema_changes: SchemaChanges = Field(
+        default=SchemaChanges.EVOLVE,
+        description="What happens if a source adds, removes or changes columns. evolve: the table "
+        "follows; freeze: the stream fails, and its table is unchanged; discard: new columns are "
+        "not stored.",
     )
     detect_deletes: Period | None = Field(
         default=None,

@@ -33,6 +33,9 @@ from chronolake.pipeline.purge import erase_purged
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
+    accepted_types,
+    changes_between,
+    column_changes,
     columns_for,
     stored_types,
     table_settings,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.landing import BadFile
     from chronolake.landing.reader import TypesByField
+    from chronolake.pipeline.schema_changes import ColumnChange
     from chronolake.pipeline.streams import Stream
     from chronolake.pipeline.table_writer import StoredTable, TableWriter
     from chronolake.types import Column
@@ -67,6 +71,7 @@ class StepResult:
         bytes: their size.
         rows: their rows, including duplicates.
         written: rows of the table that are new or changed.
+        changes: changes of columns in files of another system.
     """
 
     watermark: str | None
@@ -74,6 +79,7 @@ class StepResult:
     bytes: int
     rows: int
     written: int
+    changes: tuple[ColumnChange, ...] = ()
 
 
 def apply(
@@ -116,9 +122,11 @@ def apply(
         applied = _apply_step(writer, _Step(tuple(step), has_table=has_table))
         if applied is None:
             left = files[done:]
+            before = writer.find()
             rebuilt = rebuild(writer.lake, writer.stream, writer.lease, upto=files[-1])
             rows = rows_in(file for file in left if file in rebuilt.files)
-            yield _result_of(left[-1].mark, left, rows=rows, written=rebuilt.written)
+            result = _result_of(left[-1].mark, left, rows=rows, written=rebuilt.written)
+            yield replace(result, changes=changes_between(before, writer.find()))
             return
         yield applied
         done += len(step)
@@ -194,7 +202,8 @@ def _apply_good(writer: TableWriter, step: _Step) -> StepResult | None:
     if not columns.are_in_place:
         return None
     written = _write_step(stored, landed, columns, step)
-    return _result_of(last, step.files, rows=landed.rows, written=written)
+    result = _result_of(last, step.files, rows=landed.rows, written=written)
+    return replace(result, changes=columns.changes)
 
 
 def _record_unreadable_files(stored: StoredTable, step: _Step) -> StepResult:
@@ -251,22 +260,24 @@ class _Columns:
         observed: the observed types of every field, in these files and those of the table.
         every: the columns.
         are_in_place: whether the table can be altered to these columns without rewriting its rows.
+        changes: changes of columns in files of another system.
     """
 
     observed: TypesByField
     every: tuple[Column, ...]
     are_in_place: bool
+    changes: tuple[ColumnChange, ...] = ()
 
 
 def _columns(stored: StoredTable, landed: Landing) -> _Columns:
     stored.expect_own()
     stored.writer.lease.guard(stored.table)
     stored.expect_same_key(landed.key, file=landed.watermark)
-    observed = merge_types(stored.observed, stored_types(stored.stream, landed))
+    observed = merge_types(stored.observed, accepted_types(stored, landed))
     columns = columns_for(stored.stream, observed, landed.key)
     # A table that was created but never written cannot have been rebuilt before.
     are_in_place = stored.matches_configuration and not _needs_rebuild(stored, columns)
-    return _Columns(observed, columns, are_in_place)
+    return _Columns(observed, columns, are_in_place, column_changes(stored, landed, columns))
 
 
 def _create_table(writer: TableWriter, landed: Landing, step: _Step) -> int:

@@ -35,6 +35,7 @@ class EventKind(StrEnum):
     STREAM_BEGAN = "stream-began"
     APPLYING = "applying"
     LANDED = "landed"
+    COLUMNS_CHANGED = "columns-changed"
     PUBLISHED = "published"
     MAINTAINING = "maintaining"
     STREAM_ENDED = "stream-ended"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.landing import DataFile
     from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.schema_changes import ColumnWatch
     from chronolake.pipeline.streams import Stream
     from chronolake.source.protocol import Offset, Snapshot
     from chronolake.types import Column
@@ -79,12 +80,14 @@ class StreamLanding:
         lake: the lake whose Spark session is used.
         lease: the lease of its pipeline.
         full_refresh: whether all data of the source is read again.
+        watch: reports or refuses changes of columns.
     """
 
     lake: Lake
     stream: Stream
     lease: Lease
     full_refresh: bool
+    watch: ColumnWatch
 
     def land(
         self, batch: ChangeBatch | Snapshot | Reconciliation
@@ -98,7 +101,8 @@ class StreamLanding:
         Raises:
             ConfigurationError: columns have reserved or duplicate names, or a key column is
                 excluded or masked.
-            SourceError: the stream has another key than its table, or its data cannot be stored.
+            SourceError: the stream has another key than its table, its data cannot be stored, or
+                its columns have changed and its schema is frozen.
             LeaseLostError: another process runs the pipeline; the batch has not landed, or will
                 land again.
         """
@@ -106,7 +110,7 @@ class StreamLanding:
         batch = self.stream.types.apply_to(batch)
         names = self.stream.names
         names.expect_fit([column.name for column in batch.columns], place=self.stream.place)
-        batch = names.apply_to(batch)
+        batch = self.watch.accept(names.apply_to(batch))
         rows_read: int | None
         if isinstance(batch, Reconciliation):
             files, position = yield from self._land_reconciliation(batch)

@@ -40,8 +40,8 @@ from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
     StoredTable,
     TableWriter,
+    accepted_types,
     columns_for,
-    stored_types,
     write,
 )
 from chronolake.session import CATALOG
@@ -317,7 +317,7 @@ def _fill(
             for name in stored.observed
             if not rules.is_excluded(now.get(name, name))
         },
-        stored_types(stream, landed),
+        accepted_types(stored, landed),
     )
     writer.create(
         hidden,

@@ -98,6 +98,8 @@ class StreamRun:
         state_after: the same after the run, or None.
         landing_seconds: duration of landing, or None. Streams of one log land at the same time.
         applying_seconds: duration of applying files, or None.
+        column_changes: changes of the source's columns (`schema_changes.ColumnChange`), a JSON
+            list, or None.
     """
 
     run: str
@@ -124,6 +126,15 @@ class StreamRun:
     state_after: str | None = None
     landing_seconds: float | None = None
     applying_seconds: float | None = None
+    column_changes: str | None = None
+
+    @property
+    def changed_columns(self) -> list[dict[str, Any]]:
+        """Return the changes of the source's columns, as JSON types."""
+        if self.column_changes is None:
+            return []
+        changes: list[dict[str, Any]] = exact_json.loads(self.column_changes.encode())
+        return changes
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ STREAM_RUNS: Final = sql.Table(
     sql.Column("state_after", sql.Text),
     sql.Column("landing_seconds", sql.Float),
     sql.Column("applying_seconds", sql.Float),
+    sql.Column("column_changes", sql.Text),
 )
 #: Sums over all ended runs; the runs themselves are removed after some time.
 STREAM_TOTALS: Final = sql.Table(
@@ -114,6 +115,14 @@ CHECKPOINTS: Final = sql.Table(
     sql.Column("stream", sql.String, primary_key=True),
     sql.Column("position", sql.Text, nullable=False),
     sql.Column("stored", sql.String, nullable=False),
+)
+#: The columns of streams that have landed, with their types, as a JSON object.
+COLUMNS: Final = sql.Table(
+    "chronolake_stream_columns",
+    _metadata,
+    sql.Column("pipeline", sql.String, primary_key=True),
+    sql.Column("stream", sql.String, primary_key=True),
+    sql.Column("columns", sql.Text, nullable=False),
 )
 #: Tokens of sources that change with each use. They are never shown.
 TOKENS: Final = sql.Table(
@@ -356,6 +365,35 @@ class Store:
             connection.execute(CHECKPOINTS.delete().where(_is_of(pipeline, stream)))
             connection.execute(
                 CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
+            )
+
+    def columns(self, pipeline: str) -> dict[str, dict[str, str]]:
+        """Return the columns of a pipeline's streams that have landed, with their types."""
+        query = sql.select(COLUMNS.c.stream, COLUMNS.c.columns)
+        with self.transaction() as connection:
+            found = connection.execute(query.where(COLUMNS.c.pipeline == pipeline)).all()
+        return {row.stream: dict(orjson.loads(row.columns)) for row in found}
+
+    def put_columns(
+        self, pipeline: str, stream: str, columns: Mapping[str, str], *, token: int
+    ) -> None:
+        """Store the columns of a stream.
+
+        Args:
+            stream: its stream.
+            columns: the types of the columns by name.
+            token: token of the lease under which their data landed.
+
+        Raises:
+            LeaseLostError: another process has taken the pipeline's lease; nothing has changed.
+        """
+        is_it = (COLUMNS.c.pipeline == pipeline) & (COLUMNS.c.stream == stream)
+        stored = orjson.dumps(dict(columns)).decode()
+        with self.transaction() as connection:
+            _expect_holder(connection, pipeline, token)
+            connection.execute(COLUMNS.delete().where(is_it))
+            connection.execute(
+                COLUMNS.insert().values(pipeline=pipeline, stream=stream, columns=stored)
             )
 
     def load_tokens(self, pipeline: str) -> dict[str, Any]:

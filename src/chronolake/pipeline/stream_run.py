@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import structlog
 
 from chronolake.cancellation import raise_if_cancelled
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.events import Report
     from chronolake.pipeline.landing import LandResult
     from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.schema_changes import ColumnChange
     from chronolake.pipeline.streams import Stream
     from chronolake.pipeline.table_writer import StoredTable
     from chronolake.source.protocol import Offset, ReadProgress, Source
@@ -126,6 +128,22 @@ class StreamSync:
         if landed.files:
             sizes = {"files": landed.files, "bytes": landed.bytes}
             self.report.emit(EventKind.LANDED, stream=self.state, **sizes)
+
+    def note_column_changes(self, changes: Sequence[ColumnChange]) -> None:
+        """Record changes of the stream's columns in its source."""
+        known = self.state.column_changes
+        before = [] if known is None else orjson.loads(known)
+        every = [*before, *(change.as_json() for change in changes)]
+        self._note(column_changes=orjson.dumps(every).decode())
+        self.report.note_soon(self.state)
+        self.report.emit(EventKind.COLUMNS_CHANGED, stream=self.state)
+        log.info(
+            "columns_changed",
+            pipeline=self.stream.pipeline,
+            stream=self.stream.name,
+            table=self.state.table_name,
+            changes=[str(change) for change in changes],
+        )
 
     def fail(self, failure: Exception) -> None:
         """Record the failure that stopped landing; the first one is kept."""
@@ -252,6 +270,8 @@ class StreamSync:
             self._report_published()
 
     def _note_applied(self, step: StepResult, *, left: StreamRun) -> None:
+        if step.changes:
+            self.note_column_changes(step.changes)
         self._note(
             files=left.files + step.files,
             bytes=left.bytes + step.bytes,

@@ -14,6 +14,7 @@ from chronolake.config import (
     OnPurge,
     PostgresMethod,
     PostgresSource,
+    SchemaChanges,
     StreamConfig,
     is_pattern,
 )
@@ -75,6 +76,7 @@ class Stream:
         names: the renamed columns.
         rules: the columns that are excluded, hashed or masked.
         types: the columns that are cast.
+        schema_changes: what happens if the source adds, removes or changes columns.
     """
 
     pipeline: str
@@ -87,6 +89,7 @@ class Stream:
     is_auto: bool = False
     rules: ColumnRules = field(default_factory=ColumnRules)
     types: ColumnTypes = field(default_factory=ColumnTypes)
+    schema_changes: SchemaChanges = SchemaChanges.EVOLVE
 
     @property
     def name(self) -> str:
@@ -429,6 +432,7 @@ def _build_stream(
         is_auto=is_auto,
         rules=rules,
         types=ColumnTypes.of(config, name, rules, place=place),
+        schema_changes=own.schema_changes or config.schema_changes,
     )
 
 

@@ -41,6 +41,7 @@ from chronolake.pipeline.lease import (
 )
 from chronolake.pipeline.parallel import map_in_threads
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
+from chronolake.pipeline.schema_changes import ColumnWatch
 from chronolake.pipeline.store import CONTINUES_HINT, Store
 from chronolake.pipeline.stream_run import RunSettings, StreamSync, describe_failure
 from chronolake.pipeline.streams import (
@@ -360,7 +361,13 @@ def _land_batches(
         source.acknowledge(offsets)
     full_refresh = next(iter(syncs.values())).settings.full_refresh
     landings = {
-        name: StreamLanding(lake, stream.stream, lease, full_refresh)
+        name: StreamLanding(
+            lake,
+            stream.stream,
+            lease,
+            full_refresh,
+            ColumnWatch(lake, store, stream.stream, stream.note_column_changes),
+        )
         for name, stream in syncs.items()
     }
     wanted = {name: offsets.get(name) for name in landings}
@@ -387,6 +394,7 @@ def _land_batches(
             continue
         reach("land.done")
         store.put_checkpoint(lease.pipeline, name, landed.position, token=lease.token)
+        landings[name].watch.store(lease.token)
         reach("land.checkpointed")
         offsets[name] = landed.position
         source.acknowledge(offsets)

@@ -16,12 +16,19 @@ import orjson
 import structlog
 
 from chronolake.change_set import RESERVED
-from chronolake.config import OnPurge
+from chronolake.config import OnPurge, SchemaChanges
 from chronolake.core.apply_versions import write_versions
 from chronolake.core.pipeline_table import SYSTEM_COLUMNS, create_pipeline_table, layout_of
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
-from chronolake.landing import Landing, columns_of, naming_bad_files, parse_field_type, type_of
+from chronolake.landing import (
+    Landing,
+    columns_of,
+    merge_types,
+    naming_bad_files,
+    parse_field_type,
+    type_of,
+)
 from chronolake.landing.reader import SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
@@ -33,6 +40,7 @@ from chronolake.pipeline.properties import (
     RENAMES_PROPERTY,
     RULES_PROPERTY,
 )
+from chronolake.pipeline.schema_changes import compare_columns, raise_if_frozen
 from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.source.protocol import CaptureMethod
 from chronolake.types import STREAM_PROPERTY, Mode, now_micros
@@ -49,6 +57,7 @@ if TYPE_CHECKING:
     from chronolake.landing.reader import TypesByField
     from chronolake.pipeline.column_types import ColumnTypes
     from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.schema_changes import ColumnChange
     from chronolake.pipeline.streams import Stream
     from chronolake.types import Column, TableName
 
@@ -307,6 +316,57 @@ def stored_types(stream: Stream, landed: Landing) -> TypesByField:
         name: frozenset({kind}) if observed and (kind := types.type_of(name)) else observed
         for name, observed in landed.stored_types.items()
     }
+
+
+def accepted_types(stored: StoredTable, landed: Landing) -> TypesByField:
+    """Return the observed types of the fields in more files of a table that are stored.
+
+    Raises:
+        SourceError: the columns have changed, and the schema is frozen.
+    """
+    stream = stored.stream
+    types = stored_types(stream, landed)
+    if stream.descriptor.is_ours:
+        # Changes were detected before the data landed.
+        return types
+    known = {name for name, observed in stored.observed.items() if observed}
+    if stream.schema_changes is SchemaChanges.DISCARD:
+        types = {name: observed for name, observed in types.items() if name in known}
+    columns = columns_for(stream, merge_types(stored.observed, types), landed.key)
+    raise_if_frozen(stream, column_changes(stored, landed, columns))
+    return types
+
+
+def column_changes(
+    stored: StoredTable, landed: Landing, columns: Sequence[Column]
+) -> tuple[ColumnChange, ...]:
+    """Return the changes of a table's columns by files of another system.
+
+    Args:
+        stored: the table.
+        landed: the files.
+        columns: the columns with these files.
+    """
+    if stored.stream.descriptor.is_ours:
+        return ()
+    known = columns_for(stored.stream, stored.observed, landed.key)
+    return _changes(known, columns)
+
+
+def changes_between(
+    before: StoredTable | None, after: StoredTable | None
+) -> tuple[ColumnChange, ...]:
+    """Return the changes of a table's columns by a rebuild from files of another system."""
+    if before is None or after is None or before.stream.descriptor.is_ours:
+        return ()
+    key = describe_loaded(after.table).record_key
+    both = (columns_for(stored.stream, stored.observed, key) for stored in (before, after))
+    return _changes(*both)
+
+
+def _changes(before: Sequence[Column], after: Sequence[Column]) -> tuple[ColumnChange, ...]:
+    types = {column.name: column.type for column in before}
+    return tuple(compare_columns(types, after, is_complete=False))
 
 
 def _columns_to_erase(stream: Stream, layout: Layout) -> list[str]:

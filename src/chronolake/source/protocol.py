@@ -107,6 +107,8 @@ class StreamDescriptor:
         cursor: the field of incremental reads; None: the stream has no cursor, or it is read from a
             log.
         quarantines: whether the table continues without files that cannot be read.
+        has_all_columns: whether batches declare all of the stream's columns, so that a missing one
+            was removed.
     """
 
     capabilities: StreamCapabilities
@@ -118,6 +120,7 @@ class StreamDescriptor:
     default_table: str | None = None
     cursor: str | None = None
     quarantines: bool = False
+    has_all_columns: bool = True
 
 
 class Source(Protocol):

@@ -139,6 +139,8 @@ class DeclarativeApi:
             is_ours=True,
             key=settings.identity_of(select_stream(stream, {"": ""})).columns,
             cursor=cursor_field_of(stream, self.config.config),
+            # A field that no record has is not removed.
+            has_all_columns=False,
         )
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:

@@ -29,6 +29,7 @@ from chronolake.source.postgres.connection import (
     is_encoding_error,
     translate_errors,
 )
+from chronolake.source.postgres.protected_texts import ProtectedTexts
 from chronolake.source.postgres.row_versions import RowKey, sequence_of
 from chronolake.source.postgres.snapshot import (
     DatabaseSnapshot,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
     from chronolake.source.postgres.catalog import Part, SourceTable
     from chronolake.source.postgres.offset import LogOffset
-    from chronolake.source.postgres.protected_texts import ProtectedTexts
 
+_UNPROTECTED: Final = ProtectedTexts()
 #: The number of pages of 8 KiB in a range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
@@ -288,7 +289,7 @@ def rows_where(
     relation: str,
     where: sql.Composable,
     names: Sequence[str],
-    protected: ProtectedTexts,
+    protected: ProtectedTexts = _UNPROTECTED,
 ) -> Iterator[pa.RecordBatch]:
     """Return some rows of a relation, with their columns as texts, as they are stored.
 

@@ -1,0 +1,271 @@
+"""Changes of a stream's columns, and whether they are accepted (`schema_changes`).
+
+A stream's columns are compared with those that have landed before, which the operational store
+remembers. For files of another system, they are compared with the observed types of the table.
+A column only counts as changed if its type cannot hold the values of the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from chronolake.arrow_tasks import ArrowRows
+from chronolake.config import SchemaChanges
+from chronolake.description import describe_loaded
+from chronolake.errors import SourceError
+from chronolake.frames import select
+from chronolake.landing import wider
+from chronolake.pipeline.runs import ChangeKind
+from chronolake.source.protocol import ChangeBatch, Reconciliation
+from chronolake.types import ColumnType, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from chronolake.lake import Lake
+    from chronolake.pipeline.store import Store
+    from chronolake.pipeline.streams import Stream
+    from chronolake.source.protocol import Snapshot
+    from chronolake.types import Column
+
+    Columns = Mapping[str, ColumnType]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ColumnChange:
+    """A change of a column.
+
+    Attributes:
+        kind: whether the column was added, removed or changed.
+        column: its name in the lake.
+        before: its type before; None if it was added.
+        after: its type now; None if it was removed.
+    """
+
+    kind: ChangeKind
+    column: str
+    before: str | None = None
+    after: str | None = None
+
+    def __str__(self) -> str:
+        match self.kind:
+            case ChangeKind.ADDED:
+                return f"added {self.column} ({self.after})"
+            case ChangeKind.REMOVED:
+                return f"removed {self.column}"
+            case ChangeKind.CHANGED:
+                return f"changed {self.column} from {self.before} to {self.after}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change as JSON types."""
+        return {
+            "change": str(self.kind),
+            "column": self.column,
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+def compare_columns(
+    before: Columns, now: Iterable[Column], *, is_complete: bool
+) -> list[ColumnChange]:
+    """Return the changes of columns.
+
+    Args:
+        before: the types of the columns before, by name.
+        now: the columns now.
+        is_complete: whether a column that is missing in `now` was removed.
+    """
+    changes = []
+    present = {column.name: column.type for column in now}
+    for name, kind in present.items():
+        if name not in before:
+            changes.append(ColumnChange(ChangeKind.ADDED, name, None, str(kind)))
+        elif wider(before[name], kind) != before[name]:
+            types = str(before[name]), str(kind)
+            changes.append(ColumnChange(ChangeKind.CHANGED, name, *types))
+    if is_complete:
+        changes += [
+            ColumnChange(ChangeKind.REMOVED, name, str(kind), None)
+            for name, kind in before.items()
+            if name not in present
+        ]
+    return changes
+
+
+def raise_if_frozen(stream: Stream, changes: Sequence[ColumnChange]) -> None:
+    """Raise if a stream's columns have changed and its configuration does not accept that.
+
+    Raises:
+        SourceError: the columns have changed.
+    """
+    if not changes or stream.schema_changes is not SchemaChanges.FREEZE:
+        return
+    raise SourceError(
+        f"The columns of the stream {stream.name} have changed: "
+        f"{', '.join(map(str, changes))}. Nothing was changed, because its schema is frozen.",
+        table=str(stream.table),
+        hint=f"To accept the changes, set {stream.place}.schema_changes: evolve, and sync. To go "
+        "on without new columns, set it to discard, or exclude them (`columns.exclude`).",
+    )
+
+
+class ColumnWatch:
+    """The columns of a stream in a run: changes are reported, refused, or not stored."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        store: Store,
+        stream: Stream,
+        report: Callable[[Sequence[ColumnChange]], None],
+    ) -> None:
+        """Watch a stream.
+
+        Args:
+            lake: the lake with the stream's table.
+            store: remembers the columns.
+            stream: the stream.
+            report: called with the changes of a batch.
+        """
+        self._lake = lake
+        self._store = store
+        self._stream = stream
+        self._report = report
+        self._known: dict[str, ColumnType] | None = None
+        self._is_loaded = False
+        self._is_changed = False
+
+    def accept(
+        self, batch: ChangeBatch | Snapshot | Reconciliation
+    ) -> ChangeBatch | Snapshot | Reconciliation:
+        """Return a batch with the columns that are stored.
+
+        Args:
+            batch: the batch with the lake's column names.
+
+        Raises:
+            SourceError: the columns have changed, and the schema is frozen.
+        """
+        if not batch.columns:
+            return batch
+        self._load()
+        if self._known is None:
+            names = self._names_in_table()
+            if names is None:
+                self._remember(batch.columns)
+                return batch
+            # Its columns may have been removed long ago, or have wider types.
+            types = {column.name: column.type for column in batch.columns if column.name in names}
+            changes = compare_columns(types, batch.columns, is_complete=False)
+        else:
+            is_complete = self._stream.descriptor.has_all_columns
+            changes = compare_columns(self._known, batch.columns, is_complete=is_complete)
+        raise_if_frozen(self._stream, changes)
+        if self._stream.schema_changes is SchemaChanges.DISCARD:
+            known = {*(self._known or ()), *(self._names_in_table() or ())}
+            new = {
+                column.name
+                for column in batch.columns
+                if column.name not in known and not column.primary_key
+            }
+            batch = _without_columns(batch, new) if new else batch
+            changes = [change for change in changes if change.column not in new]
+        self._remember(batch.columns)
+        if changes:
+            self._report(changes)
+        return batch
+
+    def _load(self) -> None:
+        if not self._is_loaded:
+            self._is_loaded = True
+            stored = self._store.columns(self._stream.pipeline).get(self._stream.name)
+            if stored is not None:
+                self._known = {name: ColumnType.parse(kind) for name, kind in stored.items()}
+
+    def _names_in_table(self) -> set[str] | None:
+        table = self._lake.catalog.find(self._stream.table)
+        return None if table is None else {*describe_loaded(table).by_name}
+
+    def _remember(self, columns: Sequence[Column]) -> None:
+        before = self._known or {}
+        now = {
+            column.name: wider(before.get(column.name, column.type), column.type)
+            for column in columns
+        }
+        if not self._stream.descriptor.has_all_columns:
+            now = before | now
+        self._is_changed = self._is_changed or now != self._known
+        self._known = now
+
+    def store(self, token: int) -> None:
+        """Store the columns of batches that have landed.
+
+        Args:
+            token: the token of the lease under which they landed.
+        """
+        if self._is_changed and self._known is not None:
+            columns = {name: str(kind) for name, kind in self._known.items()}
+            self._store.put_columns(self._stream.pipeline, self._stream.name, columns, token=token)
+            self._is_changed = False
+
+
+def _without_columns(
+    batch: ChangeBatch | Snapshot | Reconciliation, names: set[str]
+) -> ChangeBatch | Snapshot | Reconciliation:
+    """Return a batch without some of its columns."""
+    columns = [column for column in batch.columns if column.name not in names]
+    if isinstance(batch, Reconciliation):
+        again = batch.again
+        return replace(
+            batch,
+            versions=_drop(batch.versions, names),
+            columns=columns,
+            again=None if again is None else lambda: _reconciliation(again(), names),
+        )
+    numbers = batch.numbers and {
+        name: number for name, number in batch.numbers.items() if name not in names
+    }
+    if isinstance(batch, ChangeBatch):
+        versions = None if batch.versions is None else _drop(batch.versions, names)
+        return replace(batch, versions=versions, columns=columns, numbers=numbers)
+    texts = {text for name, text in batch.texts.items() if name in names}
+    return replace(
+        batch,
+        rows=_drop(batch.rows, names | texts),
+        columns=columns,
+        numbers=numbers,
+        texts={name: text for name, text in batch.texts.items() if name not in names},
+    )
+
+
+def _reconciliation(found: Reconciliation, names: set[str]) -> Reconciliation:
+    result = _without_columns(found, names)
+    assert isinstance(result, Reconciliation)  # noqa: S101 - same type as the argument
+    return result
+
+
+def _drop(rows: Any, names: set[str]) -> Any:
+    if not isinstance(rows, ArrowRows):
+        return select(rows, (quote(name) for name in rows.columns if name not in names))
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - not for commands without Spark
+
+    kept = [field for field in StructType.fromDDL(rows.schema) if field.name not in names]
+    return rows.then(_Keep(tuple(field.name for field in kept)), StructType(kept).toDDL())
+
+
+@dataclass(frozen=True)
+class _Keep:
+    """A step that keeps some columns; it is sent to executors."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (batch.select(list(self.names)) for batch in batches)

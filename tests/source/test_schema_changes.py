@@ -1,0 +1,180 @@
+"""Columns that a source adds, removes or changes are reported, refused, or not stored."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronolake.lake import Lake
+from chronolake.pipeline.store import Status, StreamRun
+from chronolake.pipeline.sync import Event, EventKind, sync
+from support.datalakes import DataLake, iceberg, project
+from support.declarative.apis import Api
+from support.source.apishop import ApiShop
+from support.source.databases import Shop
+
+_T = 1_767_225_600_000_000
+
+
+def _changes(run: StreamRun) -> list[str]:
+    return [f"{change['change']} {change['column']}" for change in run.changed_columns]
+
+
+def _run(shop: Shop) -> StreamRun:
+    (stream,) = shop.sync().streams
+    return stream
+
+
+@pytest.fixture(params=["logical_replication", "snapshot_diff"])
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def _prepare(shop: Shop, method: str, policy: str) -> None:
+    shop.configure(method=method)
+    shop.run(
+        "CREATE TABLE items (id int PRIMARY KEY, a text, b int)",
+        "INSERT INTO items VALUES (1, 'x', 1)",
+    )
+    shop.prepare()
+    run = _run(shop)
+    assert (run.error, _changes(run)) == (None, [])
+    shop.configure(method=method, rules=f"schema_changes: {policy}")
+
+
+def test_columns_of_postgresql_evolve(shop: Shop, method: str) -> None:
+    _prepare(shop, method, "evolve")
+    shop.run("ALTER TABLE items ADD c int, DROP b, ALTER id TYPE bigint")
+    shop.run("INSERT INTO items VALUES (2, 'y', 5)")
+    run = _run(shop)
+    assert sorted(_changes(run)) == ["added c", "changed id", "removed b"]
+    assert shop.present("items", ["id", "a", "c"]) == [(1, "x", None), (2, "y", 5)]
+    shop.run("INSERT INTO items VALUES (3, 'z', 6)")
+    assert _changes(_run(shop)) == [], "each change is reported once"
+
+
+@pytest.mark.parametrize(
+    ("statement", "change"),
+    [
+        ("ADD c int", "added c (INT)"),
+        ("DROP b", "removed b"),
+        ("ALTER b TYPE bigint", "changed b from INT to LONG"),
+        ("RENAME b TO d", "added d (INT)"),
+    ],
+)
+def test_a_frozen_schema_of_postgresql(
+    shop: Shop, method: str, statement: str, change: str
+) -> None:
+    _prepare(shop, method, "freeze")
+    shop.run("INSERT INTO items VALUES (2, 'y', 2)")
+    run = _run(shop)
+    assert run.error is None
+    shop.run(f"ALTER TABLE items {statement}", "INSERT INTO items (id, a) VALUES (3, 'z')")
+    files = sorted(shop.folder.rglob("data-*.parquet"))
+    for _ in range(2):
+        run = _run(shop)
+        assert run.status is Status.FAILED
+        assert change in (run.error or "")
+        assert "schema_changes: evolve" in (run.hint or "")
+    assert sorted(shop.folder.rglob("data-*.parquet")) == files, "nothing has landed"
+    assert [row[0] for row in shop.present("items", ["id"])] == [1, 2]
+    shop.configure(method=method)
+    run = _run(shop)
+    assert run.error is None
+    assert [row[0] for row in shop.present("items", ["id"])] == [1, 2, 3]
+
+
+def test_new_columns_of_postgresql_are_discarded(shop: Shop, method: str) -> None:
+    _prepare(shop, method, "discard")
+    shop.run("ALTER TABLE items ADD c int", "INSERT INTO items VALUES (2, 'y', 2, 7)")
+    run = _run(shop)
+    assert (run.error, _changes(run)) == (None, [])
+    assert "c" not in shop.table("items").column_names
+    assert shop.present("items", ["id", "b"]) == [(1, 1), (2, 2)]
+    shop.run("UPDATE items SET c = 8, b = 9")
+    assert _run(shop).error is None
+    assert shop.present("items", ["id", "b"]) == [(1, 9), (2, 9)]
+    assert shop.agrees()
+
+
+def test_columns_over_jdbc(tmp_path: Path) -> None:
+    file = tmp_path / "x.db"
+    source = f"{{type: jdbc, url: 'jdbc:sqlite:{file}', tables: {{items: {{key: [id]}}}}}}"
+
+    def run(policy: str, *statements: str) -> StreamRun:
+        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+        more = f"schema_changes: {policy}"
+        of = project(tmp_path, f"  p:\n    source: {source}\n    {more}\n")
+        lake = Lake.open(of.lake.path, config=of.lake)
+        (stream,) = sync(lake, of, "p", watch=events.append).streams
+        return stream
+
+    events: list[Event] = []
+    found = run(
+        "evolve", "CREATE TABLE items (id INTEGER, a TEXT)", "INSERT INTO items VALUES (1, 'x')"
+    )
+    assert found.error is None
+    found = run("freeze", "ALTER TABLE items ADD b TEXT")
+    assert "added b (STRING)" in (found.error or "")
+    assert _changes(run("discard", "INSERT INTO items VALUES (2, 'y', 'z')")) == []
+    assert not [event for event in events if event.kind is EventKind.COLUMNS_CHANGED]
+    assert _changes(run("evolve")) == ["added b"]
+    assert [event.kind for event in events].count(EventKind.COLUMNS_CHANGED) == 1
+    assert _changes(run("evolve", "ALTER TABLE items DROP a")) == ["removed a"]
+    assert _changes(run("evolve")) == []
+
+
+def test_fields_of_an_api(tmp_path: Path) -> None:
+    with Api() as api:
+        shop = ApiShop(tmp_path, api)
+        shop.configure("orders: {}")
+        shop.put(1, "02-01", state="a", more=1)
+        shop.sync_or_fail()
+        shop.configure("orders: {schema_changes: freeze}")
+        shop.put(2, "02-02", state="b")
+        assert shop.sync()["orders"].error is None, "a field may be missing"
+        shop.put(3, "02-03", state="c", other=True)
+        assert "added other (BOOLEAN)" in (shop.sync()["orders"].error or "")
+        assert shop.rows("orders", "id") == [(1,), (2,)]
+        shop.configure("orders: {schema_changes: discard}")
+        shop.sync_or_fail()
+        assert shop.rows("orders", "id", "more") == [(1, 1), (2, None), (3, None)]
+        shop.configure("orders: {}")
+        shop.put(4, "02-04", other=False)
+        assert _changes(shop.sync()["orders"]) == ["added other"]
+        assert shop.rows("orders", "id", "other")[-1] == (4, False)
+
+
+def test_fields_of_a_data_lake(tmp_path: Path) -> None:
+    files = DataLake(tmp_path / "theirs")
+
+    def row(number: int, **fields: Any) -> dict[str, Any]:
+        system = {"source__modified": _T + number, "grax__idseq": str(number)}
+        return {"Id": str(number), **system, **fields}
+
+    def run(policy: str, *rows: dict[str, Any], **how: Any) -> StreamRun:
+        if rows:
+            files.write("items", list(rows))
+        source = "{type: data_lake_v2, path: ./theirs, org: X}"
+        more = f"schema_changes: {policy}"
+        nonlocal of
+        of = project(tmp_path, f"  p:\n    source: {source}\n    {more}\n")
+        (stream,) = sync(Lake.open(of.lake.path, config=of.lake), of, "p", **how).streams
+        return stream
+
+    of = None
+    assert _changes(run("evolve", row(1, a="x", n="1", n_i=1))) == []
+    assert run("freeze", row(2, a="x")).error is None
+    assert "added b (STRING)" in (run("freeze", row(3, a="x", b="y")).error or "")
+    assert _changes(run("discard")) == []
+    assert run("discard", full_refresh=True).error is None
+    found = iceberg(of, "p", "items").scan().to_arrow()
+    assert "b" not in found.column_names
+    assert found.num_rows == 3
+    assert _changes(run("evolve", row(4, b="y", n="x"))) == ["changed n", "added b"]
