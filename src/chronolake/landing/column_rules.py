@@ -175,7 +175,7 @@ class ColumnRules:
             place: the stream's path in chronolake.yml, for the message.
 
         Raises:
-            ConfigurationError: records could not be told apart.
+            ConfigurationError: records could not be distinguished.
         """
         self._expect_none(
             key,

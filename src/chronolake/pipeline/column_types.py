@@ -71,8 +71,10 @@ class ColumnTypes:
 
     def type_of(self, name: str) -> ColumnType | None:
         """Return the configured type of a column, or None."""
+        if not self.types:
+            return None
         source_name = dict(self.names).get(name, name)
-        if not self.types or self.rules.rule_of(source_name) is not None:
+        if self.rules.rule_of(source_name) is not None:
             return None
         return next((kind for known, kind in self.types if matches(source_name, known)), None)
 
