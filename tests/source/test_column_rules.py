@@ -252,3 +252,20 @@ def test_columns_are_cast(shop: Shop) -> None:
     shop.sync_or_fail()
     assert (4, None) in shop.present("items", ["id", "price"])
     assert shop.agrees()
+
+
+def test_a_publication_may_leave_out_excluded_columns(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE people (id int PRIMARY KEY, name text, secret text)",
+        "INSERT INTO people VALUES (1, 'a', 'x')",
+        "CREATE PUBLICATION chronolake_shop FOR TABLE people (id, name) "
+        "WITH (publish_via_partition_root = true)",
+        "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
+    )
+    assert "without secret" in (shop.sync().streams[0].error or "")
+    shop.configure(rules="columns: {exclude: [secret]}")
+    shop.sync_or_fail()
+    shop.run("UPDATE people SET name = 'b', secret = 'y'", "INSERT INTO people VALUES (2, 'c')")
+    shop.sync_or_fail()
+    assert shop.present("people", ["id", "name"]) == [(1, "b"), (2, "c")]
+    assert shop.agrees()
