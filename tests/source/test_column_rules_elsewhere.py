@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -341,3 +342,55 @@ def test_fields_of_a_data_lake_are_cast(tmp_path: Path, files: DataLake) -> None
     _sync(_people_of(tmp_path, "columns: {}"), "crm")
     found = iceberg(of, "crm", "items").scan().to_arrow().to_pylist()
     assert sorted((row["price"], row["n"]) for row in found) == [("1.50", 1), ("2", 2), ("free", 3)]
+
+
+_FUNCTIONS = """
+import json
+from pathlib import Path
+
+import chronolake
+
+@chronolake.stream(key="id", capture="CAPTURE", deletes="gone")
+def people(state):
+    yield json.loads(Path("FILE").read_text())
+    state["n"] = 1
+"""
+
+
+@pytest.mark.parametrize("capture", ["snapshot", "polling", "log"])
+def test_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any], capture: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    secrets = Secrets()
+    file = tmp_path / "outside" / "people.json"
+    file.parent.mkdir()
+    module = f"people_{capture}"
+    code = _FUNCTIONS.replace("CAPTURE", capture).replace("FILE", str(file))
+    (tmp_path / f"{module}.py").write_text(code)
+    source = f"{{type: python, run: '{module}:people'}}"
+    of = project(tmp_path, f"  office:\n    source: {source}\n    {RULES}\n")
+    rows: Rows = {}
+    for numbers in ((1, 2), (2, 3)):
+        rows |= {number: _row(secrets, number) for number in numbers}
+        file.write_text(json.dumps([*rows.values()]))
+        _sync(of, "office")
+        _expect_stored(of, "office", "people", rows)
+    assert secrets.found_in(tmp_path, apart_from=[file.name]) == []
+    assert not secrets.are_in(repr(logged))
+
+
+@pytest.mark.parametrize("capture", ["snapshot", "polling"])
+def test_what_a_killed_sync_of_a_function_leaves(tmp_path: Path, capture: str) -> None:
+    secrets = Secrets()
+    file = tmp_path / "outside" / "people.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps([_row(secrets, 1)]))
+    code = _FUNCTIONS.replace("CAPTURE", capture).replace("FILE", str(file))
+    (tmp_path / "killed_people.py").write_text(code)
+    source = "{type: python, run: 'killed_people:people'}"
+    of = project(tmp_path, f"  office:\n    source: {source}\n    {RULES}\n")
+    words = ("sync", "office", "--project", str(tmp_path))
+    assert run_command_until_failpoint(*words, failpoint="land.staged=kill")
+    assert list((of.lake.path / "raw").rglob("*.arrow")), "the records wait"
+    assert secrets.found_in(tmp_path, apart_from=[file.name]) == []

@@ -239,6 +239,7 @@ class _Pending:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._writer = PartWriter(self._folder, WITH_OMISSIONS)
             self._began = time.monotonic()
+        columns, arrays = self.stream.identity.rules.protect_columns(columns, arrays)
         self._writer.add(columns, arrays, facts)
         self._bytes += sum(array.nbytes for array in arrays)
         self.rows += len(facts[MODIFIED])
@@ -315,6 +316,7 @@ class _Pending:
             position,
             may_repeat=may_repeat,
             is_undated=is_undated and not self._omits,
+            is_protected=True,
         )
 
     def snapshot(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Snapshot:
@@ -330,12 +332,14 @@ class _Pending:
             {**position, _LAST: at},
             is_distinct=False,
             may_be_empty=bool(parts) or self.stream.may_become_empty,
+            is_protected=True,
         )
 
     @property
     def columns(self) -> list[Column]:
-        """Return the columns so far, including the key."""
-        return self.shape.columns(self.stream.identity.columns)
+        """Return the stored columns so far, including the key."""
+        identity = self.stream.identity
+        return identity.rules.columns(self.shape.columns(identity.columns))
 
 
 class RecordReader:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.landing import ColumnRules
 from chronolake.source.protocol import ALL_STREAMS, StreamDescriptor, raw_folder, spool_folder
 from chronolake.source.records.reader import RecordReader, state_of
 from chronolake.stream_modes import StreamCapabilities
@@ -68,15 +70,33 @@ class RecordSource(ABC):
                 cursor=stream.cursor,
                 default_table=stream.default_table,
             )
-            for stream in self.streams()
+            for stream in self._streams_with_rules()
         ]
+
+    def _streams_with_rules(self) -> list[RecordStream]:
+        """Return the streams with the rules of their columns.
+
+        Raises:
+            ConfigurationError: a rule is not possible for a column.
+        """
+        config = self.project.pipelines[self.pipeline]
+        found = []
+        for stream in self.streams():
+            rules = ColumnRules.of(config, stream.name)
+            place = f"pipelines.{self.pipeline}.streams.{stream.name}"
+            rules.expect_stored({path[0] for path in stream.identity.paths}, place=place)
+            if stream.cursor is not None:
+                reason = "its values are stored in the state"
+                rules.expect_plain([stream.cursor], place=place, reason=reason)
+            found.append(replace(stream, identity=replace(stream.identity, rules=rules)))
+        return found
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[Batch]:
         """Read the changes of the selected streams, or all of their records."""
         known = {name: None if full_refresh else stored for name, stored in positions.items()}
-        streams = [stream for stream in self.streams() if stream.name in known]
+        streams = [stream for stream in self._streams_with_rules() if stream.name in known]
         place = spool_folder(self.project, self.pipeline)
         self._reader = RecordReader(lake, streams, known, place)
         states = {name: state_of(stored) for name, stored in known.items()}
