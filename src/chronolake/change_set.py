@@ -22,7 +22,8 @@ the data columns and these:
   1970, or null.
 * `PROVIDES_DATA` (boolean): whether the row contains the record's data. A row without data is a
   *tombstone*: the record was purged (`PURGED_AT`), or was deleted at `MODIFIED` (`DELETED_AT` has
-  the same value), and all data columns except the key are null.
+  the same value), and all data columns except the key are null. If it has neither time, it is a
+  *retraction*: rows of its version with a smaller sequence have no effect.
 * `OMITTED` (array<string>): null, or the data columns that the row does not provide, which are null
   in it. They keep the values of the previous version. A previous version exists, and was not
   deleted or purged before the row's own time: the first row after an insert provides all columns.

@@ -320,6 +320,42 @@ def test_a_table_is_a_function_of_what_was_landed(
     _check(lake, name, mode, rows, eps, erases=erases)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in draw_seeds("retracted", 4))],
+)
+def test_a_retraction_undoes_what_has_a_smaller_sequence(lake: Lake, seed: int) -> None:
+    """The order in which versions, deletions and retractions land makes no difference."""
+    chance = random.Random(seed)
+    rows = []
+    for number in range(600):
+        modified = _T + chance.randrange(8) * 3_600_000_000
+        kind = chance.choice(["data", "data", "deletion", "retraction"])
+        rows.append(
+            LandedRow(
+                key=f"k{chance.randrange(40)}",
+                modified=modified,
+                # One row for each sequence of a version, as a source lands it.
+                sequence=f"{number:x}",
+                place=(number // 100 + 1, number),
+                deleted=modified if kind == "deletion" else None,
+                fields={"Name": f"n{number}", "Size": number} if kind == "data" else {},
+                provides_data=kind == "data",
+            )
+        )
+    chance.shuffle(rows)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=_MS)
+    for begin in range(0, len(rows), 150):
+        _write(lake, name, rows[begin : begin + 150])
+        _check(lake, name, Mode.HISTORY, rows[: begin + 150], _MS, erases=False)
+        _check_hidden(lake, name)
+    before = _files(lake, name)
+    _write(lake, name, list(rows))
+    _check(lake, name, Mode.HISTORY, rows, _MS, erases=False)
+    assert _files(lake, name) == before, "what is there already changes no file"
+
+
 @pytest.mark.parametrize("eps", [1, _MS])
 def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
     """A version is valid between its start and end, as in the SQL of docs/history.md.

@@ -24,7 +24,7 @@ class LandedRow:
     deleted: int | None = None
     purged: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
-    #: False: the row only marks the record as deleted, or purged.
+    #: False: the row only marks the record as deleted, or purged; or it retracts its version.
     provides_data: bool = True
     #: Fields that the row omits: they keep the value of the latest earlier row.
     omitted: frozenset[str] = frozenset()
@@ -65,6 +65,7 @@ def _of_record(
         ranked = sorted(
             by_time[modified], key=lambda row: (len(row.sequence), row.sequence, row.place)
         )
+        ranked = _without_retracted(ranked)
         telling = [row for row in ranked if row.purged is None and row.provides_data]
         purging = [row for row in ranked if row.purged is not None]
         purges += [max(row.purged, modified) for row in purging if row.purged is not None]
@@ -95,6 +96,15 @@ def _of_record(
             fields = dict.fromkeys(_every_field(by_time))
         result.append(Version(key, start, end, not ends, row.modified, fields, has_data))
     return result
+
+
+def _without_retracted(ranked: list[LandedRow]) -> list[LandedRow]:
+    """Return the rows of a version that happened: those after its last retraction."""
+    for number in reversed(range(len(ranked))):
+        row = ranked[number]
+        if not row.provides_data and row.deleted is None and row.purged is None:
+            return ranked[number + 1 :]
+    return ranked
 
 
 def _every_field(by_time: dict[int, list[LandedRow]]) -> set[str]:

@@ -13,12 +13,11 @@ a function of the set of rows that were landed for it:
   not exist. A version that has purges and no row with data exists without data: in a history table,
   and in a soft-delete table if its record has no version with data. Nothing reverts a purge. A
   deletion is ignored if its own version has a greater sequence: the record existed again.
-* Versions start at their modification time. Versions that would start less than an epsilon after
-  the previous one are moved to the next free instant, in the order of their modification times.
-* A version ends an epsilon before the next one starts, or when it was deleted if that is earlier,
-  but never before it starts. A tombstone ends all versions that start before it (its time is never
-  before the version that it was landed with). Where the table erases, the versions that a purge
-  ends keep only their key and times. The newest version is active unless it was deleted or purged.
+* A retraction is a row without data, deletion and purge. Rows of its version with a smaller
+  sequence have no effect: nothing happened at that time. Only history tables may get retractions,
+  of versions that are at least two epsilons from the others of their record, and never together
+  with purges: other tables have forgotten the version before, and a version that was moved stays
+  where it is.
 
 A table has state in addition to the rows that readers see: a tombstone ends versions that land
 later, and in a live table a deleted record must not reappear with an older version. Such rows are
@@ -182,6 +181,12 @@ _PURGED: Final = f"{RESERVED}purged"
 _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
 _LOSES: Final = f"{RESERVED}loses"
+#: Whether a tombstone has an effect as far as rows with data decide about it.
+_HAS_EFFECT: Final = f"{RESERVED}has_effect"
+#: The greatest sequence of a version's retractions, as `_RANK`.
+_RETRACTED: Final = f"{RESERVED}retracted"
+#: The sequence of a version's data, as `_RANK`; null without data.
+_REPORTED: Final = f"{RESERVED}reported"
 _CHANGED: Final = f"{RESERVED}changed"
 #: All data columns packed into one.
 _DATA: Final = f"{RESERVED}data"
@@ -366,6 +371,7 @@ def _rank_rows(rows: str, layout: Layout) -> str:
     ones first.
     """
     is_deletion = f"NOT {PROVIDES_DATA} AND {PURGED_AT} IS NULL"
+    is_retraction = f"{is_deletion} AND {DELETED_AT} IS NULL"
     version = f"""
         PARTITION BY {column_list(layout.key)}, {MODIFIED}
         ORDER BY
@@ -393,9 +399,11 @@ def _rank_rows(rows: str, layout: Layout) -> str:
           {PROVIDES_DATA} AND row_number() OVER version = 1 AS {_IS_FIRST},
           first_value({_CONTENT}) OVER so_far AS {_FIRST_CONTENT},
           max(IF({PROVIDES_DATA} AND {STORED} IS NOT NULL, {_CONTENT}, NULL)) OVER whole AS
-          {_STORED_CONTENT}, NOT ({PROVIDES_DATA} OR ({repeats}) OR {is_void}) AS {_IS_TOMBSTONE},
+          {_STORED_CONTENT}, NOT ({PROVIDES_DATA} OR ({repeats}) OR {is_void}) AS {_HAS_EFFECT},
           min(IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})) OVER whole AS {_PURGE_DELETED},
-          max({_OLD_START}) OVER whole AS {_NOT_BEFORE}
+          max({_OLD_START}) OVER whole AS {_NOT_BEFORE},
+          max(IF({is_retraction}, {_RANK}, NULL)) OVER whole AS {_RETRACTED},
+          {reported} AS {_REPORTED}
         FROM ({rows})
         WINDOW
           version AS ({version}),
@@ -409,6 +417,10 @@ def _choose_versions(rows: str, layout: Layout) -> str:
     # A row that equals the stored one leaves it unchanged, `_fivetran_synced` included.
     keeps_stored = f"{_STORED_CONTENT} IS NOT NULL AND {_FIRST_CONTENT} = {_STORED_CONTENT}"
     is_version = f"{PROVIDES_DATA} AND IF({keeps_stored}, {STORED} IS NOT NULL, {_IS_FIRST})"
+    is_version += f" AND NOT coalesce({_RETRACTED} > {_REPORTED}, false)"
+    # The retraction itself stays, for rows of its version that land later. Nothing undoes a purge.
+    is_retracted = f"({PURGED_AT} IS NULL AND coalesce({_RETRACTED} > {_RANK}, false))"
+    is_tombstone = f"{_HAS_EFFECT} AND NOT {is_retracted}"
     if layout.mode is not Mode.HISTORY:
         # A record's last data matters more than the existence of a later version without data.
         has_data = f"max({omitted_columns.HAS_DATA}) OVER (PARTITION BY {column_list(layout.key)})"
@@ -419,7 +431,9 @@ def _choose_versions(rows: str, layout: Layout) -> str:
     if layout.omitted:
         is_needed += f" OR {PROVIDES_DATA}"
     return f"""
-        SELECT * FROM (SELECT *, {is_version} AS {_IS_VERSION} FROM ({rows}))
+        SELECT * FROM (
+          SELECT *, {is_tombstone} AS {_IS_TOMBSTONE}, {is_version} AS {_IS_VERSION} FROM ({rows})
+        )
         WHERE {is_needed}
         """
 
@@ -440,7 +454,8 @@ def _find_facts(rows: str, layout: Layout) -> str:
 def _number_versions(rows: str, layout: Layout) -> str:
     """Number the versions of a record, and find the tombstones that end each version."""
     # Never before the version that it was landed with; `greatest` ignores nulls.
-    marked = f"IF({_IS_TOMBSTONE}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
+    is_mark = f"{_IS_TOMBSTONE} AND coalesce({PURGED_AT}, {DELETED_AT}) IS NOT NULL"
+    marked = f"IF({is_mark}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
     record = f"PARTITION BY {column_list(layout.key)} ORDER BY {MODIFIED}"
     # The first tombstone from a version on: all rows of equal times are in the frame.
     backwards = (

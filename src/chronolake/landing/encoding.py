@@ -241,8 +241,9 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
     if PROVIDES_DATA in given:
         is_deletion = pc.and_(pc.invert(versions[PROVIDES_DATA]), provides_data)
         rows[IS_MARK] = pc.if_else(is_deletion, True, pa.scalar(None, pa.bool_()))
-        # A deletion has only one time.
-        deleted = pc.if_else(is_deletion, versions[MODIFIED], deleted)
+        # A deletion has only one time, and a retraction none.
+        is_dated = pc.and_(is_deletion, pc.is_valid(deleted))
+        deleted = pc.if_else(is_dated, versions[MODIFIED], deleted)
         provides_data = pc.and_(versions[PROVIDES_DATA], provides_data)
     rows[lake_fields.DELETED] = deleted.cast(_MICROS)
     rows[lake_fields.PURGED] = purged.cast(_MICROS)
