@@ -35,6 +35,7 @@ FAILPOINTS: Final = (
     "land.staged",
     "land.file-published",
     "land.file-replaced",
+    "land.step-done",
     "land.done",
     "land.checkpointed",
     "read.slice-done",

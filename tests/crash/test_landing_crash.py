@@ -85,6 +85,7 @@ def test_landing_may_be_killed_at_every_step(tmp_path: Path, failpoint: str, app
 
 def test_every_step_of_landing_is_tested() -> None:
     steps = {name for name in FAILPOINTS if name.startswith("land.")}
-    # The others are tested in `tests/lake/test_pulling.py` and `tests/lake/test_own_lake.py`.
-    of_a_run = {"land.done", "land.checkpointed", "land.file-replaced"}
+    # The others are tested in `tests/lake/test_pulling.py`, `tests/lake/test_own_lake.py` and
+    # `tests/crash/test_copies_crash.py`.
+    of_a_run = {"land.done", "land.checkpointed", "land.file-replaced", "land.step-done"}
     assert steps == {"land.staged", "land.file-published", *of_a_run}

@@ -14,12 +14,14 @@
 | `up` | `up`: the long-running process of a project |
 | `engine` | `engine status`, `engine stop` |
 | `pipelines` | `sync`, `resync`, `rebuild`: Spark |
+| `import_history` | `import-history`: Spark |
 """
 
 from chronolake.cli import (
     adopt,
     check,
     engine,
+    import_history,
     maintenance,
     mode,
     pipelines,
@@ -36,6 +38,7 @@ __all__ = [
     "app",
     "check",
     "engine",
+    "import_history",
     "main",
     "maintenance",
     "mode",

@@ -156,7 +156,7 @@ def sync(
             if due := schedule.due(names, began):
                 with Progress(opened, json=json) as progress:
                     ended = [
-                        _sync(
+                        run_one(
                             opened,
                             watched,
                             name,
@@ -175,7 +175,7 @@ def sync(
                 note_run(schedule, name, status, began)
             now = Moment.now()
             time.sleep(max(0.0, min([_RELOAD_SECONDS, *(schedule.pause(n, now) for n in names)])))
-    _exit_with_status(ended)
+    exit_with_status(ended)
 
 
 def _exit_unless_any_can_begin(
@@ -258,7 +258,7 @@ def store_of(project: Project) -> Store | None:
     return Store.open(project.lake)
 
 
-def _sync(
+def run_one(
     lake: Lake,
     project: WatchedProject,
     name: str,
@@ -292,7 +292,8 @@ def _sync(
     return result.status
 
 
-def _exit_with_status(ended: Sequence[Status | None]) -> None:
+def exit_with_status(ended: Sequence[Status | None]) -> None:
+    """End the command with the exit code of its runs, unless all of them succeeded."""
     from chronolake.pipeline.runs import Status
 
     if all(status is Status.SUCCEEDED for status in ended):
@@ -368,8 +369,8 @@ def resync(
     _exit_unless_any_can_begin(wanted, [pipeline], stream, json=json)
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
     with open_lake(wanted.lake, json=json) as opened, Progress(opened, json=json) as progress:
-        ended = _sync(opened, same, pipeline, stream or (), progress, full_refresh=True)
-    _exit_with_status([ended])
+        ended = run_one(opened, same, pipeline, stream or (), progress, full_refresh=True)
+    exit_with_status([ended])
 
 
 def hold_lease_of(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:

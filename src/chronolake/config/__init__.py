@@ -24,6 +24,14 @@ by a plain `${`. Values that may be secret do not appear in any `repr`, log line
 """
 
 from chronolake.config.columns import ColumnSettings, OnCastError
+from chronolake.config.file_sources import (
+    CopiesSource,
+    CopiesTable,
+    FileFormat,
+    FileSettings,
+    FilesSource,
+    HistorySource,
+)
 from chronolake.config.loader import (
     FILE_NAME,
     FileConfig,
@@ -87,12 +95,18 @@ __all__ = [
     "CatalogKind",
     "ColumnSettings",
     "ConnectorSection",
+    "CopiesSource",
+    "CopiesTable",
     "DataLakeSource",
     "DeclarativeSource",
     "DestinationConfig",
     "EngineConfig",
     "FileConfig",
+    "FileFormat",
+    "FileSettings",
+    "FilesSource",
     "FivetranSource",
+    "HistorySource",
     "JdbcAddress",
     "JdbcSource",
     "JdbcTable",

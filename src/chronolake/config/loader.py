@@ -375,8 +375,11 @@ def _source_schemes(settings: Mapping[str, Any]) -> frozenset[str]:
     found = set()
     for pipeline in pipelines.values() if isinstance(pipelines, dict) else ():
         source = pipeline.get("source") if isinstance(pipeline, dict) else None
-        path = source.get("path") if isinstance(source, dict) else None
-        found.add(scheme_of(path) if isinstance(path, str) else None)
+        tables = source.get("tables") if isinstance(source, dict) else None
+        sections = [source, *(tables.values() if isinstance(tables, dict) else ())]
+        for section in sections:
+            path = section.get("path") if isinstance(section, dict) else None
+            found.add(scheme_of(path) if isinstance(path, str) else None)
     return frozenset(scheme for scheme in found if scheme is not None)
 
 

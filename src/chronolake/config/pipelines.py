@@ -11,6 +11,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from chronolake.config.columns import ColumnSettings
+from chronolake.config.file_sources import (  # noqa: TC001 - pydantic reads them
+    CopiesSource,
+    FilesSource,
+    HistorySource,
+)
 from chronolake.config.patterns import TablePatterns
 from chronolake.config.section import Section
 from chronolake.config.sections import Period, check_location
@@ -657,7 +662,10 @@ class PipelineConfig(Section):
         | PythonSource
         | AirbyteSource
         | SingerSource
-        | FivetranSource,
+        | FivetranSource
+        | CopiesSource
+        | HistorySource
+        | FilesSource,
         Field(discriminator="type"),
     ] = Field(description="The source to replicate.")
     target_schema: str | None = Field(

@@ -18,7 +18,7 @@ from chronolake.change_set import OMITTED, RESERVED
 from chronolake.errors import ConfigurationError
 from chronolake.formatting import did_you_mean
 from chronolake.frames import select
-from chronolake.source.protocol import ChangeBatch, Reconciliation, Snapshot
+from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation, Snapshot
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -125,8 +125,8 @@ class ColumnNames:
             )
 
     def apply_to(
-        self, batch: ChangeBatch | Snapshot | Reconciliation
-    ) -> ChangeBatch | Snapshot | Reconciliation:
+        self, batch: ChangeBatch | Snapshot | Reconciliation | CopyBatch
+    ) -> ChangeBatch | Snapshot | Reconciliation | CopyBatch:
         """Return data that was read from a source, with the lake's column names."""
         new_names = self.lake_names(column.name for column in batch.columns)
         if not new_names:
@@ -140,6 +140,9 @@ class ColumnNames:
                 columns=columns,
                 again=None if again is None else lambda: self._reconciliation(again()),
             )
+        if isinstance(batch, CopyBatch):
+            copies = None if batch.rows is None else _rename_frame(batch.rows, new_names)
+            return replace(batch, rows=copies, columns=columns)
         numbers = None if batch.numbers is None else _rename_keys(batch.numbers, new_names)
         if isinstance(batch, ChangeBatch):
             versions = None if batch.versions is None else _rename_rows(batch.versions, new_names)

@@ -15,12 +15,20 @@ from chronolake.arrow_tasks import are_here, to_spark
 from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
 from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
+from chronolake.pipeline.copy_diff import diff_copies
 from chronolake.pipeline.key_changes import fill_omitted_values
 from chronolake.pipeline.protected_columns import protect_batch
 from chronolake.pipeline.reconcile import TableComparison, expect_empty
 from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats
 from chronolake.pipeline.table_writer import StoredTable, TableWriter
-from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
+from chronolake.source.protocol import (
+    COMPARED,
+    ChangeBatch,
+    CopiesLanded,
+    CopyBatch,
+    CopyRejected,
+    Reconciliation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -90,7 +98,7 @@ class StreamLanding:
     watch: ColumnWatch
 
     def land(
-        self, batch: ChangeBatch | Snapshot | Reconciliation
+        self, batch: ChangeBatch | Snapshot | Reconciliation | CopyBatch
     ) -> Iterator[TableDue | LandResult]:
         """Land a batch of the stream.
 
@@ -115,6 +123,8 @@ class StreamLanding:
         if isinstance(batch, Reconciliation):
             files, position = yield from self._land_reconciliation(batch)
             rows_read = batch.rows
+        elif isinstance(batch, CopyBatch):
+            files, position, rows_read = yield from self._land_copies(batch)
         elif isinstance(batch, ChangeBatch):
             files, position = (yield from self._land_changes(batch)), batch.position
             rows_read = rows_in(files)
@@ -245,6 +255,44 @@ class StreamLanding:
         )
         position = {**reconciliation.position, COMPARED: {"at": reconciliation.at_micros, **counts}}
         return [*missed, *returned, *gone], position
+
+    def _land_copies(
+        self, batch: CopyBatch
+    ) -> Generator[TableDue, None, tuple[list[DataFile], Offset, int]]:
+        """Land the differences of dated copies; return the files, the offset, and the rows."""
+        yield self._table_due
+        table = self.lake.catalog.find(self.stream.table)
+        files: list[DataFile] = []
+        if batch.rows is not None:
+            self._expect_same_key(table, batch.columns)
+        elif table is None:
+            return files, batch.position(CopiesLanded([0])), 0
+        known = set() if table is None else describe_loaded(table).by_name.keys()
+        with diff_copies(self.lake.spark, batch, table) as differences:
+            result = differences.result
+            if isinstance(result, CopyRejected):
+                return [], batch.position(result), 0
+            for versions in differences.steps:
+                has_new = any(column.name not in known for column in differences.columns)
+                files += self._land(
+                    versions,
+                    differences.columns,
+                    each_once=differences.is_distinct,
+                    has_new_columns=has_new and not files,
+                )
+                reach("land.step-done")
+        log.info(
+            "copies_compared",
+            pipeline=self.stream.pipeline,
+            stream=self.stream.name,
+            table=str(self.stream.table),
+            first=batch.copies[0].name,
+            last=batch.copies[-1].name,
+            copies=len(batch.copies),
+            rows=sum(result.rows),
+            differences=rows_in(files),
+        )
+        return files, batch.position(result), sum(result.rows)
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
         """Raise if the key has changed, before data that the table rejects is landed."""

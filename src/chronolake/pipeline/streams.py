@@ -49,9 +49,12 @@ _SNAPSHOTS: Final = "postgres snapshots"
 #: The module and class of each type of source: it is imported only if needed.
 _SOURCES: Final = {
     "airbyte": ("chronolake.source.connectors.airbyte", "AirbyteConnector"),
+    "copies": ("chronolake.source.files.copies", "DatedCopies"),
     "data_lake_v2": ("chronolake.source.data_lake", "DataLake"),
     "declarative": ("chronolake.source.declarative.source", "DeclarativeApi"),
+    "files": ("chronolake.source.files.records", "RecordFiles"),
     "fivetran": ("chronolake.source.connectors.fivetran", "FivetranProject"),
+    "history": ("chronolake.source.files.history", "HistoryTable"),
     "jdbc": ("chronolake.source.jdbc", "JdbcDatabase"),
     "postgres": ("chronolake.source.postgres.database", "PostgresDatabase"),
     _SNAPSHOTS: ("chronolake.source.postgres.snapshot_source", "SnapshotDatabase"),

@@ -64,7 +64,14 @@ if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.errors import StorageError
     from chronolake.pipeline.lease import Lease
-    from chronolake.source.protocol import ChangeBatch, Offset, Reconciliation, Snapshot, Source
+    from chronolake.source.protocol import (
+        ChangeBatch,
+        CopyBatch,
+        Offset,
+        Reconciliation,
+        Snapshot,
+        Source,
+    )
 
 log = structlog.get_logger(__name__)
 
@@ -413,7 +420,7 @@ def _land_batches(
 def _land_batch(
     stream: StreamSync,
     landing: StreamLanding,
-    batch: ChangeBatch | Snapshot | Reconciliation | CaughtUp | StreamFailure,
+    batch: ChangeBatch | Snapshot | Reconciliation | CopyBatch | CaughtUp | StreamFailure,
 ) -> LandResult | StreamFailure | None:
     """Land a batch; whenever the stream's table is due, apply all landed files first.
 

@@ -18,6 +18,7 @@ from chronolake.change_set import (
     OPERATED,
     PROVIDES_DATA,
     PURGED_AT,
+    RESERVED,
     SEQUENCE,
 )
 from chronolake.errors import ConfigurationError, SourceError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_STREAMS",
     "COMPARED",
+    "COPY",
     "DELETED_AT",
     "FOLLOWS",
     "MODIFIED",
@@ -54,6 +56,10 @@ __all__ = [
     "CheckResult",
     "CheckedSource",
     "ConfigurationError",
+    "CopiesLanded",
+    "CopyBatch",
+    "CopyRejected",
+    "DatedCopy",
     "DescribedSource",
     "DescribedStream",
     "Lag",
@@ -206,6 +212,91 @@ class Snapshot:
     may_be_empty: bool = True
     texts: Mapping[str, str] = field(default_factory=dict)
     is_protected: bool = False
+
+
+#: The column of `CopyBatch.rows` with the number of a row's copy, from 1.
+COPY: Final = f"{RESERVED}copy"
+
+
+@dataclass(frozen=True)
+class DatedCopy:
+    """A complete copy of a stream's records at a time.
+
+    Attributes:
+        name: its file or folder, for messages.
+        at_micros: its time in microseconds since 1970.
+        was_landed: whether some of its differences may have landed already, from the same or from
+            other content.
+    """
+
+    name: str
+    at_micros: int
+    was_landed: bool = False
+
+
+@dataclass(frozen=True)
+class CopyBatch:
+    """Copies of a stream that follow each other. Each one's differences land with its time.
+
+    Copies may be read in any order of their times: the table depends only on the copies. All landed
+    copies with times between those of a batch are in the batch.
+
+    Attributes:
+        stream: the stream's name.
+        copies: the copies by time. No two times are closer than two of the stream's epsilons.
+        rows: the rows of all copies, with their data columns, and the copy's number in `COPY`. They
+            are computed more than once if a copy is rejected. None: the batch's only copy does not
+            exist any more, and equals the one before it from now on.
+        columns: the data columns with types that contain the values of all copies, including the
+            key.
+        before_micros: the time of the last landed copy before them, or None.
+        after_micros: the time of the first landed copy after them, or None.
+        rows_before: the number of rows of the copy before them; None: it is not known.
+        sequence: their order among versions (`chronolake.change_set`), later than in any batch
+            before, also if that did not land as a whole.
+        min_rows: a copy with fewer rows is rejected.
+        most_deleted: a copy that lacks more than this share of the rows of the one before is
+            rejected; None: there is no limit.
+        position: returns the stream's offset after the batch.
+    """
+
+    stream: str
+    copies: Sequence[DatedCopy]
+    rows: DataFrame | None
+    columns: Sequence[Column]
+    before_micros: int | None
+    after_micros: int | None
+    rows_before: int | None
+    sequence: str
+    min_rows: int
+    most_deleted: float | None
+    position: Callable[[CopiesLanded | CopyRejected], Offset]
+
+
+@dataclass(frozen=True)
+class CopiesLanded:
+    """All copies of a batch have landed.
+
+    Attributes:
+        rows: the number of rows of each copy.
+    """
+
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True)
+class CopyRejected:
+    """A copy of a batch is not a complete and valid copy; nothing of the batch has landed.
+
+    Attributes:
+        number: its number, from 1.
+        reason: what is wrong, and what to do.
+        may_be_temporary: whether the same copy may be read successfully later.
+    """
+
+    number: int
+    reason: str
+    may_be_temporary: bool = False
 
 
 #: Key of an offset that describes the last reconciliation of a table with its source, if there was
@@ -431,6 +522,7 @@ class ChangeSource(Source, Protocol):
         | Snapshot
         | Reconciliation
         | SharedOffset
+        | CopyBatch
         | ReadProgress
         | CaughtUp
         | StreamFailure

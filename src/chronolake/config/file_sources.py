@@ -1,0 +1,277 @@
+"""Sources that are files: records and events, dated copies of tables, and tables of versions."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, Field, model_validator
+
+from chronolake.config.section import Section
+from chronolake.config.sections import check_location
+from chronolake.config.storage import StorageConfig  # noqa: TC001 - pydantic reads it
+from chronolake.location import scheme_of
+from chronolake.types import ColumnType
+
+_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
+_WHOLE: Final = 100.0
+
+
+class FileFormat(StrEnum):
+    """The format of files, which may be compressed."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    #: A JSON object on each line.
+    JSON_LINES = "jsonl"
+    #: The snapshots of an Iceberg table; only for `copies`.
+    ICEBERG = "iceberg"
+
+
+def check_time_zone(name: str) -> str:
+    """Check the name of a time zone, and return it.
+
+    Raises:
+        ValueError: there is no such time zone.
+    """
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ValueError("unknown time zone; write a name such as Europe/Berlin") from None
+    return name
+
+
+def _check_share(text: str) -> str:
+    found = _PERCENT.fullmatch(text)
+    if found is None or float(found[1]) > _WHOLE:
+        raise ValueError("write a percentage, such as 20%")
+    return text
+
+
+def _check_types(types: dict[str, str]) -> dict[str, str]:
+    for name, text in types.items():
+        try:
+            ColumnType.parse(text.upper())
+        except ValueError:
+            raise ValueError(
+                f"{text!r} is not a valid type for {name!r}; write one such as LONG, DOUBLE, "
+                "DECIMAL(10,2), BOOLEAN, NAIVE_DATE or UTC_DATETIME"
+            ) from None
+    return types
+
+
+class FileSettings(Section):
+    """How files are found and read."""
+
+    format: FileFormat | None = Field(
+        default=None,
+        description="parquet, csv or jsonl (a JSON object on each line). Default: by the ending of "
+        "the path: .parquet, .csv, .tsv, .jsonl, .ndjson or .json, with .gz or .zst if compressed. "
+        "iceberg, only for copies: the path is the folder of an Iceberg table, and each of its "
+        "snapshots is a copy.",
+    )
+    delimiter: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="The character between two values of a CSV file. Default: a comma; a tab for "
+        ".tsv.",
+    )
+    types: Annotated[dict[str, str], AfterValidator(_check_types)] = Field(
+        default_factory=dict,
+        description="Types of columns in CSV and JSON files, keyed by their names: LONG, DOUBLE, "
+        "DECIMAL(10,2), BOOLEAN, NAIVE_DATE, UTC_DATETIME. Default: STRING for CSV, and for JSON "
+        "the types of the values.",
+    )
+    storage: StorageConfig | None = Field(
+        default=None,
+        description="How the object store is reached. Default: as that of the lake.",
+    )
+
+    def column_types(self) -> dict[str, ColumnType]:
+        """Return the types of columns by name."""
+        return {name: ColumnType.parse(text.upper()) for name, text in self.types.items()}
+
+
+class CopiesTable(Section):
+    """A table of which there are dated copies."""
+
+    path: Annotated[str, AfterValidator(check_location)] | None = Field(
+        default=None,
+        min_length=1,
+        description="The path of the table's copies. Default: that of the source.",
+    )
+    key: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="The columns that identify a row. Default: those of the source.",
+    )
+
+
+class CopiesSource(FileSettings):
+    """Dated copies of tables: files or folders with a date in their path, or Iceberg snapshots."""
+
+    type: Literal["copies"]
+    path: Annotated[str, AfterValidator(check_location)] | None = Field(
+        default=None,
+        min_length=1,
+        description="The path of the copies with their date, such as "
+        "dumps/orders_{date:%Y-%m-%d}.parquet. {stream} is the name of a table, and * matches any "
+        "characters. All files with the same date are one copy. A folder, s3://bucket/path, "
+        "gs://bucket/path or abfss://container@account.dfs.core.windows.net/path. A relative path "
+        "is resolved against the folder of chronolake.yml.",
+    )
+    key: list[str] | None = Field(
+        default=None, min_length=1, description="The columns that identify a row."
+    )
+    stream: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The stream's name, if the path has no {stream}. Default: the part of the path "
+        "before the date.",
+    )
+    tables: dict[str, CopiesTable] | None = Field(
+        default=None,
+        min_length=1,
+        description="The tables to replicate, keyed by name, with a path or key of their own. "
+        "Default: all tables that {stream} matches.",
+    )
+    time_zone: Annotated[str, AfterValidator(check_time_zone)] = Field(
+        default="UTC", description="Time zone of dates without an offset, such as Europe/Berlin."
+    )
+    min_rows: int = Field(
+        default=1,
+        ge=0,
+        description="A copy with fewer rows is rejected. 0 accepts an empty copy, which deletes "
+        "all records.",
+    )
+    max_deleted: Annotated[str, AfterValidator(_check_share)] | None = Field(
+        default=None,
+        description="A copy that lacks more than this share of the rows of the copy before it is "
+        "rejected: 20%. Default: no limit.",
+    )
+
+    @property
+    def most_deleted(self) -> float | None:
+        """Return the greatest share of deleted rows as a fraction."""
+        found = None if self.max_deleted is None else _PERCENT.fullmatch(self.max_deleted)
+        return None if found is None else float(found[1]) / _WHOLE
+
+    @model_validator(mode="after")
+    def _check_iceberg_path(self) -> Self:
+        paths = [self.path, *(table.path for table in (self.tables or {}).values())]
+        for path in paths if self.format is FileFormat.ICEBERG else ():
+            if path is not None and (scheme_of(path) is not None or {"{", "*"} & set(path)):
+                raise ValueError("the path of an Iceberg table is a folder without placeholders")
+        return self
+
+    @model_validator(mode="after")
+    def _check_paths_and_keys(self) -> Self:
+        tables = self.tables or {}
+        if self.path is None and not tables:
+            raise ValueError("set path, or tables with a path each")
+        if not tables and self.key is None:
+            raise ValueError("set key: the columns that identify a row")
+        for name, table in tables.items():
+            if table.path is None and self.path is None:
+                raise ValueError(f"the table {name!r} has no path")
+            if table.path is None and "{stream}" not in (self.path or ""):
+                raise ValueError(f"the path has no {{stream}}; set a path for the table {name!r}")
+            if table.key is None and self.key is None:
+                raise ValueError(f"the table {name!r} has no key")
+        if self.stream is not None and (tables or "{stream}" in (self.path or "")):
+            raise ValueError("stream names a single table; remove it, or tables and {stream}")
+        return self
+
+
+class HistorySource(FileSettings):
+    """An existing table of versions, such as a dbt snapshot, as the history of a table."""
+
+    type: Literal["history"]
+    path: Annotated[str, AfterValidator(check_location)] = Field(
+        min_length=1,
+        description="The table's files: a file, a folder, or a path with *. Or the metadata file "
+        "of an Iceberg table, ….metadata.json. In a folder, or s3://bucket/path, gs://bucket/path "
+        "or abfss://container@account.dfs.core.windows.net/path. A relative path is resolved "
+        "against the folder of chronolake.yml.",
+    )
+    stream: str = Field(min_length=1, description="The stream's name, and that of its table.")
+    key: list[str] = Field(min_length=1, description="The columns that identify a record.")
+    start: str = Field(
+        min_length=1,
+        description="The column with the time from which a version is valid: dbt_valid_from, "
+        "_fivetran_start, __START_AT.",
+    )
+    end: str = Field(
+        min_length=1,
+        description="The column with the time up to which a version is valid: dbt_valid_to, "
+        "_fivetran_end, __END_AT. Null, or a time in the year 9999: the version is active.",
+    )
+    deleted: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A column that is true in versions that stand for deleted records, such as "
+        "dbt_is_deleted.",
+    )
+    exclude: list[str] = Field(
+        default_factory=list,
+        description="Columns that are not imported. Columns whose names begin with _fivetran_ and "
+        "dbt_scd_id, dbt_valid_from, dbt_valid_to, dbt_updated_at and dbt_is_deleted never are.",
+    )
+    time_zone: Annotated[str, AfterValidator(check_time_zone)] = Field(
+        default="UTC",
+        description="Time zone of times without an offset, such as Europe/Berlin.",
+    )
+
+
+class FilesSource(FileSettings):
+    """Files with records or events, each of which is read once."""
+
+    type: Literal["files"]
+    path: Annotated[str, AfterValidator(check_location)] = Field(
+        min_length=1,
+        description="The path of the files, such as exports/{stream}/*.csv.gz. {stream} is the "
+        "name of a table, * matches any characters, and {date:%Y-%m-%d} is the time of the file's "
+        "rows. A folder, s3://bucket/path, gs://bucket/path or "
+        "abfss://container@account.dfs.core.windows.net/path. A relative path is resolved against "
+        "the folder of chronolake.yml.",
+    )
+    key: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="The columns that identify a record. Default: each row is an event of its own, "
+        "which its file and row number identify (source_file, source_row).",
+    )
+    stream: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The stream's name, if the path has no {stream}. Default: the part of the path "
+        "before the first placeholder or *.",
+    )
+    modified: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The column with the time of a row's change. Default: the date in the path; "
+        "without one, the time when the file was written.",
+    )
+    deleted: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A column that is true in rows whose record was deleted. Files may lack it.",
+    )
+    time_zone: Annotated[str, AfterValidator(check_time_zone)] = Field(
+        default="UTC",
+        description="Time zone of times and dates without an offset, such as Europe/Berlin.",
+    )
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if self.format is FileFormat.ICEBERG:
+            raise ValueError("the format iceberg is only supported for sources of the type copies")
+        if self.deleted is not None and self.key is None:
+            raise ValueError("deleted needs a key: only records can be deleted")
+        if self.stream is not None and "{stream}" in self.path:
+            raise ValueError("stream names a single table; remove it, or {stream}")
+        return self

@@ -1,0 +1,245 @@
+"""Files with records or events: each file is read once.
+
+A row is a version of the record that its key identifies, at the time in a column, in the file's
+path, or of the file. Without a key, each row is an event of its own. The offset of a stream lists
+the files that have landed, with a fingerprint of each. A file that has changed is read again.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
+from chronolake.errors import SourceError
+from chronolake.source.files.listing import fingerprint, list_files, root_of
+from chronolake.source.files.path_template import PathTemplate
+from chronolake.source.protocol import (
+    CaptureMethod,
+    ChangeBatch,
+    StreamDescriptor,
+    StreamFailure,
+    raw_folder,
+)
+from chronolake.stream_modes import StreamCapabilities
+from chronolake.types import Column, ColumnType, Kind, literal, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from chronolake.config import FilesSource, Project
+    from chronolake.lake import Lake
+    from chronolake.source.files.formats import FileReader
+    from chronolake.source.files.listing import SourceFile
+    from chronolake.source.protocol import Offset
+
+#: The key of events: a row's file, and its number in it.
+EVENT_KEY: Final = ("source_file", "source_row")
+#: Files that land together, at most, and their bytes.
+_MOST_FILES: Final = 1_000
+_MOST_BYTES: Final = 8 * 2**30
+_NUMBER: Final = f"{RESERVED}file_number"
+_NAME: Final = f"{RESERVED}file"
+_TIME: Final = f"{RESERVED}file_time"
+_LOCATION: Final = f"{RESERVED}location"
+
+
+class RecordFiles:
+    """The files of a folder or bucket, as records or events."""
+
+    def __init__(self, project: Project, pipeline: str, config: FilesSource) -> None:
+        self._project = project
+        self._pipeline = pipeline
+        self._config = config
+
+    def discover(self) -> list[StreamDescriptor]:
+        """Return the streams of the files."""
+        return [
+            StreamDescriptor(
+                StreamCapabilities(name, reports_changes=True, is_reimported=False),
+                CaptureMethod.OBSERVED_CHANGES,
+                1,
+                raw_folder(self._project, self._pipeline, name),
+                is_ours=True,
+                key=self._key,
+                cursor=self._config.modified,
+            )
+            for name in self._names
+        ]
+
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | StreamFailure]:
+        """Read the new and changed files of each stream; on a full refresh, all files."""
+        for name, offset in positions.items():
+            try:
+                yield from self._read_stream(lake, name, offset or {}, full_refresh=full_refresh)
+            except SourceError as failure:
+                yield StreamFailure(name, failure)
+
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
+        """Do nothing: files are not deleted in the source."""
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return tuple(self._config.key or EVENT_KEY)
+
+    @cached_property
+    def _template(self) -> PathTemplate:
+        place = f"{self._project.file}: pipelines.{self._pipeline}.source.path"
+        found = PathTemplate(self._config.path, self._config.time_zone, place)
+        # Placeholders that are not valid raise.
+        _ = found.pattern
+        return found
+
+    @cached_property
+    def _names(self) -> list[str]:
+        if self._template.has_stream:
+            return sorted(self._files)
+        return [self._config.stream or self._template.default_stream or self._pipeline]
+
+    @cached_property
+    def _files(self) -> dict[str, list[tuple[int, SourceFile]]]:
+        """Return the files of each stream with their times, in the order in which they are read."""
+        config, template = self._config, self._template
+        storage = config.storage or self._project.lake.object_storage
+        default = config.stream or template.default_stream or self._pipeline
+        found: dict[str, list[tuple[int, SourceFile]]] = {}
+        for file in list_files(root_of(template.root, self._project.file.parent, storage)):
+            match = template.match(file.name)
+            if match is not None:
+                at = file.modified_micros if match.at_micros is None else match.at_micros
+                found.setdefault(match.stream or default, []).append((at, file))
+        for files in found.values():
+            files.sort(key=lambda item: (item[0], item[1].name))
+        return found
+
+    def _read_stream(
+        self, lake: Lake, name: str, offset: Offset, *, full_refresh: bool
+    ) -> Iterator[ChangeBatch]:
+        listed = self._files.get(name, [])
+        prints = {file.name: fingerprint([file]) for _, file in listed}
+        known = {} if full_refresh else offset.get("files", {})
+        # Files that were removed are forgotten: the offset is not longer than the list of files.
+        landed = {file: known[file] for file in prints if file in known}
+        pending = [item for item in listed if landed.get(item[1].name) != prints[item[1].name]]
+        number = int(offset.get("read", 0))
+        reader = self._reader(lake, name) if pending else None
+        for files in _batches(pending):
+            assert reader is not None  # noqa: S101 - there are files
+            landed |= {file.name: prints[file.name] for _, file in files}
+            position = {"files": dict(landed), "read": number + len(files)}
+            yield self._read_files(reader, name, files, position)
+            number += len(files)
+
+    def _reader(self, lake: Lake, name: str) -> FileReader:
+        from chronolake.source.files.formats import (  # noqa: PLC0415 - loads Spark
+            FileReader,
+            format_of,
+        )
+
+        _, first = self._files[name][0]
+        path = first.name if self._config.path.endswith(("*", "/")) else self._config.path
+        found = format_of(path, self._config, place=self._template.place)
+        storage = self._config.storage or self._project.lake.object_storage
+        return FileReader(lake.spark, found, self._config, storage)
+
+    def _read_files(
+        self,
+        reader: FileReader,
+        name: str,
+        files: Sequence[tuple[int, SourceFile]],
+        position: Offset,
+    ) -> ChangeBatch:
+        from pyspark.sql.functions import broadcast  # noqa: PLC0415 - slow to import
+
+        from chronolake.frames import select  # noqa: PLC0415 - loads Spark
+        from chronolake.source.files.formats import FILE, ROW  # noqa: PLC0415
+
+        config = self._config
+        rows, columns = reader.read_places([file for _, file in files], config.key or ())
+        # Rows of a file that is read later win.
+        number = position["read"] - len(files)
+        places = reader.spark.createDataFrame(
+            pa.table(
+                {
+                    _LOCATION: [str(file.path) for _, file in files],
+                    _NAME: [file.name for _, file in files],
+                    _NUMBER: [number + count for count in range(len(files))],
+                    _TIME: pa.array([at for at, _ in files], pa.int64()),
+                }
+            )
+        )
+        placed = rows.join(broadcast(places), rows[FILE] == places[_LOCATION])
+        by_name = {column.name: column for column in columns}
+        data = [column for column in columns if column.name != config.deleted]
+        cells = [quote(column.name) for column in data]
+        if config.key is None:
+            for event_column in EVENT_KEY:
+                if event_column in by_name:
+                    raise SourceError(
+                        f"The files have a column {event_column}, which identifies events.",
+                        file=config.path,
+                        hint="Set `key`, or rename the column in the files.",
+                    )
+            data = [
+                Column(EVENT_KEY[0], ColumnType(Kind.STRING), primary_key=True),
+                Column(EVENT_KEY[1], ColumnType(Kind.LONG), primary_key=True),
+                *data,
+            ]
+            cells = [f"{_NAME} AS {EVENT_KEY[0]}", f"{ROW} AS {EVENT_KEY[1]}", *cells]
+        at = self._micros(by_name)
+        deleted = "false"
+        if config.deleted is not None and config.deleted in by_name:
+            text = f"lower(CAST({quote(config.deleted)} AS STRING))"
+            deleted = f"coalesce({text} IN ('true', 't', 'yes', '1'), false)"
+        versions = select(
+            placed,
+            [
+                *cells,
+                f"{at} AS {MODIFIED}",
+                f"concat(lpad(hex({_NUMBER}), 8, '0'), lpad(hex({ROW}), 12, '0')) AS {SEQUENCE}",
+                f"IF({deleted}, {at}, NULL) AS {DELETED_AT}",
+                f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+                f"NOT {deleted} AS {PROVIDES_DATA}",
+            ],
+        )
+        return ChangeBatch(name, versions, data, position)
+
+    def _micros(self, columns: Mapping[str, Column]) -> str:
+        """Return SQL for the time of a row in microseconds since 1970."""
+        from chronolake.source.files.formats import micros_of  # noqa: PLC0415 - loads Spark
+
+        modified = self._config.modified
+        if modified is None:
+            return _TIME
+        self._expect_column(modified, columns)
+        found = micros_of(columns[modified], self._config.time_zone)
+        error = literal(f"A row has no {modified}.")
+        return f"coalesce({found}, raise_error({error}))"
+
+    def _expect_column(self, name: str, columns: Mapping[str, Column]) -> None:
+        if name not in columns:
+            raise SourceError(
+                f"The files have no column {name}.",
+                file=self._config.path,
+                hint=f"Their columns are {', '.join(columns)}.",
+            )
+
+
+def _batches(
+    files: Sequence[tuple[int, SourceFile]],
+) -> Iterator[list[tuple[int, SourceFile]]]:
+    """Yield the files that land together."""
+    batch: list[tuple[int, Any]] = []
+    size = 0
+    for at, file in files:
+        if batch and (len(batch) == _MOST_FILES or size + file.size > _MOST_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((at, file))
+        size += file.size
+    if batch:
+        yield batch

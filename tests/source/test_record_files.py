@@ -1,0 +1,185 @@
+"""Files with records or events: each of them is read once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chronolake.core import verify
+from chronolake.lake import Lake
+from chronolake.pipeline.store import StreamRun
+from chronolake.pipeline.sync import sync
+from chronolake.types import ACTIVE, DELETED, START, TableName
+from support.datalakes import iceberg, project
+from support.processes import KILLED, run_command
+
+
+class Exports:
+    """The pipeline `shop` of files in `exports`."""
+
+    def __init__(self, folder: Path, settings: str, *, more: str = "") -> None:
+        self.exports = folder / "exports"
+        self.exports.mkdir()
+        source = f"{{type: files, {settings}}}"
+        self.project = project(folder, f"  shop:\n    source: {source}\n{more}")
+        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+
+    def write(self, name: str, content: bytes, *, at: int = 0) -> None:
+        path = self.exports / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        # The time of a file is the time of its rows if there is no other.
+        os.utime(path, (1_767_225_600 + at, 1_767_225_600 + at))
+
+    def sync(self) -> list[StreamRun]:
+        streams = list(sync(self.lake, self.project, "shop").streams)
+        assert [stream.error for stream in streams] == [None] * len(streams)
+        return streams
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        found = iceberg(self.project, "shop", table).scan().to_arrow().to_pylist()
+        assert verify(self.lake, TableName("shop", table)).holds
+        return sorted((tuple(row[column] for column in columns) for row in found), key=repr)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def test_records_of_files_become_versions(tmp_path: Path) -> None:
+    shop = Exports(
+        tmp_path,
+        "path: 'exports/{stream}/*.csv.gz', key: [id], modified: at, deleted: gone, "
+        "types: {id: LONG, at: UTC_DATETIME}",
+    )
+    head = b"id,name,at,gone\n"
+    shop.write(
+        "orders/b.csv.gz",
+        gzip.compress(head + b"1,a,2026-01-01T10:00:00Z,\n2,b,2026-01-01T10:00:00Z,\n"),
+    )
+    # A later change of 1 is in a file that is read first, and 2 is deleted.
+    shop.write(
+        "orders/a.csv.gz",
+        gzip.compress(head + b"1,c,2026-01-02T10:00:00Z,false\n2,,2026-01-03T10:00:00Z,true\n"),
+    )
+    shop.write("items/a.csv.gz", gzip.compress(head + b"7,x,2026-01-01T10:00:00Z,\n"))
+    assert [stream.stream for stream in shop.sync()] == ["items", "orders"]
+    expected = [(1, "a", 1, False), (1, "c", 2, True), (2, "b", 1, False)]
+
+    def orders() -> list[tuple[Any, ...]]:
+        found = shop.rows("orders", "id", "name", START, ACTIVE)
+        return [(key, name, at.day, is_active) for key, name, at, is_active in found]
+
+    assert orders() == expected
+    assert shop.rows("items", "id", "name") == [(7, "x")]
+    # A late change, and a new column.
+    shop.write("orders/c.csv.gz", gzip.compress(b"id,at,more\n1,2026-01-01T12:00:00Z,new\n"))
+    shop.sync()
+    assert (1, None, 1, False) in orders()
+    assert len(orders()) == len(expected) + 1
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_rows_without_a_key_are_events(tmp_path: Path, ending: str) -> None:
+    shop = Exports(
+        tmp_path,
+        f"path: 'exports/*.{ending}', stream: events, types: {{size: LONG}}",
+        more="    mode: live\n",
+    )
+    columns = ("source_file", "source_row", "kind", "size")
+
+    def write(name: str, rows: list[dict[str, Any]], at: int) -> None:
+        if ending == "jsonl":
+            content = _lines(rows)
+        elif ending == "csv":
+            lines = [",".join(f"{value}" for value in row.values()) for row in rows]
+            content = "\n".join([",".join(rows[0]), *lines]).encode()
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+            content = (tmp_path / "rows.parquet").read_bytes()
+        shop.write(f"{name}.{ending}", content, at=at)
+
+    write("a b+%20", [{"kind": "x", "size": 1}, {"kind": "x", "size": 1}], 0)
+    shop.sync()
+    first = [(f"a b+%20.{ending}", number, "x", 1) for number in range(2)]
+    assert shop.rows("events", *columns) == first
+    # Read once, even if its first rows are deleted later; an appended file is read again.
+    lake = Lake.prepare(shop.project.lake)
+    sync(lake, shop.project, "shop")
+    assert not lake.has_started
+    write("a b+%20", [{"kind": "x", "size": 1}] * 3, 5)
+    write("b", [{"kind": "y", "size": 2}], 5)
+    shop.sync()
+    expected = [*first, (f"a b+%20.{ending}", 2, "x", 1), (f"b.{ending}", 0, "y", 2)]
+    assert shop.rows("events", *columns) == expected
+
+
+def test_the_date_in_a_path_is_the_time_of_its_rows(tmp_path: Path) -> None:
+    shop = Exports(tmp_path, "path: 'exports/{stream}_{date}.ndjson', key: [id]")
+    shop.write("orders_2026-01-03.ndjson", _lines([{"id": 1, "size": 3.5}]))
+    shop.sync()
+    shop.write("orders_2026-01-02.ndjson", _lines([{"id": 1, "size": 2.0}, {"id": 2}]))
+    shop.sync()
+    found = shop.rows("orders", "id", "size", START, ACTIVE)
+    assert [(key, size, at.day, is_active) for key, size, at, is_active in found] == [
+        (1, 2.0, 2, False),
+        (1, 3.5, 3, True),
+        (2, None, 2, True),
+    ]
+
+
+def test_a_deleted_record_is_marked_in_a_soft_delete_table(tmp_path: Path) -> None:
+    shop = Exports(
+        tmp_path,
+        "path: 'exports/orders_{date:%Y%m%dT%H}.jsonl', key: [id], deleted: gone",
+        more="    mode: soft-delete\n",
+    )
+    shop.write("orders_20260101T01.jsonl", _lines([{"id": 1, "gone": False}, {"id": 2}]))
+    shop.write("orders_20260101T02.jsonl", _lines([{"id": 1, "gone": True}]))
+    shop.sync()
+    assert shop.rows("orders", "id", DELETED) == [(1, True), (2, False)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "content", "reason"),
+    [
+        ("key: [nr]", b"id\n1\n", "no column nr"),
+        ("key: [id], modified: at", b"id\n1\n", "no column at"),
+        ("modified: at", b"id,at\n1,\n", "A row has no at"),
+        ("modified: at", b"id,at\n1,soon\n", "is not of the type TIMESTAMP"),
+        ("types: {id: LONG}", b"id\nx\n", "is not of the type LONG"),
+        ("key: [id]", b"", "it has no header"),
+    ],
+)
+def test_files_that_cannot_be_read_are_reported(
+    tmp_path: Path, settings: str, content: bytes, reason: str
+) -> None:
+    shop = Exports(tmp_path, f"path: 'exports/*.csv', stream: orders, {settings}")
+    shop.write("a.csv", content)
+    (stream,) = sync(shop.lake, shop.project, "shop").streams
+    assert reason in (stream.error or "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("failpoint", ["land.file-published", "land.done", "land.checkpointed"])
+def test_a_sync_of_files_may_be_killed(tmp_path: Path, failpoint: str) -> None:
+    shop = Exports(tmp_path, "path: 'exports/*.jsonl', stream: events")
+    rows = [{"size": number} for number in range(50)]
+    shop.write("a.jsonl", _lines(rows))
+    shop.write("b.jsonl", _lines(rows))
+    words = ("sync", "shop", "--project", str(tmp_path))
+    assert run_command(*words, failpoint=f"{failpoint}=kill")[0] == KILLED
+    shop.write("c.jsonl", _lines(rows))
+    code, output = run_command(*words)
+    assert code == 0, output
+    expected = [(file, number, number) for file in ("a", "b", "c") for number in range(50)]
+    found = shop.rows("events", "source_file", "source_row", "size")
+    assert sorted(found) == [(f"{file}.jsonl", row, size) for file, row, size in expected]
