@@ -80,6 +80,7 @@ def test_the_names_for_authors_of_sources_are_these() -> None:
         "FOLLOWS",
         "Lag",
         "LaggingSource",
+        "Landable",
         "Level",
         "MODIFIED",
         "OMITTED",

@@ -18,7 +18,7 @@ from chronolake.change_set import OMITTED, RESERVED
 from chronolake.errors import ConfigurationError
 from chronolake.formatting import did_you_mean
 from chronolake.frames import select
-from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation, Snapshot
+from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.source.protocol import Landable
     from chronolake.types import Column
 
     Value = TypeVar("Value")
@@ -124,9 +125,7 @@ class ColumnNames:
                 hint=f"Rename it in chronolake.yml: {place}.rename: {{{name}: {free}}}",
             )
 
-    def apply_to(
-        self, batch: ChangeBatch | Snapshot | Reconciliation | CopyBatch
-    ) -> ChangeBatch | Snapshot | Reconciliation | CopyBatch:
+    def apply_to(self, batch: Landable) -> Landable:
         """Return data that was read from a source, with the lake's column names."""
         new_names = self.lake_names(column.name for column in batch.columns)
         if not new_names:

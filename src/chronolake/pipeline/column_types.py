@@ -14,7 +14,7 @@ from chronolake.config import OnCastError, is_pattern, matches
 from chronolake.frames import select
 from chronolake.landing import ColumnRules
 from chronolake.parsing.columns import TEXT_KINDS
-from chronolake.source.protocol import ChangeBatch, Reconciliation, Snapshot
+from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation
 from chronolake.types import literal, quote
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from chronolake.config import PipelineConfig
+    from chronolake.source.protocol import Landable
     from chronolake.types import Column, ColumnType
 
 
@@ -84,9 +85,7 @@ class ColumnTypes:
             replace(column, type=self.type_of(column.name) or column.type) for column in columns
         ]
 
-    def apply_to(
-        self, batch: ChangeBatch | Snapshot | Reconciliation
-    ) -> ChangeBatch | Snapshot | Reconciliation:
+    def apply_to(self, batch: Landable) -> Landable:
         """Return data with the source's column names as it is stored."""
         columns = self.columns(batch.columns)
         if columns == list(batch.columns):
@@ -104,6 +103,9 @@ class ColumnTypes:
                 return replace(batch, columns=columns)
             rows = self.cast(to_spark(batch.versions), batch.columns)
             return replace(batch, versions=rows, columns=columns)
+        if isinstance(batch, CopyBatch):
+            copies = None if batch.rows is None else self.cast(batch.rows, batch.columns)
+            return replace(batch, rows=copies, columns=columns)
         cast = {
             column.name
             for column, now in zip(batch.columns, columns, strict=True)

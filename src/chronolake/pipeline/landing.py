@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.schema_changes import ColumnWatch
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Offset, Snapshot
+    from chronolake.source.protocol import Landable, Offset, Snapshot
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
@@ -97,9 +97,7 @@ class StreamLanding:
     full_refresh: bool
     watch: ColumnWatch
 
-    def land(
-        self, batch: ChangeBatch | Snapshot | Reconciliation | CopyBatch
-    ) -> Iterator[TableDue | LandResult]:
+    def land(self, batch: Landable) -> Iterator[TableDue | LandResult]:
         """Land a batch of the stream.
 
         Yields:

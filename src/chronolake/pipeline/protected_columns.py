@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 from chronolake.arrow_tasks import ArrowRows, map_in_tasks
 from chronolake.frames import select
 from chronolake.landing import Protection
-from chronolake.source.protocol import ChangeBatch, Reconciliation, Snapshot
+from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation, Snapshot
 from chronolake.types import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from chronolake.landing import ColumnRules
+    from chronolake.source.protocol import Landable
 
 
-def protect_batch(
-    batch: ChangeBatch | Snapshot | Reconciliation, rules: ColumnRules, *, place: str
-) -> ChangeBatch | Snapshot | Reconciliation:
+def protect_batch(batch: Landable, rules: ColumnRules, *, place: str) -> Landable:
     """Return data that was read from a source as it is stored.
 
     Args:
@@ -34,7 +33,7 @@ def protect_batch(
     Raises:
         ConfigurationError: a key column is excluded or masked.
     """
-    if not rules or batch.is_protected:
+    if not rules or (not isinstance(batch, CopyBatch) and batch.is_protected):
         return batch
     rules.expect_stored(
         (column.name for column in batch.columns if column.primary_key), place=place
@@ -50,6 +49,9 @@ def protect_batch(
             columns=columns,
             again=None if again is None else lambda: _again(again(), rules, place),
         )
+    if isinstance(batch, CopyBatch):
+        copies = None if batch.rows is None else _protect_frame(batch.rows, protection)
+        return replace(batch, rows=copies, columns=columns)
     names = {column.name for column in columns}
     numbers = batch.numbers and {
         name: number for name, number in batch.numbers.items() if name in names

@@ -19,7 +19,7 @@ from chronolake.errors import SourceError
 from chronolake.frames import select
 from chronolake.landing import wider
 from chronolake.pipeline.runs import ChangeKind
-from chronolake.source.protocol import ChangeBatch, Reconciliation
+from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation
 from chronolake.types import ColumnType, quote
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Snapshot
+    from chronolake.source.protocol import Landable
     from chronolake.types import Column
 
     Columns = Mapping[str, ColumnType]
@@ -143,9 +143,7 @@ class ColumnWatch:
         self._is_loaded = False
         self._is_changed = False
 
-    def accept(
-        self, batch: ChangeBatch | Snapshot | Reconciliation
-    ) -> ChangeBatch | Snapshot | Reconciliation:
+    def accept(self, batch: Landable) -> Landable:
         """Return a batch with the columns that are stored.
 
         Args:
@@ -217,9 +215,7 @@ class ColumnWatch:
             self._is_changed = False
 
 
-def _without_columns(
-    batch: ChangeBatch | Snapshot | Reconciliation, names: set[str]
-) -> ChangeBatch | Snapshot | Reconciliation:
+def _without_columns(batch: Landable, names: set[str]) -> Landable:
     """Return a batch without some of its columns."""
     columns = [column for column in batch.columns if column.name not in names]
     if isinstance(batch, Reconciliation):
@@ -230,6 +226,9 @@ def _without_columns(
             columns=columns,
             again=None if again is None else lambda: _reconciliation(again(), names),
         )
+    if isinstance(batch, CopyBatch):
+        copies = None if batch.rows is None else _drop(batch.rows, names)
+        return replace(batch, rows=copies, columns=columns)
     numbers = batch.numbers and {
         name: number for name, number in batch.numbers.items() if name not in names
     }

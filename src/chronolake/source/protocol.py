@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from chronolake.change_set import (
     DELETED_AT,
@@ -64,6 +64,7 @@ __all__ = [
     "DescribedStream",
     "Lag",
     "LaggingSource",
+    "Landable",
     "Level",
     "Offset",
     "ReadProgress",
@@ -347,6 +348,10 @@ class Reconciliation:
     may_be_empty: bool = False
     again: Callable[[], Reconciliation] | None = None
     is_protected: bool = False
+
+
+#: What can land.
+Landable: TypeAlias = "ChangeBatch | Snapshot | Reconciliation | CopyBatch"
 
 
 @dataclass(frozen=True)
