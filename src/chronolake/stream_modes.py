@@ -24,14 +24,13 @@ class StreamCapabilities:
     Attributes:
         name: the stream's name.
         reports_changes: whether each change has a time that increases with every change: a
-            timestamp of the row, or the time in the source's log.
-        is_reimported: whether every sync reads the whole stream.
+            timestamp of the row, the time in the source's log, or the time of the complete read
+            that shows it.
         is_history_only: whether the source supports only history mode.
     """
 
     name: str
     reports_changes: bool
-    is_reimported: bool
     is_history_only: bool = False
 
 
@@ -70,8 +69,6 @@ def _reason_against(stream: StreamCapabilities, mode: Mode) -> str | None:
         if stream.name.endswith(_HISTORY_SUFFIX):
             return f"its name ends in {_HISTORY_SUFFIX}"
         return "its source does not support other modes" if stream.is_history_only else None
-    if stream.is_reimported:
-        return "every sync reads the whole stream, so changes and their times are not known"
     if not stream.reports_changes:
         return "it has no timestamp that increases with every change"
     return None

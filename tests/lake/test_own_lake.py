@@ -75,7 +75,7 @@ class Own:
         self.stream = Stream(
             pipeline="shop",
             descriptor=StreamDescriptor(
-                StreamCapabilities("orders", reports_changes=True, is_reimported=False),
+                StreamCapabilities("orders", reports_changes=True),
                 CaptureMethod.EVERY_CHANGE,
                 epsilon_micros=1,
                 folder=self.folder,

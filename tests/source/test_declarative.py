@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from chronolake.lake import Lake
 from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.source.declarative import stream_run
-from chronolake.types import ACTIVE, END, START
+from chronolake.types import ACTIVE, END, START, now_micros
 from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.declarative.apis import Api, ReceivedRequest, Reply
@@ -101,6 +102,13 @@ spec:
     properties:
       token: {type: string, airbyte_secret: true}
 """
+COUNTER = """    incremental_sync:
+      type: IncrementingCountCursor
+      cursor_field: id
+      start_value: 0
+"""
+_NAME = "    name: customers\n"
+COUNTED_CUSTOMERS = MANIFEST.replace(_NAME, _NAME + COUNTER)
 TOKEN = "very-secret-token"
 
 
@@ -126,8 +134,9 @@ class Shop:
         more: str = "",
         end: str = "2026-01-05",
         own: str = "customers: {mode: live}\n      notes: {mode: soft-delete}",
+        manifest: str = MANIFEST,
     ) -> None:
-        (self.folder / "shop.yaml").write_text(MANIFEST)
+        (self.folder / "shop.yaml").write_text(manifest)
         self.project = project(
             self.folder,
             f"""  shop:
@@ -253,13 +262,104 @@ def test_streams_without_a_cursor_are_compared(
         {"text": "first", "_fivetran_deleted": True},
         {"text": "second", "_fivetran_deleted": False},
     ]
-    # The command suggests no setting that `check` would reject.
-    words = ("mode", "shop.customers", "history", "--project", str(shop.folder))
-    code, _, error = run_words(capsys, *words)
-    assert code == 1
-    assert "The stream customers cannot be in history mode" in error
-    assert "Set its mode to live or soft-delete." in " ".join(error.split())
-    assert "Starting Spark" not in error
+
+
+def test_streams_without_a_cursor_have_history_of_their_reads(shop: Shop) -> None:
+    shop.configure(own="{}")
+    shop.put(1, "01", state="new")
+    shop.customers = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    shop.notes = {1: [{"text": "first"}, {"text": "second"}]}
+    times = [now_micros()]
+    shop.sync_or_fail()
+    times.append(now_micros())
+    shop.customers = [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}, {"id": 3, "name": "d"}]
+    shop.notes = {1: [{"text": "second"}]}
+    shop.sync_or_fail()
+    times.append(now_micros())
+    # Nothing is known of an incomplete read.
+    shop.customers = []
+    shop.api.on("/customers", Reply({"data": [{"id": 9}]}, status=403))
+    assert shop.sync()["customers"].status is Status.FAILED
+    times.append(now_micros())
+    shop.customers = [{"id": 2, "name": "c"}]
+    shop.api.on("/customers", lambda _: Reply({"data": shop.customers}))
+    shop.sync_or_fail()
+    times.append(now_micros())
+    shop.customers = [{"id": 2, "name": "c"}, {"id": 1, "name": "a"}]
+    shop.sync_or_fail()
+
+    def spans(name: str, *columns: str) -> list[tuple[Any, ...]]:
+        """Return the versions with the numbers of the reads in which they begin and end."""
+        rows = shop.table(name).to_pylist()
+        found = [
+            (
+                *(row[column] for column in columns),
+                bisect_right(times, int(row[START].timestamp() * 1e6)),
+                None if row[ACTIVE] else bisect_right(times, int(row[END].timestamp() * 1e6 + 1e3)),
+            )
+            for row in rows
+        ]
+        return sorted(found, key=str)
+
+    assert spans("customers", "id", "name") == [
+        (1, "a", 1, 4),
+        (1, "a", 5, None),
+        (2, "b", 1, 2),
+        (2, "c", 2, None),
+        (3, "d", 2, 4),
+    ]
+    assert spans("notes", "text") == [("first", 1, 2), ("second", 1, None)]
+
+
+def test_record_that_moves_between_pages_is_not_deleted(shop: Shop) -> None:
+    """A record of the first page is deleted, so that a later one moves into that page."""
+    requester = '      requester: {$ref: "#/definitions/requester", path: /customers}\n'
+    assert requester in MANIFEST
+    paginator = """      paginator:
+        type: DefaultPaginator
+        page_token_option: {type: RequestOption, inject_into: request_parameter, field_name: offset}
+        pagination_strategy: {type: OffsetIncrement, page_size: 2}
+"""
+    shop.configure(
+        own="customers: {}",
+        more="only: [customers]",
+        manifest=MANIFEST.replace(requester, requester + paginator),
+    )
+    shop.customers = [{"id": number} for number in range(1, 6)]
+
+    def answer(asked: ReceivedRequest) -> Reply:
+        begin = int(asked.params.get("offset", 0))
+        return Reply({"data": shop.customers[begin : begin + 2]})
+
+    shop.api.on("/customers", answer)
+    shop.sync_or_fail()
+    assert len(shop.api.requests) == 3
+
+    def answer_and_delete(asked: ReceivedRequest) -> Reply:
+        found = answer(asked)
+        shop.api.on("/customers", answer)
+        del shop.customers[0]
+        return found
+
+    shop.api.on("/customers", answer_and_delete)
+    shop.sync_or_fail()
+    # The read has found the first record, and not the third.
+    rows = shop.table("customers").to_pylist()
+    assert sorted(row["id"] for row in rows if row[ACTIVE]) == [1, 2, 3, 4, 5]
+    assert len(rows) == 5
+
+    shop.api.on("/customers", answer)
+    shop.sync_or_fail()
+    rows = shop.table("customers").to_pylist()
+    assert sorted(row["id"] for row in rows if row[ACTIVE]) == [2, 3, 4, 5]
+
+    # A second read that fails changes nothing.
+    del shop.customers[3]
+    pages = [answer, answer, answer, lambda _: Reply({}, status=403)]
+    shop.api.on("/customers", *pages)
+    failed = shop.sync()["customers"]
+    assert "could not be read a second time" in str(failed.error)
+    assert shop.table("customers").to_pylist() == rows
 
 
 def test_numbers_keep_every_digit(shop: Shop) -> None:
@@ -325,11 +425,13 @@ def test_page_without_valid_json_is_requested_again_by_the_next_run(shop: Shop) 
     assert [row[0] for row in shop.versions("id")] == [1, 2]
 
 
-def test_stream_without_cursor_cannot_have_history(
+def test_stream_that_only_counts_cannot_have_history(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = shop.project.file
-    file.write_text(file.read_text().replace("customers: {mode: live}", "customers: {}"))
+    shop.configure(manifest=COUNTED_CUSTOMERS)
+    shop.customers = [{"id": 1}]
+    shop.sync_or_fail()
+    shop.configure(own="customers: {}", manifest=COUNTED_CUSTOMERS)
     code, _, reported = run_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert code
     assert "The stream customers cannot be in history mode" in reported
@@ -340,13 +442,20 @@ def test_stream_without_cursor_cannot_have_history(
     assert code == 0
     customers = next(load for load in json.loads(reported) if load["stream"] == "customers")
     assert (customers["mode"], customers["modes"]) == ("history", ["live", "soft-delete"])
+    # The command suggests no setting that `check` would reject.
+    words = ("mode", "shop.customers", "history", "--project", str(shop.folder))
+    code, _, error = run_words(capsys, *words)
+    assert code == 1
+    assert "The stream customers cannot be in history mode" in error
+    assert "Set its mode to live or soft-delete." in " ".join(error.split())
+    assert "Starting Spark" not in error
 
 
 def test_auto_keeps_history_where_the_stream_supports_it(
     shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    shop.configure(mode="auto", own="{}")
+    shop.configure(mode="auto", own="{}", manifest=COUNTED_CUSTOMERS)
     shop.put(1, "01", state="new")
     shop.customers = [{"id": 1, "name": "a"}]
     shop.notes = {1: [{"text": "first"}]}
@@ -354,9 +463,9 @@ def test_auto_keeps_history_where_the_stream_supports_it(
     shop.sync_or_fail()
 
     known = {name: set(shop.table(name).column_names) for name in ("orders", "customers", "notes")}
-    assert {name for name, columns in known.items() if START in columns} == {"orders"}
+    assert {name for name, columns in known.items() if START in columns} == {"orders", "notes"}
     deleted = {name for name, columns in known.items() if "_fivetran_deleted" in columns}
-    assert deleted == {"customers", "notes"}
+    assert deleted == {"customers"}
     words = ("--project", str(shop.folder))
     _, reported, _ = run_words(capsys, "status", *words)
     assert "history (auto)" in reported
@@ -373,7 +482,7 @@ def test_auto_keeps_history_where_the_stream_supports_it(
     manifest = shop.folder / "shop.yaml"
     cursor = '    incremental_sync: {$ref: "#/definitions/days"}\n'
     assert cursor in manifest.read_text()
-    manifest.write_text(manifest.read_text().replace(cursor, ""))
+    manifest.write_text(manifest.read_text().replace(cursor, COUNTER))
     code, _, error = run_words(capsys, "sync", "shop", *words)
     assert code == 1
     assert "The table shop.orders keeps history" in " ".join(error.split())

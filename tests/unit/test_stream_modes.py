@@ -19,9 +19,7 @@ from chronolake.types import Mode
 def test_a_stream_that_is_history_is_nothing_else(
     name: str, *, is_history_only: bool, reason: str
 ) -> None:
-    stream = StreamCapabilities(
-        name, reports_changes=True, is_reimported=False, is_history_only=is_history_only
-    )
+    stream = StreamCapabilities(name, reports_changes=True, is_history_only=is_history_only)
     check_mode(stream, Mode.HISTORY)
     assert allowed_modes(stream) == [Mode.HISTORY]
     for mode in (Mode.LIVE, Mode.SOFT_DELETE):
@@ -29,22 +27,12 @@ def test_a_stream_that_is_history_is_nothing_else(
             check_mode(stream, mode)
 
 
-@pytest.mark.parametrize(
-    ("reports_changes", "is_reimported", "reason"),
-    [
-        (False, False, "no timestamp"),
-        (True, True, "reads the whole stream"),
-        (False, True, "reads the whole stream"),
-    ],
-)
-def test_a_stream_that_does_not_report_changes_has_no_history(
-    *, reports_changes: bool, is_reimported: bool, reason: str
-) -> None:
-    stream = StreamCapabilities("account", reports_changes, is_reimported)
-    with pytest.raises(ConfigurationError, match=reason):
+def test_a_stream_that_does_not_report_changes_has_no_history() -> None:
+    stream = StreamCapabilities("account", reports_changes=False)
+    with pytest.raises(ConfigurationError, match="no timestamp"):
         check_mode(stream, Mode.HISTORY)
     check_mode(stream, Mode.LIVE)
     check_mode(stream, Mode.SOFT_DELETE)
     assert allowed_modes(stream) == [Mode.LIVE, Mode.SOFT_DELETE]
-    either = StreamCapabilities("account", reports_changes=True, is_reimported=False)
+    either = StreamCapabilities("account", reports_changes=True)
     assert allowed_modes(either) == list(Mode)

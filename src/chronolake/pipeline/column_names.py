@@ -132,13 +132,8 @@ class ColumnNames:
             return batch
         columns = _rename_columns(batch.columns, new_names)
         if isinstance(batch, Reconciliation):
-            again = batch.again
-            return replace(
-                batch,
-                versions=_rename_frame(batch.versions, new_names),
-                columns=columns,
-                again=None if again is None else lambda: self._reconciliation(again()),
-            )
+            read = _rename_frame(batch.versions, new_names)
+            return replace(batch, versions=read, columns=columns)
         if isinstance(batch, CopyBatch):
             copies = None if batch.rows is None else _rename_frame(batch.rows, new_names)
             return replace(batch, rows=copies, columns=columns)
@@ -153,11 +148,6 @@ class ColumnNames:
             numbers=numbers,
             texts=_rename_keys(batch.texts, new_names),
         )
-
-    def _reconciliation(self, reconciliation: Reconciliation) -> Reconciliation:
-        found = self.apply_to(reconciliation)
-        assert isinstance(found, Reconciliation)  # noqa: S101 - same type as the argument
-        return found
 
 
 def _rename_columns(columns: Iterable[Column], names: Mapping[str, str]) -> list[Column]:

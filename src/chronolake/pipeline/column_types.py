@@ -91,13 +91,8 @@ class ColumnTypes:
         if columns == list(batch.columns):
             return batch
         if isinstance(batch, Reconciliation):
-            again = batch.again
-            return replace(
-                batch,
-                versions=self.cast(batch.versions, batch.columns),
-                columns=columns,
-                again=None if again is None else lambda: self._reconciliation(again()),
-            )
+            versions = self.cast(batch.versions, batch.columns)
+            return replace(batch, versions=versions, columns=columns)
         if isinstance(batch, ChangeBatch):
             if batch.versions is None:
                 return replace(batch, columns=columns)
@@ -117,11 +112,6 @@ class ColumnTypes:
             columns=columns,
             texts={name: text for name, text in batch.texts.items() if name not in cast},
         )
-
-    def _reconciliation(self, found: Reconciliation) -> Reconciliation:
-        cast = self.apply_to(found)
-        assert isinstance(cast, Reconciliation)  # noqa: S101 - same type as the argument
-        return cast
 
     def cast(
         self, rows: DataFrame, columns: Sequence[Column], texts: Mapping[str, str] | None = None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import structlog
 
 from chronolake.arrow_tasks import are_here, to_spark
+from chronolake.change_set import PROVIDES_DATA
 from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
 from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
@@ -79,6 +80,8 @@ class TableDue:
 #: Files of a batch, and requests to update the table that the batch is compared with.
 _Files: TypeAlias = "Generator[TableDue, None, list[DataFile]]"
 
+_Repeatable = TypeVar("_Repeatable", "Snapshot", "Reconciliation")
+
 
 @dataclass(frozen=True)
 class StreamLanding:
@@ -112,11 +115,7 @@ class StreamLanding:
             LeaseLostError: another process runs the pipeline; the batch has not landed, or will
                 land again.
         """
-        batch = protect_batch(batch, self.stream.rules, place=self.stream.place)
-        batch = self.stream.types.apply_to(batch)
-        names = self.stream.names
-        names.expect_fit([column.name for column in batch.columns], place=self.stream.place)
-        batch = self.watch.accept(names.apply_to(batch))
+        batch = self._prepare(batch)
         rows_read: int | None
         if isinstance(batch, Reconciliation):
             files, position = yield from self._land_reconciliation(batch)
@@ -139,6 +138,22 @@ class StreamLanding:
             rows_in(files),
             rows_read,
         )
+
+    def _prepare(self, batch: Landable) -> Landable:
+        """Return a batch as it is stored: by the stream's rules, types and names."""
+        batch = protect_batch(batch, self.stream.rules, place=self.stream.place)
+        batch = self.stream.types.apply_to(batch)
+        names = self.stream.names
+        names.expect_fit([column.name for column in batch.columns], place=self.stream.place)
+        return self.watch.accept(names.apply_to(batch))
+
+    def _read_again(self, batch: _Repeatable) -> _Repeatable:
+        """Return a batch with the records of a second read, or unchanged if one read is enough."""
+        if batch.again is None:
+            return batch
+        found = self._prepare(batch.again())
+        assert isinstance(found, type(batch))  # noqa: S101 - nothing changes the type
+        return found
 
     def _land_changes(self, batch: ChangeBatch) -> _Files:
         if batch.versions is None and not batch.columns:
@@ -197,6 +212,9 @@ class StreamLanding:
         if table is not None and not snapshot.may_be_empty:
             expect_empty(self.lake, table, snapshot.stream)
         versions, columns = diff_snapshot(self.lake, snapshot, table)
+        if table is not None and snapshot.again is not None and _has_deletions(versions):
+            snapshot = self._read_again(snapshot)
+            versions, columns = diff_snapshot(self.lake, snapshot, table)
         if self.full_refresh:
             self._land_control(ControlKind.RESYNCED, {"at": snapshot.at_micros})
         known = set() if table is None else describe_loaded(table).by_name.keys()
@@ -223,11 +241,7 @@ class StreamLanding:
             comparison = TableComparison(self.lake, reconciliation, table)
             comparison.expect_some()
             is_gone = not comparison.tombstones()[0].isEmpty()
-            twice = (
-                reconciliation.again()
-                if is_gone and reconciliation.again is not None
-                else reconciliation
-            )
+            twice = self._read_again(reconciliation) if is_gone else reconciliation
             missed = self._land(comparison.missed_versions(), reconciliation.columns)
             reach("read.missed-landed")
             if missed:
@@ -335,3 +349,7 @@ class StreamLanding:
                 kind=kind,
                 **details,
             )
+
+
+def _has_deletions(versions: DataFrame | ArrowRows) -> bool:
+    return not to_spark(versions).where(f"NOT {PROVIDES_DATA}").isEmpty()

@@ -42,13 +42,8 @@ def protect_batch(batch: Landable, rules: ColumnRules, *, place: str) -> Landabl
     protection = Protection(rules, tuple(batch.columns), texts)
     columns = protection.stored_columns
     if isinstance(batch, Reconciliation):
-        again = batch.again
-        return replace(
-            batch,
-            versions=_protect_frame(batch.versions, protection),
-            columns=columns,
-            again=None if again is None else lambda: _again(again(), rules, place),
-        )
+        versions_read = _protect_frame(batch.versions, protection)
+        return replace(batch, versions=versions_read, columns=columns)
     if isinstance(batch, CopyBatch):
         copies = None if batch.rows is None else _protect_frame(batch.rows, protection)
         return replace(batch, rows=copies, columns=columns)
@@ -66,12 +61,6 @@ def protect_batch(batch: Landable, rules: ColumnRules, *, place: str) -> Landabl
         numbers=numbers,
         texts=protection.stored_texts,
     )
-
-
-def _again(found: Reconciliation, rules: ColumnRules, place: str) -> Reconciliation:
-    protected = protect_batch(found, rules, place=place)
-    assert isinstance(protected, Reconciliation)  # noqa: S101 - same type as the argument
-    return protected
 
 
 def _protect_rows(rows: DataFrame | ArrowRows, protection: Protection) -> DataFrame | ArrowRows:

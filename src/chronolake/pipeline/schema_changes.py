@@ -219,13 +219,7 @@ def _without_columns(batch: Landable, names: set[str]) -> Landable:
     """Return a batch without some of its columns."""
     columns = [column for column in batch.columns if column.name not in names]
     if isinstance(batch, Reconciliation):
-        again = batch.again
-        return replace(
-            batch,
-            versions=_drop(batch.versions, names),
-            columns=columns,
-            again=None if again is None else lambda: _reconciliation(again(), names),
-        )
+        return replace(batch, versions=_drop(batch.versions, names), columns=columns)
     if isinstance(batch, CopyBatch):
         copies = None if batch.rows is None else _drop(batch.rows, names)
         return replace(batch, rows=copies, columns=columns)
@@ -243,12 +237,6 @@ def _without_columns(batch: Landable, names: set[str]) -> Landable:
         numbers=numbers,
         texts={name: text for name, text in batch.texts.items() if name not in names},
     )
-
-
-def _reconciliation(found: Reconciliation, names: set[str]) -> Reconciliation:
-    result = _without_columns(found, names)
-    assert isinstance(result, Reconciliation)  # noqa: S101 - same type as the argument
-    return result
 
 
 def _drop(rows: Any, names: set[str]) -> Any:

@@ -54,7 +54,7 @@ class DataLake:
         return [
             StreamDescriptor(
                 # Every version in a Data Lake v2 has a timestamp.
-                StreamCapabilities(name, reports_changes=True, is_reimported=False),
+                StreamCapabilities(name, reports_changes=True),
                 # The backup that writes it polls its source from time to time.
                 capture_method=CaptureMethod.OBSERVED_CHANGES,
                 epsilon_micros=EPSILON_MICROS,

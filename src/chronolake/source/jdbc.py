@@ -247,7 +247,7 @@ def streams_of(
     """Return a stream for each configured table."""
     return [
         StreamDescriptor(
-            StreamCapabilities(name, reports_changes=True, is_reimported=False),
+            StreamCapabilities(name, reports_changes=True),
             capture_method,
             _EPSILON_MICROS,
             raw_folder(project, pipeline, name),

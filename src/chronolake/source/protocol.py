@@ -199,6 +199,9 @@ class Snapshot:
         texts: for some columns, a column of `rows` in addition to the data columns that contains
             values which the declared type cannot hold, as text; the value itself is null there.
         is_protected: see `ChangeBatch`.
+        again: reads everything a second time, and returns a snapshot with the records of both
+            reads; None: one read cannot miss a record that exists. It is called if records are
+            missing in `rows`.
     """
 
     stream: str
@@ -213,6 +216,7 @@ class Snapshot:
     may_be_empty: bool = True
     texts: Mapping[str, str] = field(default_factory=dict)
     is_protected: bool = False
+    again: Callable[[], Snapshot] | None = None
 
 
 #: The column of `CopyBatch.rows` with the number of a row's copy, from 1.

@@ -10,7 +10,7 @@ from chronolake.stream_modes import StreamCapabilities
 def pulled_stream(project: Project, name: str) -> StreamDescriptor:
     """Return a stream of the pipeline `shop` that contains every change."""
     return StreamDescriptor(
-        StreamCapabilities(name, reports_changes=True, is_reimported=False),
+        StreamCapabilities(name, reports_changes=True),
         CaptureMethod.EVERY_CHANGE,
         epsilon_micros=1,
         folder=raw_folder(project, "shop", name),

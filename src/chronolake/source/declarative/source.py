@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
@@ -33,6 +33,7 @@ from chronolake.source.declarative.slice_files import SliceFiles, hide, unexpect
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.stream_run import Run, Settings, StreamOffset
+from chronolake.source.declarative.whole_stream import WholeStream
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
@@ -239,13 +240,12 @@ class DeclarativeApi:
             stored = left
         position = StreamOffset.of(stored)
         stream = select_stream(either, position.state)
-        reader = StreamReader(
-            stream,
-            api,
-            position.state,
-            on_limit=self.config.on_partition_limit,
-            dated_by=cursor_of(either),
+        limit = self.config.on_partition_limit
+        cursor = cursor_of(either)
+        begin_reader = partial(
+            StreamReader, stream, api, position.state, on_limit=limit, dated_by=cursor
         )
+        reader = begin_reader()
         identity = settings.identity_of(stream)
         shape = settings.shape_of(stream, reader.schema, position.types)
         workers = self.config.concurrency or max_concurrency(self.manifest, api.config)
@@ -266,9 +266,8 @@ class DeclarativeApi:
         # Report that this stream has begun: the API's first response may take long.
         yield ReadProgress(name, run.rows)
         if is_whole:
-            yield from self._read_snapshot(
-                lake, name, run, workers, may_become_empty=settings.may_become_empty
-            )
+            whole_stream = WholeStream(name, api, run, begin_reader, begin_run, workers)
+            yield from whole_stream.read(lake, may_become_empty=settings.may_become_empty)
             return
         repeats = Repeats(may_be=not is_first, until=run.reader.known_until)
         landing = _PendingRecords(lake, name, run.waiting, repeats)
@@ -279,7 +278,6 @@ class DeclarativeApi:
         elif is_compared:
             # Stored separately, so that another run does not land these records.
             whole, _ = PendingFiles.recover(place / _WHOLE, settings.rules.digest)
-            limit = self.config.on_partition_limit
             comparison = CompleteRead(api, either, run, whole, begin_run, workers, limit)
             try:
                 yield comparison.read(lake, may_be_empty=settings.may_become_empty)
@@ -310,44 +308,6 @@ class DeclarativeApi:
         return period is not None and (
             full_refresh or is_due(period, known.compared_at, datetime.now(UTC))
         )
-
-    def _read_snapshot(
-        self,
-        lake: Lake,
-        name: str,
-        run: Run,
-        workers: int,
-        *,
-        may_become_empty: bool,
-    ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
-        """Yield all records as one snapshot, because a partial read cannot replace the table."""
-        at = now_micros()
-        position: Offset = {}
-        for place in run.read_with_progress(workers, is_whole=True):
-            position = position if place is None else place
-            yield ReadProgress(name, run.rows)
-        if run.failure is not None:
-            yield StreamFailure(name, run.failure)
-            return
-        columns = run.files.columns()
-        if not any(column.primary_key for column in columns):
-            # No record has ever been read.
-            yield ChangeBatch(name, None, (), position)
-            return
-        rows = read_files(lake, run.waiting.parts, columns)
-        sequence = f"{at:016x}"
-        yield Snapshot(
-            name,
-            rows,
-            columns,
-            at,
-            sequence,
-            position,
-            is_distinct=False,
-            may_be_empty=may_become_empty or bool(run.waiting.parts),
-            is_protected=True,
-        )
-        run.waiting.acknowledge()
 
 
 def _merge_columns(several: Iterable[Sequence[Column]]) -> list[Column]:

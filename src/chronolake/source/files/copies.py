@@ -234,9 +234,7 @@ class DatedCopies:
         """Return a stream for each table of which there are copies."""
         return [
             StreamDescriptor(
-                StreamCapabilities(
-                    name, reports_changes=True, is_reimported=False, is_history_only=True
-                ),
+                StreamCapabilities(name, reports_changes=True, is_history_only=True),
                 CaptureMethod.SNAPSHOT_DIFF,
                 self._epsilon(self._template(name)),
                 self._folder(name),

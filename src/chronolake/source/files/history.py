@@ -62,9 +62,7 @@ class HistoryTable:
         name = self._config.stream
         return [
             StreamDescriptor(
-                StreamCapabilities(
-                    name, reports_changes=True, is_reimported=False, is_history_only=True
-                ),
+                StreamCapabilities(name, reports_changes=True, is_history_only=True),
                 CaptureMethod.OBSERVED_CHANGES,
                 self._epsilon,
                 raw_folder(self._project, self._pipeline, name),

@@ -58,7 +58,7 @@ class RecordFiles:
         """Return the streams of the files."""
         return [
             StreamDescriptor(
-                StreamCapabilities(name, reports_changes=True, is_reimported=False),
+                StreamCapabilities(name, reports_changes=True),
                 CaptureMethod.OBSERVED_CHANGES,
                 1,
                 raw_folder(self._project, self._pipeline, name),

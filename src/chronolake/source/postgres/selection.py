@@ -123,7 +123,7 @@ class TableSelection:
         keys = {name: table.key or (ROW_KEY.name,) for name, table in self.tables.items()}
         return [
             StreamDescriptor(
-                StreamCapabilities(name, reports_changes=True, is_reimported=False),
+                StreamCapabilities(name, reports_changes=True),
                 CaptureMethod.SNAPSHOT_DIFF if name in self.without_log_key else capture_method,
                 _EPSILON_MICROS,
                 raw_folder(self.project, self.pipeline, name),

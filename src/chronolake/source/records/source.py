@@ -61,7 +61,7 @@ class RecordSource(ABC):
         """Return the configured streams."""
         return [
             StreamDescriptor(
-                StreamCapabilities(stream.name, reports_changes=True, is_reimported=False),
+                StreamCapabilities(stream.name, reports_changes=True),
                 stream.capture_method,
                 _EPSILON_MICROS,
                 stream.folder,

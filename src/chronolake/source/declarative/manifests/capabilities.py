@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.source.declarative.models.pagination import DefaultPaginator
 from chronolake.source.declarative.models.records import (
     CsvDecoder,
     GzipDecoder,
@@ -15,6 +16,7 @@ from chronolake.source.declarative.models.streams import (
     DatetimeBasedCursor,
     DeclarativeStream,
     IncrementingCountCursor,
+    SimpleRetriever,
 )
 from chronolake.source.declarative.templating.templates import as_text, evaluate
 from chronolake.source.protocol import CaptureMethod
@@ -54,13 +56,12 @@ def cursor_field_of(stream: AnyStream, config: Mapping[str, Any]) -> str | None:
 def capabilities_of(stream: AnyStream) -> StreamCapabilities:
     """Return the stream's capabilities.
 
-    Only a cursor over time reports when records changed.
+    A cursor over time reports when records changed. Without a cursor, each run reads the whole
+    stream, and changes have the time of the read that shows them. A counter only shows new records.
     """
     cursor = cursor_of(stream)
     return StreamCapabilities(
-        stream.name,
-        reports_changes=isinstance(cursor, DatetimeBasedCursor),
-        is_reimported=cursor is None,
+        stream.name, reports_changes=cursor is None or isinstance(cursor, DatetimeBasedCursor)
     )
 
 
@@ -69,6 +70,17 @@ def capture_method_of(stream: AnyStream) -> CaptureMethod:
     return (
         CaptureMethod.SNAPSHOT_DIFF if cursor_of(stream) is None else CaptureMethod.OBSERVED_CHANGES
     )
+
+
+def may_miss_records(stream: DeclarativeStream) -> bool:
+    """Return whether a complete read may miss a record that exists.
+
+    It may if it consists of several requests, because a record can move between their results.
+    """
+    retriever = stream.retriever
+    if not isinstance(retriever, SimpleRetriever) or retriever.partition_router:
+        return True
+    return isinstance(retriever.paginator, DefaultPaginator)
 
 
 def primary_key_of(stream: DeclarativeStream, cursor: str | None = None) -> Identity:
