@@ -13,7 +13,7 @@
 | `check` | `check`, `discover`, `read` |
 | `up` | `up`: the long-running process of a project |
 | `engine` | `engine status`, `engine stop` |
-| `pipelines` | `sync`, `resync`, `rebuild`: Spark |
+| `pipelines` | `sync`, `resync`, `backfill`, `rebuild`: Spark |
 | `import_history` | `import-history`: Spark |
 """
 

@@ -61,7 +61,16 @@ _UsageError: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base_
 #: The commands as `--help` shows them: by purpose, in the order of first use.
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Set up a project": ("init", "check", "discover", "read", "schema"),
-    "Run pipelines": ("sync", "status", "runs", "resync", "rebuild", "import-history", "state"),
+    "Run pipelines": (
+        "sync",
+        "status",
+        "runs",
+        "resync",
+        "backfill",
+        "rebuild",
+        "import-history",
+        "state",
+    ),
     "Read tables": ("tables", "history", "query", "diff", "ui", "usage"),
     "Change and maintain tables": ("verify", "maintain", "mode", "view", "adopt"),
     "Run and test a destination": ("serve", "test-destination"),

@@ -1,11 +1,13 @@
-"""The commands sync, resync and rebuild, which run pipelines."""
+"""The commands sync, resync, backfill and rebuild, which run pipelines."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from json import dumps, loads
 from pathlib import Path  # noqa: TC003 - Typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
     from chronolake.schedule import Timing
+    from chronolake.source.protocol import Source
     from chronolake.types import TableName
 
 
@@ -267,6 +270,7 @@ def run_one(
     *,
     full_refresh: bool = False,
     is_scheduled: bool = False,
+    source: Source | None = None,
 ) -> Status | None:
     """Run one pipeline; return None if it could not begin, so that others can still run."""
     from chronolake.pipeline.sync import sync as run
@@ -282,6 +286,7 @@ def run_one(
             reread=project.current,
             full_refresh=full_refresh,
             is_scheduled=is_scheduled,
+            source=source,
         )
     except ChronolakeError as failure:
         show_error(storage_error(failure) or failure, json=progress.json)
@@ -345,11 +350,32 @@ def rebuild(
         console().print(f"Rebuilt {name}: {rows:,} rows")
 
 
-@app.command(epilog="Example: chronolake resync crm --stream Account")
+@app.command(
+    epilog="Examples: chronolake resync crm --stream Account, chronolake resync shop --stream "
+    "orders --key id=5",
+)
 def resync(
     pipeline: PipelineArgument,
     *,
     stream: StreamsOption = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMN=VALUE",
+            help="Read only the record with this key (id=5, or order=5,line=2 for several "
+            "columns). Repeat for each record. Requires one --stream.",
+        ),
+    ] = None,
+    slice_: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            metavar="COLUMN=VALUE",
+            help="Read only the records with this value (region=EU, or region=EU,year=2026 for "
+            "several columns). Requires one --stream.",
+        ),
+    ] = None,
     project: ProjectOption = None,
     lake: LakeOption = None,
     json: JsonOption = False,
@@ -360,16 +386,112 @@ def resync(
 
     A Data Lake v2 keeps every version: each table is rebuilt from all current files. For other
     sources, all rows are read: those that differ from the table get a new version, and missing ones
-    are deleted. Exit codes are those of `sync`.
+    are deleted. With --key or --slice, the same is done for some records only, if the source can
+    look them up. Exit codes are those of `sync`.
     """
+    wanted = project_of(project, lake, settings)
+    if not key and slice_ is None:
+        _run_once(wanted, pipeline, stream or (), json=json, full_refresh=True)
+        return
+    if key and slice_ is not None:
+        raise typer.BadParameter("give either --key or --slice", param_hint="--slice")
+    name = _only_one(stream)
+    from chronolake.pipeline.partial_reads import source_of_records
+
+    where = [_parse_record(text, "--key") for text in key or ()]
+    if slice_ is not None:
+        where.append(_parse_record(slice_, "--slice"))
+    source = source_of_records(wanted, pipeline, name, where, is_slice=slice_ is not None)
+    _run_once(wanted, pipeline, [name], json=json, source=source)
+
+
+@app.command(
+    epilog="Example: chronolake backfill shop --stream orders --from 2026-01-01 --to 2026-02-01",
+)
+def backfill(
+    pipeline: PipelineArgument,
+    *,
+    stream: StreamsOption = None,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="TIME", help="The earliest time (ISO 8601, UTC without an offset)."
+        ),
+    ],
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TIME", help="The latest time, exclusive. Default: now."),
+    ] = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+    _no_engine: NoEngineOption = False,
+) -> None:
+    """Read what changed in a stream within a time range again.
+
+    Records that differ from the table get a version at the time of their change. Nothing is
+    deleted, and the next sync continues where the last one stopped. The range may begin before the
+    configured start of the stream. APIs with a cursor over time and Python functions with a
+    parameter `window` can be read like this. Requires one --stream. Exit codes are those of `sync`.
+    """
+    wanted = project_of(project, lake, settings)
+    name = _only_one(stream)
+    from chronolake.instants import micros_of
+    from chronolake.pipeline.partial_reads import source_of_window
+    from chronolake.types import now_micros
+
+    times = (micros_of(begin), now_micros() if end is None else micros_of(end))
+    source = source_of_window(wanted, pipeline, name, *map(_datetime_of, times))
+    _run_once(wanted, pipeline, [name], json=json, source=source)
+
+
+def _datetime_of(micros: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+
+
+def _only_one(streams: Sequence[str] | None) -> str:
+    if not streams or len(streams) > 1:
+        raise typer.BadParameter("name exactly one stream", param_hint="--stream")
+    return streams[0]
+
+
+def _parse_record(text: str, option: str) -> dict[str, str]:
+    """Return the values of columns: `id=5`, `order=5,line=2`, or an object in JSON.
+
+    Raises:
+        BadParameter: the text has none of these forms.
+    """
+    if not text.startswith("{"):
+        return dict(parse_pairs(text.split(","), option))
+    try:
+        found = loads(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text} is not valid JSON", param_hint=option) from None
+    return {
+        name: value if isinstance(value, str) else dumps(value) for name, value in found.items()
+    }
+
+
+def _run_once(
+    project: Project,
+    pipeline: str,
+    streams: Sequence[str],
+    *,
+    json: bool,
+    full_refresh: bool = False,
+    source: Source | None = None,
+) -> None:
+    """Run a pipeline once, and end the command with the run's exit code."""
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
 
-    wanted = project_of(project, lake, settings)
-    _exit_unless_any_can_begin(wanted, [pipeline], stream, json=json)
-    same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
-    with open_lake(wanted.lake, json=json) as opened, Progress(opened, json=json) as progress:
-        ended = run_one(opened, same, pipeline, stream or (), progress, full_refresh=True)
+    _exit_unless_any_can_begin(project, [pipeline], streams, json=json)
+    same = WatchedProject(project, lambda: project, partial(show_error, json=json))
+    with open_lake(project.lake, json=json) as opened, Progress(opened, json=json) as progress:
+        ended = run_one(
+            opened, same, pipeline, streams, progress, full_refresh=full_refresh, source=source
+        )
     exit_with_status([ended])
 
 

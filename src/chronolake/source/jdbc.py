@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
 
 from chronolake.change_set import RESERVED
-from chronolake.errors import SourceError
+from chronolake.errors import ConfigurationError, SourceError
 from chronolake.frames import select
 from chronolake.iceberg import spark_words
 from chronolake.landing import landed_micros
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import JdbcAddress, JdbcSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.protocol import ChangeBatch, Offset
+    from chronolake.source.protocol import ChangeBatch, Offset, Where
 
 
 _ROWS_AT_ONCE: Final = 10_000
@@ -268,6 +268,39 @@ def latest_micros(stored: Offset) -> int:
     return max((int(stored[name]) for name in stored if name.endswith("_micros")), default=0)
 
 
+def matching(rows: DataFrame, where: Where, name: str) -> DataFrame:
+    """Return the rows that match. The database does the work, as far as Spark can express it.
+
+    Args:
+        name: the table, for messages.
+
+    Raises:
+        SourceError: the table does not have a column.
+        ConfigurationError: a value does not have the column's type.
+    """
+    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    conditions = []
+    for record in where:
+        cells = []
+        for column, text in record.items():
+            if column not in types:
+                raise SourceError(
+                    f"The table {name} has no column {column}.",
+                    hint=f"Its columns are {', '.join(types)}.",
+                )
+            value = f"try_cast({literal(text)} AS {types[column]})"
+            if rows.sparkSession.sql(f"SELECT {value} IS NULL").head(1)[0][0]:
+                raise ConfigurationError(
+                    f"{text!r} is not a value of the column {column}, which has the type "
+                    f"{types[column]}.",
+                    column=column,
+                    hint="Correct the value.",
+                )
+            cells.append(f"{quote(column)} = {value}")
+        conditions.append(f"({' AND '.join(cells)})")
+    return rows.where(" OR ".join(conditions))
+
+
 def read_tables(
     reader: Reader,
     positions: Mapping[str, Offset | None],
@@ -332,20 +365,36 @@ class JdbcDatabase:
         reader = JdbcReader(self.config)
 
         def read(name: str, stored: Offset) -> Iterator[Snapshot]:
-            table = self.config.tables[name]
-            # After a crash, only the landed files show the last time that was used.
-            landed = landed_micros(raw_folder(self.project, self.pipeline, name))
-            at_micros = max(now_micros(), latest_micros(stored) + 1, landed + 1)
-            yield snapshot_of(
-                name,
-                reader.table(lake.spark, name, split_by=table.split_by),
-                table.key,
-                at_micros=at_micros,
-                sequence=f"{at_micros:016x}",
-                position={"last_micros": at_micros},
-            )
+            split_by = self.config.tables[name].split_by
+            yield self._snapshot(name, reader.table(lake.spark, name, split_by=split_by), stored)
 
         return read_tables(reader, positions, read)
+
+    def read_where(
+        self, lake: Lake, stream: str, position: Offset, where: Where
+    ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
+        """Read the matching rows of a table."""
+        reader = JdbcReader(self.config)
+
+        def read(name: str, stored: Offset) -> Iterator[Snapshot]:
+            yield self._snapshot(
+                name, matching(reader.table(lake.spark, name), where, name), stored
+            )
+
+        return read_tables(reader, {stream: position}, read)
+
+    def _snapshot(self, name: str, rows: DataFrame, stored: Offset) -> Snapshot:
+        # After a crash, only the landed files show the last time that was used.
+        landed = landed_micros(raw_folder(self.project, self.pipeline, name))
+        at_micros = max(now_micros(), latest_micros(stored) + 1, landed + 1)
+        return snapshot_of(
+            name,
+            rows,
+            self.config.tables[name].key,
+            at_micros=at_micros,
+            sequence=f"{at_micros:016x}",
+            position={"last_micros": at_micros},
+        )
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Do nothing: the database keeps no state for a pipeline."""

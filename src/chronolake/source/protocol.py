@@ -28,6 +28,7 @@ from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -557,6 +558,60 @@ class ChangeSource(Source, Protocol):
         Args:
             positions: the offsets of all streams that have ever landed, selected or not, and the
                 one that they share (`ALL_STREAMS`), if there is one.
+        """
+        ...
+
+
+#: Selects records: those that match one of the mappings. A record matches if all of these columns,
+#: by their names in the source, have these values, which are given as texts.
+Where: TypeAlias = "Sequence[Mapping[str, str]]"
+
+
+@runtime_checkable
+class SelectiveSource(ChangeSource, Protocol):
+    """A source that can read single records by their values."""
+
+    def read_where(
+        self, lake: Lake, stream: str, position: Offset, where: Where
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | CaughtUp | StreamFailure]:
+        """Read the records of a stream that match; pending changes of a log are read first.
+
+        Args:
+            lake: the lake whose Spark session does the work.
+            stream: the stream's name.
+            position: its stored offset.
+            where: which records to read.
+
+        Returns:
+            Batches as of `read`. The last one is a snapshot of which `rows` are all matching
+            records, but `present` is None.
+        """
+        ...
+
+
+@runtime_checkable
+class WindowedSource(ChangeSource, Protocol):
+    """A source that can read what changed within a time range."""
+
+    def expect_window(self, stream: str) -> None:
+        """Raise if a stream cannot be read by a time range.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+        ...
+
+    def read_window(
+        self, lake: Lake, stream: str, position: Offset, begin: datetime, end: datetime
+    ) -> Iterator[ChangeBatch | ReadProgress | StreamFailure]:
+        """Read the records of a stream that changed within a time range.
+
+        Args:
+            lake: the lake whose Spark session does the work.
+            stream: the stream's name.
+            position: its stored offset, which all batches keep.
+            begin: the earliest time, with a time zone.
+            end: the latest time, exclusive.
         """
         ...
 

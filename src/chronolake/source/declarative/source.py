@@ -8,12 +8,12 @@ is read completely and compared with its table.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.landing import ColumnRules, wider
 from chronolake.source.declarative.check import check_source, complete_manifest
 from chronolake.source.declarative.connect import open_api
@@ -27,6 +27,7 @@ from chronolake.source.declarative.manifests.capabilities import (
 )
 from chronolake.source.declarative.manifests.config_validation import raise_if_incomplete
 from chronolake.source.declarative.manifests.manifest import find, load
+from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.parent_streams import is_outdated, select_stream
 from chronolake.source.declarative.reconcile import CompleteRead
 from chronolake.source.declarative.slice_files import SliceFiles, hide, unexpected_error
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from chronolake.source.records.pending_files import Part
     from chronolake.types import Column
 
-#: Subfolder for complete reads, below the folder of a stream's waiting records.
+#: Subfolder for reads that no other run continues, below the folder of a stream's waiting records.
 _WHOLE: Final = "whole"
 
 
@@ -188,6 +189,69 @@ class DeclarativeApi:
                     rules = ColumnRules.of(self.project.pipelines[self.pipeline], name)
                     mask = hide if rules else api.session.network.mask
                     yield StreamFailure(name, unexpected_error(failure, mask))
+
+    def expect_window(self, stream: str) -> None:
+        """Raise unless the stream has a cursor over time.
+
+        Raises:
+            ConfigurationError: it has none.
+        """
+        if not isinstance(cursor_of(self.streams[stream]), DatetimeBasedCursor):
+            raise ConfigurationError(
+                f"The stream {stream} has no cursor over time, so it cannot be read by a time "
+                "range.",
+                hint=f"`chronolake resync {self.pipeline} --stream {stream}` reads all of it.",
+            )
+
+    def read_window(
+        self, lake: Lake, stream: str, position: Offset, begin: datetime, end: datetime
+    ) -> Iterator[ChangeBatch | ReadProgress | StreamFailure]:
+        """Yield the records whose cursor is in a time range; the stream's state stays."""
+        where = f"{self.project.file}: pipelines.{self.pipeline}.source.config"
+        raise_if_incomplete(self.config.config, self.manifest, where)
+        with self._open() as api:
+            try:
+                yield from self._read_window(lake, api, stream, position, (begin, end))
+            except ChronolakeError as failure:
+                yield StreamFailure(stream, failure)
+
+    def _read_window(
+        self,
+        lake: Lake,
+        api: Api,
+        name: str,
+        position: Offset,
+        window: tuple[datetime, datetime],
+    ) -> Iterator[ChangeBatch | ReadProgress | StreamFailure]:
+        either = self.streams[name]
+        settings = Settings.of(self.project, self.pipeline, either, api.config)
+        stream = select_stream(either, {"": ""})
+        begin, end = window
+        reader = StreamReader(
+            stream,
+            api,
+            on_limit=self.config.on_partition_limit,
+            dated_by=cursor_of(either),
+            window=(begin, end - timedelta(microseconds=1)),
+        )
+        folder = raw_folder(self.project, self.pipeline, name)
+        place = spool_folder(self.project, self.pipeline) / folder.name / _WHOLE
+        PendingFiles(place).discard()
+        waiting, _ = PendingFiles.recover(place, settings.rules.digest)
+        shape = settings.shape_of(stream, reader.schema, StreamOffset.of(position).types)
+        files = SliceFiles(waiting.folder, settings.identity_of(stream), shape)
+        workers = self.config.concurrency or max_concurrency(self.manifest, api.config)
+        cluster = cluster_for(lake, api, reader, files, workers)
+        alone_bytes = self.config.spark_from_mib * 2**20
+        run = Run(reader, files, waiting, api.session, cluster=cluster, alone_bytes=alone_bytes)
+        landing = _PendingRecords(lake, name, waiting, Repeats(may_be=True))
+        for place_after in run.read_with_progress(workers):
+            yield ReadProgress(name, run.rows)
+            if place_after is not None:
+                yield from landing.batches(position, position, files.columns())
+                waiting.acknowledge()
+        if run.failure is not None:
+            yield StreamFailure(name, run.failure)
 
     def check(
         self,

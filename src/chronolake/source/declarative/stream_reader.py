@@ -326,6 +326,7 @@ class StreamReader:
         dated_by: IncrementalSync | None = None,
         since: datetime | None = None,
         beyond: timedelta = timedelta(),
+        window: tuple[datetime, datetime] | None = None,
     ) -> None:
         """Prepare to read a stream.
 
@@ -337,6 +338,8 @@ class StreamReader:
                 stream's own: the one of a delegating stream.
             since: for a datetime cursor, a later start than the manifest's.
             beyond: for a datetime cursor, how much later than the manifest's its end is.
+            window: for a datetime cursor, another start, and an end that may be earlier than the
+                manifest's; both inclusive.
 
         Raises:
             ConfigurationError: the requests cannot be built from the manifest and the
@@ -351,6 +354,7 @@ class StreamReader:
         self._router = create_router(stream.retriever.partition_router, api.config, self._parent)
         self._since = since
         self._beyond = beyond
+        self._window = window
         self.schema = load_schema(stream, api)
         self.slices = SliceReader(
             stream,
@@ -401,6 +405,10 @@ class StreamReader:
         cursor = self.slices.cursor
         if self._since is not None:
             cursor = replace(cursor, start=max(cursor.start, self._since))
+        if self._window is not None:
+            start, until = self._window
+            last = min(cursor.end(), until)
+            cursor = replace(cursor, start=start, end=lambda: last)
         if self._beyond:
             end = cursor.end() + self._beyond
             cursor = replace(cursor, end=lambda: end)

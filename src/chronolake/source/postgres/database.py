@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
@@ -64,7 +64,15 @@ from chronolake.source.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from pathlib import Path
 
     import psycopg
@@ -74,7 +82,13 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import IdentityProblem, PublishedTable, SourceTable
     from chronolake.source.postgres.snapshot import DatabaseSnapshot, SnapshotRequest
     from chronolake.source.postgres.table_replication import Invalid
-    from chronolake.source.protocol import DescribedStream, Offset, ReadProgress, TokenStore
+    from chronolake.source.protocol import (
+        DescribedStream,
+        Offset,
+        ReadProgress,
+        TokenStore,
+        Where,
+    )
 
 log = structlog.get_logger(__name__)
 
@@ -133,6 +147,22 @@ class PostgresDatabase:
 
         Tables whose rows cannot be identified in the log are read completely in each run.
         """
+        yield from self._read(lake, positions, full_refresh=full_refresh)
+
+    def read_where(
+        self, lake: Lake, stream: str, position: Offset, where: Where
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | CaughtUp | StreamFailure]:
+        """Read the log of a table up to a snapshot, and the matching rows in this snapshot."""
+        yield from self._read(lake, {stream: position}, full_refresh=True, where=where)
+
+    def _read(
+        self,
+        lake: Lake,
+        positions: Mapping[str, Offset | None],
+        *,
+        full_refresh: bool,
+        where: Where | None = None,
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | CaughtUp | StreamFailure]:
         with connect(self.config.dsn) as connection:
             state = _State.of(connection, self.slot, self._selection.tables.values())
             self._check_slot_owner(connection, positions)
@@ -193,17 +223,19 @@ class PostgresDatabase:
                         yield from self._read_log(
                             lake, to_reread, at_snapshot, full_refresh=full_refresh
                         )
-                        readable = (
+                        readable = [
                             replication
                             for replication in to_reread
                             if full_refresh or replication.invalid is None
+                        ]
+                        copy = partial(
+                            self._copy_table, lake, snapshot, server=state.server, where=where
                         )
-                        for replication in (*readable, *missing):
-                            yield from self._copy_table(lake, snapshot, replication, state.server)
+                        yield from _copied(copy, readable, missing, where)
         if without_log := {
             name: stored for name, stored in positions.items() if name in unfollowed
         }:
-            yield from read_snapshots(lake, selection, without_log)
+            yield from read_snapshots(lake, selection, without_log, where=where)
 
     def _must_reread(self, replication: TableReplication) -> bool:
         reason = replication.position.reread_reason(replication.table)
@@ -427,9 +459,15 @@ class PostgresDatabase:
             yield StreamFailure(replication.table.stream, failure)
 
     def _copy_table(
-        self, lake: Lake, snapshot: DatabaseSnapshot, replication: TableReplication, server: int
+        self,
+        lake: Lake,
+        snapshot: DatabaseSnapshot,
+        replication: TableReplication,
+        *,
+        server: int,
+        where: Where | None,
     ) -> Iterator[Snapshot | StreamFailure]:
-        """Copy a table, at a time that is not earlier than its landed versions."""
+        """Copy a table or some rows, at a time that is not earlier than its landed versions."""
         try:
             landed = landed_micros(self._selection.landing_folder(replication.table.stream))
         except SourceError as failure:
@@ -437,7 +475,13 @@ class PostgresDatabase:
             return
         position = replication.position.not_before(landed)
         yield from copy_table(
-            lake.spark, self.config.dsn, snapshot, replication.table, position, server=server
+            lake.spark,
+            self.config.dsn,
+            snapshot,
+            replication.table,
+            position,
+            server=server,
+            where=where,
         )
 
     def _write_evidence(
@@ -759,3 +803,28 @@ def _create_spool(folder: Path) -> Iterator[Path]:
         yield spool
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copied(
+    copy: Callable[[TableReplication], Iterator[Snapshot | StreamFailure]],
+    followed: Sequence[TableReplication],
+    missing: Sequence[TableReplication],
+    where: Where | None,
+) -> Iterator[Snapshot | StreamFailure]:
+    """Copy tables, or some rows of those that are followed in the log."""
+    if where is not None:
+        yield from map(_not_followed_failure, missing)
+        missing = ()
+    for replication in (*followed, *missing):
+        yield from copy(replication)
+
+
+def _not_followed_failure(replication: TableReplication) -> StreamFailure:
+    stream = replication.table.stream
+    return StreamFailure(
+        stream,
+        SourceError(
+            f"Single rows of the table {stream} cannot be read: its log is not read up to now.",
+            hint="Run a sync or, if that is refused, a resync of the whole stream first.",
+        ),
+    )

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.postgres.catalog import Part, SourceTable
     from chronolake.source.postgres.offset import LogOffset
+    from chronolake.source.protocol import Where
 
 _UNPROTECTED: Final = ProtectedTexts()
 #: The number of pages of 8 KiB in a range: 64 MiB.
@@ -87,8 +88,9 @@ def copy_table(
     *,
     server: int,
     fingerprints: str | None = None,
+    where: Where | None = None,
 ) -> Iterator[Snapshot | StreamFailure]:
-    """Read all rows of a table in a snapshot.
+    """Read all rows of a table in a snapshot, or some of them.
 
     Args:
         spark: the session; its executors must reach the server.
@@ -98,6 +100,7 @@ def copy_table(
         position: the stream's offset before.
         server: the database's identifier (`catalog.server_of`).
         fingerprints: the name of the fingerprints that were computed in this snapshot.
+        where: which rows to read; None: all. If it is not None, the offset only gets a later time.
     """
     try:
         with lock_table(dsn, snapshot, table) as locked:
@@ -110,10 +113,15 @@ def copy_table(
             ]
             out_of_range = {name: f"{RESERVED}text{number}" for number, name in enumerate(checked)}
             rows = row_key.convert(
-                read_texts(spark, dsn, locked), current.columns, columns, out_of_range=out_of_range
+                read_texts(spark, dsn, locked, where),
+                current.columns,
+                columns,
+                out_of_range=out_of_range,
             )
-            position_after = position.after_copy(
-                current, snapshot, server=server, fingerprints=fingerprints
+            position_after = (
+                position.after_copy(current, snapshot, server=server, fingerprints=fingerprints)
+                if where is None
+                else position.after_part(snapshot)
             )
             at = position_after.last_micros
             yield Snapshot(
@@ -187,13 +195,19 @@ def _identifier(table: SourceTable) -> sql.Identifier:
     return sql.Identifier(table.schema, table.name)
 
 
-def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:
+def read_texts(
+    spark: SparkSession, dsn: str, snapshot: TableSnapshot, where: Where | None = None
+) -> ArrowRows:
     """Return the rows of a table in a snapshot, with their columns as texts.
 
     Args:
         spark: the session; its executors must reach the server.
         dsn: the server's address.
         snapshot: the snapshot, held until the rows have been read.
+        where: which rows to read; None: all.
+
+    Raises:
+        SourceError: `where` names a column that the table does not have.
     """
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quote(name)} string" for name in names)
@@ -204,6 +218,14 @@ def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowR
         names=names,
         protected=snapshot.table.texts,
     )
+    if where is not None:
+        unknown = sorted({name for record in where for name in record} - {*names})
+        if unknown:
+            raise SourceError(
+                f"The table {snapshot.table.stream} has no column {unknown[0]}.",
+                hint=f"Its columns are {', '.join(names)}.",
+            )
+        copy = partial(copy, where=where)
     ranges = (
         [
             {
@@ -213,7 +235,7 @@ def read_texts(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowR
             }
             for page_range in task
         ]
-        for task in plan_tasks(snapshot.parts)
+        for task in (plan_tasks(snapshot.parts) if where is None else _whole(snapshot.parts))
     )
     tasks = pa.array(ranges, pa.list_(_RANGE))
     return ArrowRows(lambda: distribute(spark, "ranges", tasks), copy, schema)
@@ -256,6 +278,12 @@ def plan_tasks(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
         yield waiting
 
 
+def _whole(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
+    """Return a group for each part, because the server finds rows by an index."""
+    for part in parts:
+        yield [PageRange(part, 0, None, part.pages)]
+
+
 def distribute(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
     """Return a DataFrame with one column, and a row and a partition for each task."""
     rows = pa.table({name: tasks})
@@ -274,14 +302,27 @@ def _copy_ranges(
     snapshot: DatabaseSnapshot,
     names: Sequence[str],
     protected: ProtectedTexts,
+    where: Where | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Copy ranges of pages."""
+    """Copy ranges of pages, or the rows of whole parts that match `where`."""
     with connect_to_snapshot(dsn, snapshot) as connection:
         for batch in batches:
             for place in batch.column("ranges").flatten().to_pylist():
                 until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"
-                where = sql.SQL(f"ctid >= '({place['begin']},0)'{until}")
-                yield from rows_where(connection, place["relation"], where, names, protected)
+                in_pages = sql.SQL(f"ctid >= '({place['begin']},0)'{until}")
+                condition = in_pages if where is None else _condition(where)
+                yield from rows_where(connection, place["relation"], condition, names, protected)
+
+
+def _condition(where: Where) -> sql.Composable:
+    records = (
+        sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(name), sql.Literal(value))
+            for name, value in record.items()
+        )
+        for record in where
+    )
+    return sql.SQL(" OR ").join(sql.SQL("({})").format(record) for record in records)
 
 
 def rows_where(

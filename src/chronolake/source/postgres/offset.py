@@ -212,6 +212,15 @@ class LogOffset:
             evidence=snapshot.evidence,
         )
 
+    def after_part(self, snapshot: DatabaseSnapshot) -> Self:
+        """Return this offset after some rows of a snapshot have landed, at its `last_micros`."""
+        return replace(
+            self,
+            last_micros=max(snapshot.at_micros, self.last_micros + 1),
+            # They describe other rows than the lake's table has.
+            fingerprints=None,
+        )
+
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
         """Return the numbers that identify columns in the lake, by column name."""
         return numbers_of(columns) if self.is_numbered else {}

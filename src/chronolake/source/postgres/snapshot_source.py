@@ -16,6 +16,7 @@ from chronolake.landing import landed_micros
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import check_table, version_of
 from chronolake.source.postgres.connection import connect
+from chronolake.source.postgres.initial_copy import copy_table
 from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.selection import TableSelection
 from chronolake.source.postgres.slot import is_in_database, slot_of
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         Offset,
         ReadProgress,
         Snapshot,
+        Where,
     )
 
 
@@ -49,6 +51,7 @@ def read_snapshots(
     positions: Mapping[str, Offset | None],
     *,
     full_refresh: bool = False,
+    where: Where | None = None,
 ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
     """Read tables in one snapshot of their database.
 
@@ -57,6 +60,7 @@ def read_snapshots(
         selection: the selected tables.
         positions: the offsets of their streams; None: nothing has landed.
         full_refresh: whether to compare all rows with the lake's tables in any case.
+        where: which rows to read; None: all.
 
     Raises:
         SourceError: the database cannot be read at all.
@@ -78,14 +82,18 @@ def read_snapshots(
                 if stored is None
                 else LogOffset.from_json(stored)
             )
+            position = position.not_before(landed)
+            if where is not None:
+                yield from copy_table(
+                    lake.spark, dsn, snapshot, table, position, server=server, where=where
+                )
+                continue
             folder = selection.fingerprints_of(name)
             snapshot_diff = SnapshotDiff(
                 *(lake.spark, dsn, snapshot, server, major, folder),
                 is_shared=lake.executor_files.are_shared,
             )
-            yield from snapshot_diff.read(
-                table, position.not_before(landed), full_refresh=full_refresh
-            )
+            yield from snapshot_diff.read(table, position, full_refresh=full_refresh)
 
 
 @dataclass
@@ -114,6 +122,12 @@ class SnapshotDatabase:
         """Read all tables in one snapshot of the database."""
         self._selection.remove_fingerprints(keep=self._selection.names)
         yield from read_snapshots(lake, self._selection, positions, full_refresh=full_refresh)
+
+    def read_where(
+        self, lake: Lake, stream: str, position: Offset, where: Where
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
+        """Read the matching rows of a table."""
+        yield from read_snapshots(lake, self._selection, {stream: position}, where=where)
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """Return the columns of tables from the catalog."""

@@ -23,6 +23,8 @@ from chronolake.source.python.rows import rows_in
 from chronolake.source.records.messages import Complete, Progress, Records
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from chronolake.masking import Secrets
     from chronolake.source.records.messages import Message
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 5_000
 _SECONDS: Final = 5.0
 _STATE: Final = "state"
+_WINDOW: Final = "window"
 _TARGET: Final = "Write `run: module:name`, such as `run: mymodule:orders`."
 
 
@@ -49,20 +52,33 @@ class Target:
     streams: Mapping[str, StreamDeclaration]
     is_shared: bool
 
-    def read(self, config: Mapping[str, Any], state: Any, secrets: Secrets) -> Iterator[Message]:
+    @property
+    def takes_window(self) -> bool:
+        """Return whether it can be asked for the records of a time range."""
+        return _WINDOW in inspect.signature(self.called).parameters
+
+    def read(
+        self,
+        config: Mapping[str, Any],
+        state: Any,
+        secrets: Secrets,
+        window: tuple[datetime, datetime] | None = None,
+    ) -> Iterator[Message]:
         """Call it, and yield its records and states.
 
         Args:
             config: the values of its parameters.
             state: the stored state, or None.
             secrets: what errors must not contain.
+            window: begin and end (exclusive) of the time range that is wanted; None: whatever is
+                new.
 
         Raises:
             ConfigurationError: parameters are missing or unknown.
             SourceError: it fails, or yields something that is not a record.
         """
         current: dict[str, Any] = {} if state is None else exact_json.loads(exact_json.dumps(state))
-        arguments = self._arguments(config, current)
+        arguments = self._arguments(config, current, window)
         groups = _Groups(self, None if _STATE not in arguments else current)
         try:
             made = self.called(**arguments)
@@ -81,7 +97,12 @@ class Target:
         yield from groups.checkpoint()
         yield from (Complete(name) for name in self.streams)
 
-    def _arguments(self, config: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(
+        self,
+        config: Mapping[str, Any],
+        state: dict[str, Any],
+        window: tuple[datetime, datetime] | None,
+    ) -> dict[str, Any]:
         parameters = inspect.signature(self.called).parameters
         takes_all = any(given.kind is given.VAR_KEYWORD for given in parameters.values())
         for name in config:
@@ -94,7 +115,7 @@ class Target:
             name
             for name, given in parameters.items()
             if name not in config
-            and name != _STATE
+            and name not in {_STATE, _WINDOW}
             and given.default is given.empty
             and given.kind not in {given.VAR_KEYWORD, given.VAR_POSITIONAL}
         ]
@@ -103,7 +124,8 @@ class Target:
                 f"{self.path} needs values for {', '.join(missing)}.",
                 hint="Set them below source.config in chronolake.yml.",
             )
-        return {**config, **({_STATE: state} if _STATE in parameters else {})}
+        own = {_STATE: state, _WINDOW: window}
+        return {**config, **{name: own[name] for name in own if name in parameters}}
 
 
 class _Open:

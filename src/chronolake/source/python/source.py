@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.masking import Secrets
-from chronolake.source.protocol import CheckResult, Level
+from chronolake.source.protocol import CaptureMethod, CheckResult, Level
 from chronolake.source.python.declarations import StreamDeclaration
 from chronolake.source.python.functions import load_target
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Failure, Progress
-from chronolake.source.records.reader import RecordStream
+from chronolake.source.records.reader import RecordStream, state_of
 from chronolake.source.records.source import RecordSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+    from datetime import datetime
 
     from chronolake.config import Project, PythonSource
+    from chronolake.lake import Lake
     from chronolake.source.protocol import Offset
     from chronolake.source.python.functions import Target
     from chronolake.source.records.messages import Message
+    from chronolake.source.records.reader import Batch
 
 _ADVICE: Final = "Correct the key of the stream, or leave such records out."
 
@@ -122,6 +125,44 @@ class PythonFunctions(RecordSource):
             except ChronolakeError as failure:
                 for name in names:
                     yield Failure(name, failure)
+
+    def expect_window(self, stream: str) -> None:
+        """Raise unless the function takes a time range and reports changes.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        target = self._target_of(stream)
+        if not target.takes_window:
+            raise ConfigurationError(
+                f"{target.path} has no parameter `window`, so it cannot be read by a time range.",
+                hint="Add the parameter `window=None`: it is a pair of datetimes, from and to.",
+            )
+        if target.streams[stream].capture is CaptureMethod.SNAPSHOT_DIFF:
+            raise ConfigurationError(
+                f"The stream {stream} consists of complete reads, so it has no time ranges.",
+                hint=f"`chronolake resync {self.pipeline} --stream {stream}` reads all of it.",
+            )
+
+    def read_window(
+        self, lake: Lake, stream: str, position: Offset, begin: datetime, end: datetime
+    ) -> Iterator[Batch]:
+        """Read the records of a time range; the stream's state stays."""
+        yield from self.read_messages(
+            lake, {stream: position}, self._messages_of(stream, state_of(position), (begin, end))
+        )
+
+    def _messages_of(
+        self, stream: str, state: Any, window: tuple[datetime, datetime]
+    ) -> Iterator[Message]:
+        target = self._target_of(stream)
+        secrets = Secrets(self._config.config)
+        for message in target.read(self._config.config, state, secrets, window):
+            if not isinstance(message, Progress) and message.stream == stream:
+                yield message
+
+    def _target_of(self, stream: str) -> Target:
+        return next(target for target in self.targets if stream in target.streams)
 
 
 def _identity_of(declared: StreamDeclaration) -> Identity:

@@ -96,13 +96,19 @@ class RecordSource(ABC):
     ) -> Iterator[Batch]:
         """Read the changes of the selected streams, or all of their records."""
         known = {name: None if full_refresh else stored for name, stored in positions.items()}
-        streams = [stream for stream in self._streams_with_rules() if stream.name in known]
-        place = spool_folder(self.project, self.pipeline)
-        self._reader = RecordReader(lake, streams, known, place)
         states = {name: state_of(stored) for name, stored in known.items()}
         shared = None if full_refresh else self._shared
         new = {name for name, stored in known.items() if stored is None}
-        yield from self._reader.read(self.messages(states, shared, new=new))
+        yield from self.read_messages(lake, known, self.messages(states, shared, new=new))
+
+    def read_messages(
+        self, lake: Lake, positions: Mapping[str, Offset | None], messages: Iterator[Message]
+    ) -> Iterator[Batch]:
+        """Return the batches of what the source reports about some streams."""
+        streams = [stream for stream in self._streams_with_rules() if stream.name in positions]
+        place = spool_folder(self.project, self.pipeline)
+        self._reader = RecordReader(lake, streams, positions, place)
+        yield from self._reader.read(messages)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Note which offsets have landed."""
