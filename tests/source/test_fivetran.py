@@ -14,6 +14,7 @@ from chronolake.pipeline.streams import source_of
 from chronolake.source.connectors.environments import environment
 from chronolake.source.protocol import ALL_STREAMS
 from support.connectors import Shop
+from support.datalakes import iceberg
 
 _TABLES: list[dict[str, Any]] = [
     {"table": "orders", "primary_key": ["id"], "columns": {"id": "INT", "note": "STRING"}}
@@ -98,6 +99,72 @@ def test_what_is_before_an_error_is_kept(shop: Shop) -> None:
 def test_an_undeclared_table_is_an_error(shop: Shop) -> None:
     shop.fivetran(_TABLES, 'op.upsert("items", {"id": 1})')
     shop.fail("items", "schema does not declare")
+
+
+def test_tables_that_only_the_configuration_declares(shop: Shop) -> None:
+    update = """
+        op.upsert("items", {"id": 1, "n": 1})
+        op.upsert("items", {"id": 1, "n": 2})
+        op.upsert("notes", {"text": "a"})
+    """
+    shop.fivetran([], update)
+    with pytest.raises(ConfigurationError, match="declares no tables"):
+        source_of(shop.project, "shop").discover()
+    shop.fivetran([], update, keys={"items": ["id"], "notes": []}, only=["items"])
+    shop.sync()
+    assert shop.versions("n", table="items") == [(1, False), (2, True)]
+
+
+def test_values_have_the_declared_types(shop: Shop) -> None:
+    types = {
+        "id": "SHORT",
+        "large": "LONG",
+        "amount": {"type": "DECIMAL", "precision": 15, "scale": 2},
+        "ratio": "FLOAT",
+        "day": "NAIVE_DATE",
+        "local": "NAIVE_DATETIME",
+        "at": "UTC_DATETIME",
+        "data": "BINARY",
+        "page": "XML",
+        "more": "JSON",
+    }
+    tables = [{"table": "orders", "primary_key": ["id"], "columns": types}]
+    update = """
+        from fivetran_connector_sdk import Logging as log
+        log.info("begins")
+        log.warning("goes on")
+        row = {"large": 2**40, "day": "2026-01-02", "local": "2026-01-02T10:15:30", "ratio": 0.5,
+               "at": "2026-01-02T10:15:30.123Z", "data": bytes([0, 255]), "page": "<a/>",
+               "more": {"a": 1}}
+        op.upsert("orders", {**row, "id": 1, "amount": "105.34"})
+        op.upsert("orders", {**row, "id": 2, "amount": 105.3})
+        op.upsert("orders", {**row, "id": 3, "amount": 105})
+    """
+    shop.fivetran(tables, update)
+    shop.sync()
+    found = {
+        str(field.name): str(field.field_type)
+        for field in iceberg(shop.project, "shop", "orders").schema().fields
+    }
+    assert {name: found[name] for name in types} == {
+        "id": "int",
+        "large": "long",
+        "amount": "decimal(15, 2)",
+        "ratio": "double",
+        "day": "date",
+        "local": "timestamp",
+        "at": "timestamptz",
+        "data": "binary",
+        "page": "string",
+        "more": "string",
+    }
+    rows = sorted(shop.rows(), key=lambda row: row["id"])
+    assert [str(row["amount"]) for row in rows] == ["105.34", "105.30", "105.00"]
+    assert rows[0]["data"] == b"\x00\xff"
+    # What a type does not hold makes its column wider, and no value is lost.
+    shop.fivetran(tables, 'op.upsert("orders", {"id": 4, "amount": "1.005"})')
+    shop.sync()
+    assert {row["amount"] for row in shop.rows()} == {"105.34", "105.30", "105.00", "1.005"}
 
 
 def test_a_folder_without_a_connector_is_refused(shop: Shop) -> None:

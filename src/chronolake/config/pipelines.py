@@ -517,6 +517,11 @@ class FivetranSource(Section):
     only: list[str] | None = Field(
         default=None, min_length=1, description="The tables to replicate. Default: all tables."
     )
+    keys: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Tables that `schema` of connector.py does not declare, with their key "
+        "columns: {orders: [id]}; [] for a table without a key.",
+    )
     silent_seconds: float = Field(
         default=1800,
         gt=0,

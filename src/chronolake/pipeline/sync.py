@@ -204,7 +204,10 @@ def sync(
         for stream, table in zip(streams, peeked, strict=True)
         if isinstance(table, LakeError)
     }
-    if len(unreadable) == len(streams):
+    if not streams:
+        hint = f"`chronolake discover {pipeline}` shows what the source offers."
+        log.warning("pipeline_without_streams", pipeline=pipeline, hint=hint)
+    elif len(unreadable) == len(streams):
         raise next(iter(unreadable.values()))
     tables = [table for table in peeked if not isinstance(table, LakeError)]
     lake.note_found(tables)

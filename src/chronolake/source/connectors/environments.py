@@ -82,8 +82,9 @@ def _run(command: Sequence[str], requirements: Sequence[str]) -> None:
         said = (done.stderr or done.stdout).strip()[-_SHOWN_CHARACTERS:]
         raise MissingRequirementError(
             f"The packages {', '.join(requirements)} cannot be installed: {said}",
-            hint="Check their names and versions, and that the package index can be reached. Or "
-            "install them yourself, and set source.command.",
+            hint="Check their names and versions (of a Fivetran project, also source.sdk), and "
+            "that the package index can be reached. Or install them yourself, and set "
+            "source.command or, for Fivetran, source.python.",
         )
 
 

@@ -35,10 +35,14 @@ if TYPE_CHECKING:
 _FILE: Final = "connector.py"
 _CONFIGURATION: Final = "configuration.json"
 _REQUIREMENTS: Final = "requirements.txt"
+_DECLARE: Final = (
+    "Add it to `schema` of connector.py, or to source.keys with its key columns: `{name}: [id]`."
+)
 _ADVICE: Final = "Correct the primary_key of the table in `schema` of connector.py."
 #: The types of the SDK; others are texts.
 _KINDS: Final = {
     "BOOLEAN": Kind.BOOLEAN,
+    "BINARY": Kind.BINARY,
     "SHORT": Kind.SHORT,
     "INT": Kind.LONG,
     "LONG": Kind.LONG,
@@ -111,6 +115,14 @@ class FivetranProject(RecordSource):
                 if message["type"] == "SCHEMA":
                     found = message["tables"]
         tables = {_name_of(table.get("schema"), table["table"]): table for table in found}
+        for name, key in self._config.keys.items():
+            declared = tables.setdefault(name, {"table": name.rpartition(".")[2]})
+            tables[name] = {**declared, "primary_key": declared.get("primary_key") or key}
+        if not tables:
+            raise ConfigurationError(
+                f"{self._config.path}: the connector declares no tables.",
+                hint=_DECLARE.format(name="orders"),
+            )
         wanted = self._config.only
         for name in wanted or ():
             if name not in tables:
@@ -122,7 +134,7 @@ class FivetranProject(RecordSource):
         return {name: table for name, table in tables.items() if wanted is None or name in wanted}
 
     def streams(self) -> list[RecordStream]:
-        """Return the tables that `schema` of the project declares."""
+        """Return the tables that `schema` of the project or the configuration declares."""
         return [
             RecordStream(
                 name,
@@ -189,7 +201,7 @@ class FivetranProject(RecordSource):
         if name not in self._tables and self._config.only is None:
             raise SourceError(
                 f"The connector writes the table {name}, which its schema does not declare.",
-                hint="Add it to `schema` of connector.py, with its primary_key.",
+                hint=_DECLARE.format(name=name),
             )
 
 

@@ -98,7 +98,10 @@ def main() -> None:
     messages = Messages()
     sys.path.insert(0, folder)
     os.chdir(folder)
-    replaced = importlib.import_module("fivetran_connector_sdk").Operations
+    sdk = importlib.import_module("fivetran_connector_sdk")
+    # Without a level, which the SDK's own commands set, each message to its log would fail.
+    sdk.Logging.LOG_LEVEL = sdk.Logging.Level.INFO
+    replaced = sdk.Operations
     own = Operations(messages)
     for name in ("upsert", "update", "delete", "truncate", "checkpoint", "warning", "error"):
         setattr(replaced, name, staticmethod(getattr(own, name)))

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 import threading
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from binascii import Error as BinasciiError
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
@@ -68,11 +69,11 @@ _DECLARED: Final = {
     "object": Kind.JSON,
     "array": Kind.JSON,
 }
+#: Types of values that a declared decimal may have; a value with more digits does not fit.
+_DECIMALS: Final = {str, int, float, Decimal}
 _WHOLE: Final = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTHS: Final = {"true": True, "false": False}
-#: Types whose values are strings in JSON.
-_TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.NAIVE_DATE}
 
 
 def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
@@ -348,18 +349,31 @@ def to_array(values: list[Any], kind: ColumnType) -> pa.Array | None:
     if not types:
         return pa.nulls(len(values), kind.arrow)
     try:
-        if kind.kind in _TIMES and types <= {str}:
-            return pa.array(values, pa.string()).cast(kind.arrow)
-        if kind.kind is Kind.DOUBLE:
-            fits = types <= {int, float} and (int not in types or _are_exact_numbers(values))
-        else:
-            kinds = {
-                found for type_ in types if type_ in _KNOWN for found in _kinds_of(type_, values)
-            }
-            fits = kinds == {kind.kind} and types <= _KNOWN
-        return pa.array(values, kind.arrow) if fits else None
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return _to_typed_array(values, types, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, InvalidOperation, BinasciiError):
         return None
+
+
+def _to_typed_array(values: list[Any], types: set[type], kind: ColumnType) -> pa.Array | None:
+    """Return values of some types in a type that is not text; it raises if one does not fit."""
+    match kind.kind:
+        case Kind.UTC_DATETIME | Kind.NAIVE_DATETIME | Kind.NAIVE_DATE if types <= {str}:
+            return pa.array(values, pa.string()).cast(kind.arrow)
+        case Kind.BINARY if types <= {str}:
+            given = [None if text is None else b64decode(text, validate=True) for text in values]
+            return pa.array(given, kind.arrow)
+        case Kind.DECIMAL if types <= _DECIMALS:
+            numbers = [None if value is None else Decimal(str(value)) for value in values]
+            return pa.array(numbers, kind.arrow)
+        case Kind.SHORT | Kind.INT:
+            fits = types == {int}
+        case Kind.DOUBLE:
+            fits = types <= {int, float} and (int not in types or _are_exact_numbers(values))
+        case _:
+            known = (type_ for type_ in types if type_ in _KNOWN)
+            kinds = {found for type_ in known for found in _kinds_of(type_, values)}
+            fits = kinds == {kind.kind} and types <= _KNOWN
+    return pa.array(values, kind.arrow) if fits else None
 
 
 def _to_text_array(texts: list[str | None]) -> pa.Array:
