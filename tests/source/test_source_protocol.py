@@ -13,10 +13,11 @@ from typing import Any
 import change_log_source
 import pytest
 from change_log_source import ChangeLogSource, create
+from structlog.testing import capture_logs
 
 from chronolake.config import load_project
 from chronolake.lake import Lake
-from chronolake.pipeline.store import Store, StreamRun
+from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.source.protocol import ChangeSource, Source
 from chronolake.types import ACTIVE, END, START
@@ -71,6 +72,14 @@ def test_the_example_implements_the_protocol(crm: Crm) -> None:
     assert isinstance(source, ChangeSource)
     (stream,) = source.discover()
     assert stream.is_ours
+
+
+def test_a_source_without_streams_is_a_warning(crm: Crm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChangeLogSource, "discover", lambda _: [])
+    with capture_logs() as logged:
+        result = sync(crm.lake, crm.project, "crm", source=crm.source)
+    assert (result.status, result.streams) == (Status.SUCCEEDED, ())
+    assert "pipeline_without_streams" in {event["event"] for event in logged}
 
 
 def test_the_example_survives_a_crash_between_landing_and_checkpoint(
