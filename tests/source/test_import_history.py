@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 
+from chronolake.config import load
 from chronolake.core import verify
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, TableName
 from support.commands import run_words
-from support.datalakes import iceberg, project
+from support.datalakes import iceberg, iceberg_in, project
 
 _T = datetime(2026, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -257,3 +258,17 @@ def test_any_intervals_without_overlaps(
     code, reported = imported.run(path, *_DBT)
     assert code == 0, reported
     assert imported.versions("id", "name") == sorted(expected)
+
+
+def test_a_lake_without_a_project_is_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = _write(tmp_path / "customers.parquet", [_snapshot(1, "Ada", 0, None)])
+    words = ("--key", "id", "--start", "dbt_valid_from", "--end", "dbt_valid_to")
+    code, _, errors = run_words(
+        capsys, "import-history", "crm.customers", str(path), *words, "--lake", "lake"
+    )
+    assert code == 0, errors
+    (row,) = iceberg_in(load(tmp_path / "lake"), "crm", "customers").scan().to_arrow().to_pylist()
+    assert (row["id"], row[START], row[ACTIVE]) == (1, _at(0), True)

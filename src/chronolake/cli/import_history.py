@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from chronolake.cli.app import (
     ProjectOption,
     SettingOption,
     app,
+    configuration,
     console,
     open_lake,
     parse_table_name,
@@ -27,6 +28,11 @@ from chronolake.cli.app import (
 from chronolake.cli.pipelines import exit_with_status, project_of, run_one
 from chronolake.errors import ConfigurationError
 from chronolake.location import scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.config import Project
 
 
 @app.command(
@@ -100,7 +106,7 @@ def import_history(
     from chronolake.pipeline.runs import Status
 
     name = parse_table_name(table)
-    wanted = project_of(project, lake, settings)
+    wanted = _project(project, lake, settings)
     if name.schema in wanted.pipelines:
         raise ConfigurationError(
             f"{wanted.file} has a pipeline {name.schema}, which fills this schema.",
@@ -126,6 +132,20 @@ def import_history(
     if not json and status is Status.SUCCEEDED:
         console().print(f"The history of {path} is in {name}.")
     exit_with_status([status])
+
+
+def _project(project: Path | None, lake: Path | None, settings: Sequence[str] | None) -> Project:
+    """Return the project of the common options; with --lake, a lake without a project is enough.
+
+    Raises:
+        ConfigurationError: chronolake.yml is missing or invalid.
+    """
+    from chronolake.config import FILE_NAME, Project, find_project
+
+    if lake is None or project is not None or find_project() is not None:
+        return project_of(project, lake, settings)
+    config = configuration(None, lake, None, settings)
+    return Project(config.path / FILE_NAME, config, {})
 
 
 def _validate(values: dict[str, Any], section: Any) -> Any:
