@@ -9,29 +9,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final
 
-import pyarrow as pa
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
-from pyspark.sql import DataFrame
-from sqlalchemy import NullPool, create_engine
 
 from chronolake import core
-from chronolake.change_set import (
-    DELETED_AT,
-    LANDED_FILE,
-    LANDED_ROW,
-    MODIFIED,
-    OMITTED,
-    PROVIDES_DATA,
-    PURGED_AT,
-    SEQUENCE,
-)
-from chronolake.core.apply_versions import ApplyResult, write_versions
 from chronolake.core.pipeline_table import create_pipeline_table
 from chronolake.errors import LakeError
 from chronolake.lake import Lake
-from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
-from support import pipeline_model
+from chronolake.types import ACTIVE, DELETED, END, START, Mode, TableName
+from support import pipeline_model, pipeline_tables
 from support.lakes import lake_config
 from support.pipeline_model import LandedRow
 from support.seeds import draw_seeds
@@ -39,60 +24,12 @@ from support.seeds import draw_seeds
 _T: Final = 1_704_067_200_000_000
 _MS: Final = 1_000
 _numbers = count()
-_COLUMNS: Final = (
-    Column("Id", ColumnType(Kind.STRING), primary_key=True),
-    Column("Name", ColumnType(Kind.STRING)),
-    Column("Size", ColumnType(Kind.LONG)),
-)
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     folder = tmp_path_factory.mktemp("pulled")
     return Lake.open(folder, config=lake_config(folder))
-
-
-def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
-    columns = {
-        "Id": pa.array([row.key for row in rows], pa.string()),
-        "Name": pa.array([row.fields.get("Name") for row in rows], pa.string()),
-        "Size": pa.array([row.fields.get("Size") for row in rows], pa.int64()),
-        MODIFIED: pa.array([row.modified for row in rows], pa.int64()),
-        SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
-        DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
-        PURGED_AT: pa.array([row.purged for row in rows], pa.int64()),
-        PROVIDES_DATA: pa.array(
-            [row.provides_data and row.purged is None for row in rows], pa.bool_()
-        ),
-        OMITTED: pa.array(
-            [sorted(row.omitted) if row.omitted else None for row in rows], pa.list_(pa.string())
-        ),
-        LANDED_FILE: pa.array([f"data-{row.place[0]:x}.parquet" for row in rows], pa.string()),
-        LANDED_ROW: pa.array([row.place[1] for row in rows], pa.int64()),
-    }
-    return lake.spark.createDataFrame(pa.table(columns))
-
-
-def _write(
-    lake: Lake,
-    name: TableName,
-    rows: Sequence[LandedRow],
-    *,
-    is_distinct: bool = False,
-    erases: bool = False,
-    expected_rows: int | None = None,
-) -> ApplyResult:
-    return write_versions(
-        lake,
-        name,
-        _frame(lake, rows),
-        synced_micros=_T,
-        batch="some",
-        properties={},
-        has_each_once=is_distinct,
-        expected_rows=len(rows) if expected_rows is None else expected_rows,
-        erased=["Name", "Size"] if erases else [],
-    )
 
 
 def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> list[LandedRow]:
@@ -162,44 +99,10 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
     return rows
 
 
-def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
-    catalog = SqlCatalog(
-        "chronolake", uri=f"sqlite:///{lake.config.catalog_file}", warehouse=lake.warehouse
-    )
-    catalog.engine.dispose()
-    catalog.engine = create_engine(f"sqlite:///{lake.config.catalog_file}", poolclass=NullPool)
-    rows = catalog.load_table((name.schema, name.table)).scan().to_arrow()
-    for column in (START, END):
-        if column in rows.column_names:
-            number = rows.column_names.index(column)
-            rows = rows.set_column(number, column, rows[column].cast(pa.int64()))
-    return rows.to_pylist()
-
-
-def _files(lake: Lake, name: TableName) -> list[str]:
-    """Return the files of a table that readers see."""
-    found = lake.spark.sql(f"SELECT file_path FROM chronolake.{name.sql}.files").collect()
-    return sorted(row["file_path"] for row in found)
-
-
-def _check_hidden(lake: Lake, name: TableName) -> None:
-    """Check that a version has at most one tombstone with data, and no row is duplicated."""
-    found = lake.spark.sql(
-        f"SELECT Id, _chronolake_version AS version FROM chronolake.{name.sql} "
-        "VERSION AS OF 'chronolake-hidden'"
-    ).collect()
-    rows = [(row["Id"], row["version"]) for row in found]
-    assert len(set(rows)) == len(rows)
-    telling = [
-        (key, version.split(" ")[0]) for key, version in rows if version.split(" ")[3] != "*"
-    ]
-    assert len(set(telling)) == len(telling)
-
-
 def _check(
     lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], eps: int, *, erases: bool
 ) -> None:
-    found = _read(lake, name)
+    found = pipeline_tables.read(lake, name)
     if mode is Mode.HISTORY:
         got = sorted(
             (row["Id"], row[START], row[END], row[ACTIVE], row["Name"], row["Size"])
@@ -266,7 +169,7 @@ def test_a_log_that_leaves_columns_out(
     rows = _random_log(seed, keys=24, changes=270, step=step, purges=erases)
     chance = random.Random(seed)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    create_pipeline_table(lake, name, pipeline_tables.COLUMNS, mode=mode, epsilon_micros=eps)
     pieces = [rows[begin : begin + 90] for begin in range(0, len(rows), 90)]
     if is_mixed:
         # The rows may come in any order.
@@ -274,24 +177,24 @@ def test_a_log_that_leaves_columns_out(
         pieces = [mixed[begin : begin + 90] for begin in range(0, len(rows), 90)]
 
     def write(batch: list[LandedRow]) -> None:
-        _write(lake, name, chance.sample(batch, len(batch)), erases=erases)
+        pipeline_tables.write(lake, name, chance.sample(batch, len(batch)), erases=erases)
 
     there: list[LandedRow] = []
     for piece in pieces:
         there += piece
         # Applied rows are applied again from time to time.
         write([*piece, *chance.sample(there, len(there) // 10)])
-        _check_hidden(lake, name)
+        pipeline_tables.check_hidden(lake, name)
         if not is_mixed:
             # A log without the first row of a record's life is not a valid log.
             _check(lake, name, mode, there, eps, erases=erases)
     _check(lake, name, mode, rows, eps, erases=erases)
-    before = _files(lake, name)
+    before = pipeline_tables.files(lake, name)
     write(rows)
     _check(lake, name, mode, rows, eps, erases=erases)
     if not erases:
         # Erased rows are written, and erased, once more.
-        assert _files(lake, name) == before, "what is there already changes no file"
+        assert pipeline_tables.files(lake, name) == before, "what is there already changes no file"
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -302,11 +205,11 @@ def test_a_table_is_a_function_of_what_was_landed(
     files, chance = 6, random.Random(seed)
     rows = _random_rows(seed, files=files, rows=150, keys=50, step=step)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    create_pipeline_table(lake, name, pipeline_tables.COLUMNS, mode=mode, epsilon_micros=eps)
 
     def write(batch: list[LandedRow]) -> None:
         chance.shuffle(batch)
-        _write(lake, name, batch, erases=erases)
+        pipeline_tables.write(lake, name, batch, erases=erases)
 
     done = 0
     while done < files:
@@ -345,15 +248,17 @@ def test_a_retraction_undoes_what_has_a_smaller_sequence(lake: Lake, seed: int) 
         )
     chance.shuffle(rows)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=_MS)
+    create_pipeline_table(
+        lake, name, pipeline_tables.COLUMNS, mode=Mode.HISTORY, epsilon_micros=_MS
+    )
     for begin in range(0, len(rows), 150):
-        _write(lake, name, rows[begin : begin + 150])
+        pipeline_tables.write(lake, name, rows[begin : begin + 150])
         _check(lake, name, Mode.HISTORY, rows[: begin + 150], _MS, erases=False)
-        _check_hidden(lake, name)
-    before = _files(lake, name)
-    _write(lake, name, list(rows))
+        pipeline_tables.check_hidden(lake, name)
+    before = pipeline_tables.files(lake, name)
+    pipeline_tables.write(lake, name, list(rows))
     _check(lake, name, Mode.HISTORY, rows, _MS, erases=False)
-    assert _files(lake, name) == before, "what is there already changes no file"
+    assert pipeline_tables.files(lake, name) == before, "what is there already changes no file"
 
 
 @pytest.mark.parametrize("eps", [1, _MS])
@@ -364,9 +269,11 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
     """
     rows = _random_log(7, keys=12, changes=160, step=400, purges=False)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
-    _write(lake, name, rows)
-    stored = _read(lake, name)
+    create_pipeline_table(
+        lake, name, pipeline_tables.COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps
+    )
+    pipeline_tables.write(lake, name, rows)
+    stored = pipeline_tables.read(lake, name)
     expected = pipeline_model.versions(rows, eps)
     chance = random.Random(7)
     edges = [
@@ -437,7 +344,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
 ) -> None:
     chance = random.Random(eps)
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    create_pipeline_table(lake, name, pipeline_tables.COLUMNS, mode=mode, epsilon_micros=eps)
     there: list[LandedRow] = []
     table_sql = f"chronolake.{name.sql}"
 
@@ -447,11 +354,11 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
         The counts are rows that are new or changed, and rows that were replaced.
         """
         there.extend(rows)
-        before = len(_read(lake, name))
-        result = _write(lake, name, rows, is_distinct=is_distinct, erases=erases)
+        before = len(pipeline_tables.read(lake, name))
+        result = pipeline_tables.write(lake, name, rows, is_distinct=is_distinct, erases=erases)
         _check(lake, name, mode, there, eps, erases=erases)
-        _check_hidden(lake, name)
-        assert len(_read(lake, name)) == before + result.written - result.removed
+        pipeline_tables.check_hidden(lake, name)
+        assert len(pipeline_tables.read(lake, name)) == before + result.written - result.removed
         return "resolve" not in result.seconds, result.written, result.removed
 
     is_history = mode is Mode.HISTORY
@@ -489,20 +396,22 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
 
 def test_a_batch_that_is_not_read_completely_is_not_applied(lake: Lake) -> None:
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=_MS)
+    create_pipeline_table(
+        lake, name, pipeline_tables.COLUMNS, mode=Mode.HISTORY, epsilon_micros=_MS
+    )
     rows = _random_rows(1, files=1, rows=3, keys=3, step=1_000)
-    _write(lake, name, rows)
-    before = _read(lake, name)
+    pipeline_tables.write(lake, name, rows)
+    before = pipeline_tables.read(lake, name)
 
     with pytest.raises(LakeError, match="read 3 rows of files that have 4"):
-        _write(lake, name, rows, expected_rows=4)
+        pipeline_tables.write(lake, name, rows, expected_rows=4)
 
-    assert _read(lake, name) == before
+    assert pipeline_tables.read(lake, name) == before
 
 
 def test_a_table_that_another_writer_changed_is_read_again(lake: Lake) -> None:
     name = TableName("pulled", f"t{next(_numbers)}")
-    create_pipeline_table(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
+    create_pipeline_table(lake, name, pipeline_tables.COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
 
     def write(at: int) -> bool:
         fields = {"Name": f"n{at}", "Size": 1}
@@ -510,7 +419,7 @@ def test_a_table_that_another_writer_changed_is_read_again(lake: Lake) -> None:
             LandedRow(key=key, modified=at, sequence="1", place=(at, place), fields=fields)
             for place, key in enumerate("ab")
         ]
-        return "resolve" not in _write(lake, name, rows, is_distinct=True).seconds
+        return "resolve" not in pipeline_tables.write(lake, name, rows, is_distinct=True).seconds
 
     assert write(_T)
     assert write(_T + 10)
@@ -523,7 +432,7 @@ def test_a_table_that_another_writer_changed_is_read_again(lake: Lake) -> None:
     assert write(_T + 40)
     versions = [
         (row["Id"], row[START] - _T, row[END] - _T if not row[ACTIVE] else None)
-        for row in _read(lake, name)
+        for row in pipeline_tables.read(lake, name)
     ]
     assert sorted(versions) == [
         ("a", 0, 9),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 TMAX: Final = 253_402_300_799_999_000
@@ -42,6 +42,8 @@ class Version:
     fields: dict[str, Any]
     #: False: only purges mention this version; nothing is known of its fields.
     has_data: bool = True
+    #: When the record was deleted or purged, whether or not another version begins before.
+    gone: int | None = None
 
 
 def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -> list[Version]:
@@ -52,6 +54,32 @@ def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -
     found = []
     for key in sorted(records):
         found += _of_record(key, records[key], epsilon, erases=erases)
+    return found
+
+
+def tracked_versions(
+    rows: Iterable[LandedRow], epsilon: int, tracked: Iterable[str], *, erases: bool = False
+) -> list[Version]:
+    """Return the versions of a table with `track_history`.
+
+    A version whose tracked fields equal those of the version before continues it, unless the record
+    was deleted in between: it keeps the start of the first, and has the fields of the last.
+    """
+    names = list(tracked)
+    found: list[Version] = []
+    for version in versions(rows, epsilon, erases=erases):
+        before = found[-1] if found else None
+        if (
+            before is not None
+            and before.key == version.key
+            and before.has_data
+            and version.has_data
+            and all(before.fields.get(name) == version.fields.get(name) for name in names)
+            and (before.gone is None or before.gone >= version.start)
+        ):
+            found[-1] = replace(version, start=before.start)
+        else:
+            found.append(version)
     return found
 
 
@@ -87,6 +115,7 @@ def _of_record(
     for number, (row, deleted, has_data) in enumerate(reported):
         start = starts[number]
         ends = deleted + [mark for mark in [*purges, *deletions] if mark >= row.modified]
+        gone = min(ends, default=None)
         if number + 1 < len(reported):
             ends.append(starts[number + 1] - epsilon)
         end = max(start, min(ends)) if ends else TMAX
@@ -94,7 +123,7 @@ def _of_record(
         fields = _with_untold(row, by_time, purged=max(purges, default=0) if erases else 0)
         if erased or not has_data:
             fields = dict.fromkeys(_every_field(by_time))
-        result.append(Version(key, start, end, not ends, row.modified, fields, has_data))
+        result.append(Version(key, start, end, not ends, row.modified, fields, has_data, gone))
     return result
 
 

@@ -23,7 +23,7 @@ Each key with a single value has an environment variable: `lake.spark.master` is
 by a plain `${`. Values that may be secret do not appear in any `repr`, log line or error.
 """
 
-from chronolake.config.columns import ColumnSettings, OnCastError
+from chronolake.config.columns import ColumnSettings, OnCastError, TrackHistory
 from chronolake.config.file_sources import (
     CopiesSource,
     CopiesTable,
@@ -130,6 +130,7 @@ __all__ = [
     "SqlServerSource",
     "StorageConfig",
     "StreamConfig",
+    "TrackHistory",
     "UpConfig",
     "WatchedFile",
     "WatchedProject",

@@ -49,6 +49,29 @@ class OnCastError(StrEnum):
     SET_NULL = "set-null"
 
 
+class TrackHistory(Section):
+    """The columns whose changes start a version of a record in a history table.
+
+    Names may be patterns with `*`, `?` and `[…]`, in any case of letters.
+    """
+
+    only: Patterns | None = Field(
+        default=None, min_length=1, description="The tracked columns: names or patterns."
+    )
+    excepted: Patterns | None = Field(
+        default=None,
+        alias="except",
+        min_length=1,
+        description="The columns that are not tracked: names or patterns.",
+    )
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> TrackHistory:
+        if (self.only is None) == (self.excepted is None):
+            raise ValueError("set either only or except")
+        return self
+
+
 class ColumnSettings(Section):
     """Columns that are excluded, hashed, masked, renamed or cast.
 

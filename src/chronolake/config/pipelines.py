@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from chronolake.config.columns import ColumnSettings
-from chronolake.config.file_sources import (  # noqa: TC001 - pydantic reads them
+from chronolake.config.columns import ColumnSettings, TrackHistory
+from chronolake.config.file_sources import (
     CopiesSource,
     FilesSource,
     HistorySource,
@@ -620,6 +620,9 @@ class StreamConfig(Section):
     schema_changes: SchemaChanges | None = Field(
         default=None, description="evolve, freeze or discard, as for the pipeline."
     )
+    track_history: TrackHistory | Literal["all"] | None = Field(
+        default=None, description="The tracked columns, as for the pipeline."
+    )
     detect_deletes: Period | None = Field(
         default=None,
         description="For declarative sources: how often the stream is read completely to find "
@@ -701,6 +704,12 @@ class PipelineConfig(Section):
         "follows; freeze: the stream fails, and its table is unchanged; discard: new columns are "
         "not stored.",
     )
+    track_history: TrackHistory | Literal["all"] = Field(
+        default="all",
+        description="In history mode, the columns whose changes start a new version: only or "
+        "except, with names or patterns. Changes of other columns update the active version. "
+        "Default: every change starts a version.",
+    )
     detect_deletes: Period | None = Field(
         default=None,
         description="The default of `streams.NAME.detect_deletes` for streams that have an "
@@ -741,6 +750,20 @@ class PipelineConfig(Section):
             for name in sorted(columns.rename.keys() & renamed.keys()):
                 if columns.rename[name] != renamed[name]:
                     raise ValueError(f"{place}.rename and `rename` name the column {name} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _check_track_history(self) -> Self:
+        sections: dict[str, PipelineConfig | StreamConfig] = {
+            "": self,
+            **{f"streams.{name}.": stream for name, stream in self.streams.items()},
+        }
+        for place, section in sections.items():
+            tracks = isinstance(section.track_history, TrackHistory)
+            if tracks and isinstance(self.source, CopiesSource):
+                raise ValueError(
+                    f"{place}track_history is not supported for sources of the type copies"
+                )
         return self
 
     @model_validator(mode="after")

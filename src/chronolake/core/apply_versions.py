@@ -89,7 +89,9 @@ def can_append(write: StagedWrite, profile: BatchProfile, layout: Layout) -> boo
 
     The table must have rows.
     """
-    if layout.mode is not Mode.HISTORY or layout.omitted or not _has_one_change_per_record(profile):
+    if layout.mode is not Mode.HISTORY or layout.omitted or layout.merges:
+        return False
+    if not _has_one_change_per_record(profile):
         return False
     latest = _latest_of(write)
     return (
@@ -138,9 +140,7 @@ def stage_append(
         write.append(_new_rows(PROVIDES_DATA, columns, profile, layout, synced_micros))
     if profile.tombstones:
         write.hidden.append(
-            _new_rows(
-                f"NOT {PROVIDES_DATA}", layout.tombstone_columns, profile, layout, synced_micros
-            )
+            _new_rows(f"NOT {PROVIDES_DATA}", layout.hidden_columns, profile, layout, synced_micros)
         )
     return ended
 
@@ -212,6 +212,7 @@ def write_versions(
     expected_rows: int | None = None,
     not_hashed: Sequence[str] = (),
     erased: Sequence[str] = (),
+    tracked: Sequence[str] | None = None,
 ) -> ApplyResult:
     """Apply record versions to a table, all of them or none.
 
@@ -233,6 +234,8 @@ def write_versions(
         expected_rows: the number of versions, if it is known.
         not_hashed: the data columns that a row's hash excludes, if the table has hashes.
         erased: the data columns that a purge empties in the versions that it ends.
+        tracked: in a history table, the data columns whose changes start a version; None: every
+            change does. All rows of a table must be written with the same rule.
 
     Raises:
         TableNotFoundError: the table does not exist.
@@ -254,7 +257,13 @@ def write_versions(
         # Columns that were added later are null in all other rows.
         new = (description.by_name[name] for name in layout.data if name not in not_hashed)
         hashed = tuple(dict.fromkeys([*hashed, *new]))
-    layout = replace(layout, erased=tuple(erased), omitted=_omitted_of(table), hashed=hashed)
+    layout = replace(
+        layout,
+        erased=tuple(erased),
+        omitted=_omitted_of(table),
+        hashed=hashed,
+        tracked=None if tracked is None else tuple(tracked),
+    )
     ensure_hidden(table)
     watch = Stopwatch()
     result = ApplyResult(batch, 0, 0, 0, watch.seconds)
@@ -328,7 +337,8 @@ def _stage(
         return at_once
     events = _events(write, profile, layout)
     resolved = write.spark.sql(resolve_versions(events, layout, synced_micros=synced))
-    if write.is_empty and write.hidden.is_empty:
+    # Of merged versions, the number is known only afterwards.
+    if write.is_empty and write.hidden.is_empty and not layout.merges:
         return _stage_first(write, resolved, profile, layout)
     with ExitStack() as stack:
         with watch.stage("resolve"):
@@ -400,7 +410,7 @@ def _added_rows(rows: str, layout: Layout) -> str:
 
 
 def _concealed_rows(rows: str, layout: Layout) -> str:
-    return f"SELECT {layout.tombstone_columns} FROM {rows} WHERE {CONCEALED}"
+    return f"SELECT {layout.hidden_columns} FROM {rows} WHERE {CONCEALED}"
 
 
 def _remove(
@@ -421,11 +431,13 @@ def _reveal(
     write: StagedWrite, rows: str, number: int, profile: BatchProfile, layout: Layout
 ) -> None:
     """Remove hidden rows that are no longer needed, or that are now shown in `main`."""
-    same_version = f"{TABLE}.{VERSION} = {KEYS}.{STORED}"
+    conditions = [*profile.same_key(layout.key), f"{TABLE}.{VERSION} = {KEYS}.{STORED}"]
+    if layout.merges:
+        conditions += [f"({TABLE}.{END} IS NULL OR {each})" for each in _in_reach(profile, layout)]
     write.hidden.delete(
         f"SELECT {broadcast(rows, number)} {numbered_key(layout.key)}, {STORED} "
         f"FROM {rows} WHERE {REVEALED}",
-        [*profile.same_key(layout.key), same_version],
+        conditions,
     )
 
 
@@ -435,31 +447,47 @@ def _reached_rows(write: StagedWrite, profile: BatchProfile, layout: Layout) -> 
     In a history table these are the versions that are active, or that end when their record's first
     landed version starts or later.
     """
-    keys = (
+    conditions = profile.same_key(layout.key)
+    if layout.mode is Mode.HISTORY:
+        conditions += [_is_reached(layout), *_in_reach(profile, layout)]
+    return (
+        f"SELECT {broadcast(KEYS, profile.rows)} {stored_columns(layout, hidden=False)} "
+        f"FROM {write.source} AS {TABLE} JOIN ({_landed_keys(profile, layout)}) AS {KEYS} "
+        f"ON {' AND '.join(conditions)}"
+    )
+
+
+def _landed_keys(profile: BatchProfile, layout: Layout) -> str:
+    """Return a query of the landed keys, with their first time and their latest purge."""
+    return (
         f"SELECT {numbered_key(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
         f"FROM {profile.view} GROUP BY {column_list(layout.key)}"
     )
-    conditions = profile.same_key(layout.key)
-    if layout.mode is Mode.HISTORY:
-        since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
-        reached = f"{TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since}"
-        if layout.erased:
-            # Such a purge changes all versions before it.
-            reached += f" OR {KEYS}.purged IS NOT NULL"
-        conditions += [f"({reached})", *_in_reach(profile, layout)]
-    return (
-        f"SELECT {broadcast(KEYS, profile.rows)} {stored_columns(layout, hidden=False)} "
-        f"FROM {write.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {' AND '.join(conditions)}"
-    )
+
+
+def _is_reached(layout: Layout) -> str:
+    """Return a SQL condition: a version of `TABLE` can be changed by the landed rows of `KEYS`."""
+    since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
+    reached = f"{TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since}"
+    if layout.erased:
+        # Such a purge changes all versions before it.
+        reached += f" OR {KEYS}.purged IS NOT NULL"
+    return f"({reached})"
 
 
 def _hidden_rows(write: StagedWrite, profile: BatchProfile, layout: Layout) -> str:
-    """Return a query of the hidden rows of the landed keys, with their metadata."""
-    keys = f"SELECT DISTINCT {numbered_key(layout.key)} FROM {profile.view}"
-    matched = " AND ".join(profile.same_key(layout.key))
+    """Return a query of the hidden rows that landed rows can change, with their metadata.
+
+    These are all tombstones of their keys, and the collapsed versions in reach.
+    """
+    conditions = profile.same_key(layout.key)
+    if layout.merges:
+        reached = [_is_reached(layout), *_in_reach(profile, layout)]
+        conditions += [f"({TABLE}.{END} IS NULL OR {each})" for each in reached]
     return (
         f"SELECT {broadcast(KEYS, profile.rows)} {stored_columns(layout, hidden=True)} "
-        f"FROM {write.hidden.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
+        f"FROM {write.hidden.source} AS {TABLE} JOIN ({_landed_keys(profile, layout)}) AS {KEYS} "
+        f"ON {' AND '.join(conditions)}"
     )
 
 

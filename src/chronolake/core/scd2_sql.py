@@ -26,6 +26,14 @@ identifies stored rows in the source. It contains, separated by spaces: modifica
 purge time in microseconds since 1970 (or `-`), the omitted columns, and the sequence. A version
 without data has the time of a purge there, like a tombstone, but is not a tombstone.
 
+A history table may track only some columns (`Layout.tracked`). Then each change is resolved as
+above, and neighboring versions with equal tracked values are merged: the merged version has the
+start of the first and everything else of the last. Versions do not merge across a deletion. All but
+the last of them are *collapsed*: hidden rows with data and with their own times, so that a change
+that lands late splits the merged version exactly. The start column of a merged version is that of
+the first. If the last would start after its modification time (because it had to move), then
+`_chronolake_version` contains the difference: `modified+difference`.
+
 All functions here return SQL text over relations; `chronolake.core.apply_versions` runs it.
 """
 
@@ -82,6 +90,8 @@ class Layout:
         omitted: the data columns that some row, stored or landed, omits.
         has_tombstones: whether there may be tombstones among the rows.
         hashed: the data columns of a row's hash, in their order; None if the table has no hash.
+        tracked: in a history table, the data columns whose changes start a version; None: every
+            change starts a version.
     """
 
     key: tuple[str, ...]
@@ -92,6 +102,12 @@ class Layout:
     omitted: tuple[str, ...] = ()
     has_tombstones: bool = True
     hashed: tuple[Column, ...] | None = None
+    tracked: tuple[str, ...] | None = None
+
+    @property
+    def merges(self) -> bool:
+        """Return whether versions with equal tracked values are merged."""
+        return self.tracked is not None and self.mode is Mode.HISTORY
 
     @property
     def columns_omitted(self) -> tuple[OmittedColumn, ...]:
@@ -119,12 +135,13 @@ class Layout:
         return (*self.data, *self.system)
 
     @property
-    def tombstone_columns(self) -> str:
-        """Return the SELECT list of a tombstone, in which most system columns are null.
+    def hidden_columns(self) -> str:
+        """Return the SELECT list of a hidden row, in which most system columns are null.
 
-        It names all columns, because Spark 4.0 does not fill missing ones.
+        Collapsed versions have their times. It names all columns, because Spark 4.0 does not fill
+        missing ones.
         """
-        present = {*self.data, SYNCED, VERSION}
+        present = {*self.data, SYNCED, VERSION, *((START, END, ACTIVE) if self.merges else ())}
         return ", ".join(
             quote(name) if name in present else f"NULL AS {quote(name)}" for name in self.columns
         )
@@ -140,6 +157,8 @@ _OLD_START: Final = f"{RESERVED}old_start"
 _OLD_END: Final = f"{RESERVED}old_end"
 _OLD_MARK: Final = f"{RESERVED}old_mark"
 _OLD_SYNCED: Final = f"{RESERVED}old_synced"
+#: The start of a stored merged version.
+_OLD_MERGED: Final = f"{RESERVED}old_merged"
 _FACTS: Final = {
     FILE: "string",
     POSITION: "bigint",
@@ -192,6 +211,20 @@ _CHANGED: Final = f"{RESERVED}changed"
 _DATA: Final = f"{RESERVED}data"
 #: Whether a row has a value that a purge erases.
 _HOLDS: Final = f"{RESERVED}holds"
+#: The tracked values of a version with data.
+_TRACKED: Final = f"{RESERVED}tracked"
+#: The tracked values of the version before, and when it was deleted.
+_BEFORE: Final = f"{RESERVED}before"
+#: Whether a version is merged with the one before.
+_CONTINUES: Final = f"{RESERVED}continues"
+#: The earliest landed row of a record, and the start of its first merged version that is stored.
+_SINCE: Final = f"{RESERVED}since"
+_FIRST_MERGED: Final = f"{RESERVED}first_merged"
+#: The start of a merged version that begins with this one.
+_RUN: Final = f"{RESERVED}run"
+#: The start of a merged version.
+_MERGED: Final = f"{RESERVED}merged"
+_IS_COLLAPSED: Final = f"{RESERVED}is_collapsed"
 
 _SO_FAR: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 _ALL_ROWS: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
@@ -242,13 +275,13 @@ def stored_columns(layout: Layout, *, hidden: bool) -> str:
     }
     if not hidden:
         facts |= {FILE: f"{TABLE}._file", POSITION: f"{TABLE}._pos"}
-        if layout.mode is Mode.HISTORY:
-            facts |= {
-                _OLD_START: f"unix_micros({TABLE}.{START})",
-                _OLD_END: f"unix_micros({TABLE}.{END})",
-            }
-        elif layout.mode is Mode.SOFT_DELETE:
-            facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
+    if layout.mode is Mode.HISTORY and (layout.merges or not hidden):
+        start = f"unix_micros({TABLE}.{START})"
+        facts |= {_OLD_START: start, _OLD_END: f"unix_micros({TABLE}.{END})"}
+        if layout.merges:
+            facts |= {_OLD_START: _own_start(version, start), _OLD_MERGED: start}
+    if not hidden and layout.mode is Mode.SOFT_DELETE:
+        facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
     if layout.omitted:
         facts[omitted_columns.CARRIED] = omitted_columns.stored_origins(reported)
     chosen = [f"{value} AS {name}" for name, value in facts.items()]
@@ -258,9 +291,14 @@ def stored_columns(layout: Layout, *, hidden: bool) -> str:
 def _facts_of(layout: Layout) -> dict[str, str]:
     """Return the metadata columns of a stored row, null in a landed one, with their types."""
     return {
-        **_FACTS,
+        **_passed_facts(layout),
         **({omitted_columns.CARRIED: omitted_columns.CARRIED_TYPE} if layout.omitted else {}),
     }
+
+
+def _passed_facts(layout: Layout) -> dict[str, str]:
+    """Return the metadata columns that all steps pass on."""
+    return {**_FACTS, **({_OLD_MERGED: "bigint"} if layout.merges else {})}
 
 
 def _part(version: str, number: int) -> str:
@@ -275,7 +313,25 @@ def time_in(version: str, number: int) -> str:
         version: the column.
         number: 0 for modification, 1 for deletion, 2 for purge.
     """
-    return f"CAST(nullif({_part(version, number)}, '-') AS BIGINT)"
+    part = _part(version, number)
+    if number == 0:
+        part = f"substring_index({part}, '+', 1)"
+    return f"CAST(nullif({part}, '-') AS BIGINT)"
+
+
+def _own_start(version: str, start: str) -> str:
+    """Return SQL for the start that a stored row would have if it was not merged.
+
+    Args:
+        version: the column `_chronolake_version`.
+        start: SQL for the stored start in microseconds; null in tombstones.
+    """
+    first, modified = _part(version, 0), time_in(version, 0)
+    # All of the part if it has no difference.
+    difference = f"CAST(nullif(substring_index({first}, '+', -1), {first}) AS BIGINT)"
+    # The greatest ignores nulls.
+    own = f"greatest({start}, {modified}, {modified} + {difference})"
+    return f"IF({start} IS NULL, NULL, {own})"
 
 
 def resolve_versions(events: Sequence[str], layout: Layout, *, synced_micros: int) -> str:
@@ -293,15 +349,18 @@ def resolve_versions(events: Sequence[str], layout: Layout, *, synced_micros: in
 
     Returns:
         SQL with the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `STORED`, `REMOVED`,
-        `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
+        `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`. `MODIFIED` of a merged version is its start.
     """
     rows = _gather_records([_pack_rows(event, layout) for event in events], layout)
     rows = _choose_versions(_rank_rows(rows, layout), layout)
     rows = _number_versions(_find_facts(rows, layout), layout)
     rows = _end_versions(_find_next_starts(_start_versions(rows, layout), layout), layout)
+    identity = MODIFIED
+    if layout.merges:
+        rows, identity = _merge_versions(rows, layout), f"{_MERGED} AS {MODIFIED}"
     return f"""
         SELECT {_cells(layout, synced_micros)},
-          {MODIFIED}, {FILE}, {POSITION}, {STORED},
+          {identity}, {FILE}, {POSITION}, {STORED},
           {_decide_branches(layout)}
         FROM ({rows})
         """
@@ -350,7 +409,7 @@ def _pack_rows(event: str, layout: Layout) -> str:
             {SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {", ".join(_compared_values(layout))},
             IF({PROVIDES_DATA}, {PURGED_AT}, NULL)
           ) AS {_CONTENT},
-          {", ".join([*decisive, *_FACTS])}
+          {", ".join([*decisive, *_passed_facts(layout)])}
         FROM ({event})
         """
 
@@ -523,6 +582,56 @@ def _end_versions(rows: str, layout: Layout) -> str:
         """
 
 
+def _merge_versions(rows: str, layout: Layout) -> str:
+    """Merge neighboring versions with equal tracked values, if the record was not deleted between.
+
+    Of a record's versions, only the last ones are read: all that end when its first landed row
+    starts, or later. A version before the landed rows starts as it is stored: its neighbors are the
+    same as before.
+    """
+    record = f"PARTITION BY {column_list(layout.key)}"
+    # With a first field, because a version without tracked columns has values, too.
+    values = ["true AS t", *(f"{v} AS v{n}" for n, v in enumerate(_tracked_values(layout)))]
+    has_values = f"{_IS_VERSION} AND {omitted_columns.HAS_DATA}"
+    tracked = f"""
+        SELECT *, IF({has_values}, struct({", ".join(values)}), NULL) AS {_TRACKED}
+        FROM ({rows})
+        """
+    before = f"""
+        SELECT *,
+          lag(IF({_IS_VERSION}, struct({_TRACKED} AS t, {_GONE} AS gone), NULL)) IGNORE NULLS OVER (
+            {record} ORDER BY {MODIFIED}
+          ) AS {_BEFORE},
+          min(IF({STORED} IS NULL, {MODIFIED}, NULL)) OVER ({record}) AS {_SINCE},
+          min(IF({FILE} IS NULL, NULL, {_OLD_MERGED})) OVER ({record}) AS {_FIRST_MERGED}
+        FROM ({tracked})
+        """
+    is_kept = f"coalesce({_BEFORE}.gone >= {_BEGIN}, true)"
+    continues = f"coalesce({_TRACKED} = {_BEFORE}.t, false) AND {is_kept}"
+    is_before_all = f"{_NUMBER} = 1 AND coalesce({MODIFIED} < {_SINCE}, true)"
+    return f"""
+        SELECT *,
+          max(IF({_IS_VERSION} AND NOT {_CONTINUES}, {_RUN}, NULL)) OVER (
+            {record} ORDER BY {MODIFIED} {_SO_FAR}
+          ) AS {_MERGED},
+          {_IS_VERSION} AND coalesce(lead(IF({_IS_VERSION}, {_CONTINUES}, NULL)) IGNORE NULLS OVER (
+            {record} ORDER BY {MODIFIED}
+          ), false) AS {_IS_COLLAPSED}
+        FROM (
+          SELECT * EXCEPT ({_TRACKED}, {_BEFORE}, {_SINCE}, {_FIRST_MERGED}),
+            {continues} AS {_CONTINUES},
+            IF({is_before_all}, coalesce({_FIRST_MERGED}, {_BEGIN}), {_BEGIN}) AS {_RUN}
+          FROM ({before})
+        )
+        """
+
+
+def _tracked_values(layout: Layout) -> Iterator[str]:
+    """Yield SQL for the tracked values of a version."""
+    for name in layout.tracked or ():
+        yield _value(name, layout)
+
+
 def _compared_values(layout: Layout) -> Iterator[str]:
     """Yield SQL expressions that differ if rows of a version have different data."""
     columns = {column.name: column for column in layout.columns_omitted}
@@ -553,33 +662,53 @@ def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
     if layout.mode is Mode.SOFT_DELETE:
         # This includes a record that another row has marked as deleted.
         is_new += f" OR NOT (({_GONE} IS NOT NULL) <=> {_OLD_MARK})"
+    modified = f"CAST({MODIFIED} AS STRING)"
+    start, of_versions = _BEGIN, ""
+    if layout.merges and is_packed:
+        start, of_versions = f"IF({_IS_COLLAPSED}, {_BEGIN}, {_MERGED})", _IS_VERSION
+        is_new += f" OR ({_IS_VERSION} AND NOT {_IS_COLLAPSED} AND {_HIDDEN})"
+        is_moved = f"{_IS_VERSION} AND {start} < {_BEGIN} AND {MODIFIED} < {_BEGIN}"
+        modified = f"concat({modified}, IF({is_moved}, concat('+', {_BEGIN} - {MODIFIED}), ''))"
     cells = {
-        START: f"timestamp_micros({_BEGIN})",
-        END: f"timestamp_micros({_FINISH})",
-        ACTIVE: f"{_FINISH} = {TMAX_MICROS}L",
+        START: _only_if(of_versions, f"timestamp_micros({start})"),
+        END: _only_if(of_versions, f"timestamp_micros({_FINISH})"),
+        ACTIVE: _only_if(of_versions, f"{_FINISH} = {TMAX_MICROS}L"),
         DELETED: f"{_GONE} IS NOT NULL",
         SYNCED: f"IF({is_new}, timestamp_micros({synced}L), {_OLD_SYNCED})",
-        VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {reported}, "
-        f"{SEQUENCE})",
+        VERSION: f"concat_ws(' ', {modified}, {', '.join(times)}, {reported}, {SEQUENCE})",
     }
-    of_data = f"{_DATA}." if is_packed else ""
-    cells |= {name: f"{of_data}{quote(name)}" for name in layout.data}
-    cells |= {column.name: column.value for column in columns}
-    cells |= {
-        name: f"IF({_is_erased(name, layout)}, NULL, {cells[name]})" for name in layout.erased
-    }
+    cells |= {name: _value(name, layout, is_packed=is_packed) for name in layout.data}
     if layout.hashed:
         cells[HASH] = hash_of(layout.hashed, cells.__getitem__)
     return ", ".join(f"{cells[name]} AS {quote(name)}" for name in layout.columns)
 
 
+def _only_if(condition: str, value: str) -> str:
+    return f"IF({condition}, {value}, NULL)" if condition else value
+
+
+def _value(name: str, layout: Layout, *, is_packed: bool = True) -> str:
+    """Return SQL for the value of a data column in the table."""
+    by_name = {column.name: column for column in layout.columns_omitted}
+    value = f"{_DATA}.{quote(name)}" if is_packed else quote(name)
+    if name in by_name:
+        value = by_name[name].value
+    return f"IF({_is_erased(name, layout)}, NULL, {value})" if name in layout.erased else value
+
+
 def _decide_branches(layout: Layout) -> str:
     """Return SQL that decides in which branch a row belongs, and whether it is there already."""
     is_newest = f"({_IS_VERSION} AND {_NEXT} IS NULL)"
+    unchanged_hidden = "true"
     match layout.mode:
         case Mode.HISTORY:
             is_shown, is_concealed = _IS_VERSION, _IS_TOMBSTONE
             unchanged = f"{_BEGIN} <=> {_OLD_START} AND {_FINISH} <=> {_OLD_END}"
+            if layout.merges:
+                is_shown = f"({_IS_VERSION} AND NOT {_IS_COLLAPSED})"
+                is_concealed = f"({_IS_TOMBSTONE} OR {_IS_COLLAPSED})"
+                unchanged_hidden = f"({_IS_TOMBSTONE} OR ({unchanged}))"
+                unchanged += f" AND {_MERGED} <=> {_OLD_MERGED}"
         case Mode.SOFT_DELETE:
             is_shown, is_concealed = is_newest, _IS_TOMBSTONE
             unchanged = f"({_GONE} IS NOT NULL) <=> {_OLD_MARK}"
@@ -589,7 +718,7 @@ def _decide_branches(layout: Layout) -> str:
             unchanged = "true"
     same_data = f"NOT ({_LOSES} OR {_CHANGED})"
     stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged} AND {same_data})"
-    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {same_data})"
+    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {unchanged_hidden} AND {same_data})"
     verdict = {
         REMOVED: f"{FILE} IS NOT NULL AND NOT {stays}",
         ADDED: f"{is_shown} AND NOT {stays}",

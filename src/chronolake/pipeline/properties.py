@@ -24,5 +24,7 @@ CAPTURE_METHOD_PROPERTY: Final = "chronolake.sight"
 ON_PURGE_PROPERTY: Final = "chronolake.on-purge"
 #: Renamed fields of files that another system writes, as JSON.
 RENAMES_PROPERTY: Final = "chronolake.renames"
+#: The columns whose changes start a version, as JSON; missing: every change does.
+TRACK_HISTORY_PROPERTY: Final = "chronolake.track-history"
 #: A digest of the rules of fields of such files (`landing.ColumnRules`).
 RULES_PROPERTY: Final = "chronolake.column-rules"

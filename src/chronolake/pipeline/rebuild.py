@@ -34,6 +34,7 @@ from chronolake.landing import (
 )
 from chronolake.landing.field_types import MODIFIED as SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
+from chronolake.pipeline.properties import TRACK_HISTORY_PROPERTY
 from chronolake.pipeline.purge import erase_all
 from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
@@ -319,10 +320,13 @@ def _fill(
         },
         accepted_types(stored, landed),
     )
+    lasting = lasting_properties(lake, stored.table)
+    # The writer sets it again if the stream still has the setting.
+    lasting.pop(TRACK_HISTORY_PROPERTY, None)
     writer.create(
         hidden,
         columns_for(stream, observed, landed.key),
-        properties=lasting_properties(lake, stored.table),
+        properties=lasting,
         location=new_subfolder(stored.table),
         replaced=stored.table,
     )

@@ -125,6 +125,8 @@ def expect_described(config: LakeConfig, stream: Stream, described_stream: Descr
     columns = stream.rules.columns(described_stream.columns)
     names = [column.name for column in columns]
     stream.names.expect_known(names, place=stream.place)
+    if stream.tracked is not None:
+        stream.tracked.expect_known(names, place=stream.place)
     stream.names.expect_fit(names, place=stream.place)
     (position,) = table_offsets(config, [stream])
     if position.mode is None or position.owner != stream.identity:

@@ -30,6 +30,7 @@ from chronolake.formatting import did_you_mean
 from chronolake.landing import ColumnRules, namings_of
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.pipeline.column_types import ColumnTypes
+from chronolake.pipeline.tracked_columns import TrackedColumns
 from chronolake.source.protocol import TokenHoldingSource
 from chronolake.stream_modes import best_mode, check_mode
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
@@ -80,6 +81,7 @@ class Stream:
         rules: the columns that are excluded, hashed or masked.
         types: the columns that are cast.
         schema_changes: what happens if the source adds, removes or changes columns.
+        tracked: in history mode, the columns whose changes start a version; None: all changes do.
     """
 
     pipeline: str
@@ -93,6 +95,7 @@ class Stream:
     rules: ColumnRules = field(default_factory=ColumnRules)
     types: ColumnTypes = field(default_factory=ColumnTypes)
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
+    tracked: TrackedColumns | None = None
 
     @property
     def name(self) -> str:
@@ -421,6 +424,11 @@ def _build_stream(
         rules.expect_plain([descriptor.cursor], place=place, reason=reason)
     if is_auto and mode is not Mode.HISTORY:
         _raise_if_history_is_lost(project, pipeline, name, table)
+    names = ColumnNames(
+        tuple({**config.rename.columns, **config.columns.rename}.items()),
+        tuple({**own.rename, **own.columns.rename}.items()),
+    )
+    tracked = TrackedColumns.of(config, name, names.pairs) if mode is Mode.HISTORY else None
     return Stream(
         pipeline=pipeline,
         descriptor=descriptor,
@@ -428,14 +436,12 @@ def _build_stream(
         mode=mode,
         keep_source_timestamp=config.keep_source_timestamp if keeps_time is None else keeps_time,
         on_purge=own.on_purge or config.on_purge,
-        names=ColumnNames(
-            tuple({**config.rename.columns, **config.columns.rename}.items()),
-            tuple({**own.rename, **own.columns.rename}.items()),
-        ),
+        names=names,
         is_auto=is_auto,
         rules=rules,
         types=ColumnTypes.of(config, name, rules, place=place),
         schema_changes=own.schema_changes or config.schema_changes,
+        tracked=tracked,
     )
 
 

@@ -39,6 +39,7 @@ from chronolake.pipeline.properties import (
     ON_PURGE_PROPERTY,
     RENAMES_PROPERTY,
     RULES_PROPERTY,
+    TRACK_HISTORY_PROPERTY,
 )
 from chronolake.pipeline.schema_changes import compare_columns, raise_if_frozen
 from chronolake.pipeline.streams import expect_filled_by, key_error
@@ -103,6 +104,7 @@ class TableWriter:
             ON_PURGE_PROPERTY: self.stream.on_purge,
             LAKE_PROPERTY: str(self.stream.folder.path),
             **_renames_of(self.stream),
+            **_tracking_of(self.stream),
             **self.lease.properties,
         }
 
@@ -168,6 +170,8 @@ class StoredTable:
             == _renames_of(stream).get(RENAMES_PROPERTY, "{}")
             and (self.table.property_of(RULES_PROPERTY) or "")
             == _renames_of(stream).get(RULES_PROPERTY, "")
+            and (self.table.property_of(TRACK_HISTORY_PROPERTY) or "")
+            == _tracking_of(stream).get(TRACK_HISTORY_PROPERTY, "")
             and keeps_time is keeps_source_time(stream)
         )
 
@@ -278,6 +282,7 @@ def write(
             expected_rows=landed.rows,
             not_hashed=(SOURCE_TIME.name,),
             erased=_columns_to_erase(stream, layout),
+            tracked=None if stream.tracked is None else stream.tracked.select(layout.data),
         )
     log.info(
         "files_applied",
@@ -420,12 +425,18 @@ def _renames_of(stream: Stream) -> dict[str, str]:
     }
 
 
+def _tracking_of(stream: Stream) -> dict[str, str]:
+    """Return the table property of the columns whose changes start a version."""
+    return {} if stream.tracked is None else {TRACK_HISTORY_PROPERTY: stream.tracked.to_json()}
+
+
 def table_settings(stream: Stream) -> dict[str, object]:
     """Return a table's settings for the control record of its raw lake."""
     return {
         "mode": stream.mode,
         "keep_source_timestamp": keeps_source_time(stream),
         "on_purge": stream.on_purge,
+        **({} if stream.tracked is None else {"track_history": stream.tracked.to_json()}),
     }
 
 
