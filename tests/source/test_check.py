@@ -172,7 +172,11 @@ def test_check_reports_problems_with_fixes(
     )
     _project(tmp_path, address, ", tables: [odd.shown], schemas: [odd], publication: cut")
     _, found = _run_check(tmp_path, capsys)
-    assert "only some columns or rows of odd.shown" in found["publication cut"][0]["message"]
+    assert [result["message"] for result in found["publication cut"]] == [
+        "does not contain the columns more of odd.shown",
+        "contains the rows of odd.shown WHERE (id > 1)",
+    ]
+    assert "columns: {exclude: [more]}" in found["publication cut"][0]["hint"]
 
 
 def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

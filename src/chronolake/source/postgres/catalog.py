@@ -143,11 +143,11 @@ WITH published AS (
     SELECT *, xmin::text AS version FROM pg_catalog.pg_publication
     WHERE pubname = pg_catalog.convert_from(%s, 'UTF8')
 ),
-listed(relation, since, attributes, is_filtered, version) AS (
-    SELECT r.prrelid, r.oid, {attributes}, {is_filtered}, r.xmin::text
+listed(relation, since, attributes, row_filter, version) AS (
+    SELECT r.prrelid, r.oid, {attributes}, {row_filter}, r.xmin::text
     FROM pg_catalog.pg_publication_rel r JOIN published p ON p.oid = r.prpubid
     UNION ALL
-    SELECT c.oid, NULL, NULL, false, NULL
+    SELECT c.oid, NULL, NULL, NULL, NULL
     FROM published p JOIN pg_catalog.pg_class c ON p.puballtables
     {by_schema}
 )
@@ -158,7 +158,7 @@ SELECT c.oid::bigint, coalesce(max(listed.since), p.oid)::bigint,
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND
         (bool_or(listed.attributes IS NULL) AND (a.attgenerated = '' OR {are_generated})
          OR a.attnum = ANY (min(listed.attributes)))),
-       bool_and(listed.is_filtered)
+       CASE WHEN bool_and(listed.row_filter IS NOT NULL) THEN min(listed.row_filter) END
 FROM published p CROSS JOIN listed JOIN pg_catalog.pg_class c ON c.oid = listed.relation
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
 GROUP BY c.oid, p.oid, p.version
@@ -166,7 +166,7 @@ GROUP BY c.oid, p.oid, p.version
 #: A table that was moved to another schema and back has a new entry in `pg_depend`.
 _BY_SCHEMA: Final = """
     UNION ALL
-    SELECT c.oid, NULL, NULL, false, concat_ws(' ', n.oid, n.xmin,
+    SELECT c.oid, NULL, NULL, NULL, concat_ws(' ', n.oid, n.xmin,
         (SELECT string_agg(d.xmin::text, ' ' ORDER BY d.refobjid) FROM pg_catalog.pg_depend d
          WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
            AND d.refclassid = 'pg_catalog.pg_namespace'::regclass))
@@ -236,19 +236,15 @@ class SourceTable:
         """Return the columns that identify rows in the log; empty if none do."""
         return self.key or (self.distinct_by if self.logs_old_rows else ())
 
-    def is_partly_published(self, published: PublishedTable | None) -> bool:
-        """Return whether only some columns or rows are published; False if none are."""
-        if published is None:
-            return False
-        return published.is_filtered or bool(self.unpublished_columns(published))
-
     def lacks_generated(self, published: PublishedTable | None) -> bool:
         """Return whether exactly the selected generated columns are missing in the publication."""
-        missing = set() if published is None else set(self.unpublished_columns(published))
+        missing = set(self.unpublished_columns(published))
         return bool(missing) and missing <= self.computed
 
-    def unpublished_columns(self, published: PublishedTable) -> list[str]:
-        """Return the names of the columns that are not published."""
+    def unpublished_columns(self, published: PublishedTable | None) -> list[str]:
+        """Return the names of columns that are not published; none if the table is not."""
+        if published is None:
+            return []
         return [column.name for column in self.columns if column.name not in published.columns]
 
     @property
@@ -323,13 +319,13 @@ class PublishedTable:
         since: a number that changes if the table is removed from the publication and added again.
         version: a number that changes with each statement that alters the table's publication.
         columns: the names of its published columns.
-        is_filtered: whether only some of its rows are published.
+        row_filter: the condition of the rows that are published, as SQL; None: all are.
     """
 
     since: int
     version: int
     columns: frozenset[str]
-    is_filtered: bool
+    row_filter: str | None
 
 
 def tables_in(
@@ -428,7 +424,7 @@ def published_tables(connection: psycopg.Connection, publication: str) -> dict[i
     has_parts = connection.info.server_version >= _PUBLISHES_PARTS
     query = _PUBLISHED.format(
         attributes="r.prattrs::int2[]" if has_parts else "NULL::int2[]",
-        is_filtered="r.prqual IS NOT NULL" if has_parts else "false",
+        row_filter="pg_catalog.pg_get_expr(r.prqual, r.prrelid)" if has_parts else "NULL::text",
         by_schema=_BY_SCHEMA if has_parts else "",
         are_generated=_ARE_GENERATED
         if connection.info.server_version >= PUBLISHES_GENERATED
@@ -437,8 +433,8 @@ def published_tables(connection: psycopg.Connection, publication: str) -> dict[i
     with translate_errors(), name_cursor(connection) as cursor:
         rows = cursor.execute(query.encode(), (publication.encode(),)).fetchall()
     return {
-        oid: PublishedTable(since, version, frozenset(names), is_filtered)
-        for oid, since, version, names, is_filtered in rows
+        oid: PublishedTable(since, version, frozenset(names), row_filter)
+        for oid, since, version, names, row_filter in rows
     }
 
 

@@ -424,18 +424,27 @@ class Checkup:
                     "`method: snapshot_diff`, or remove generated_columns."
                 ),
             )
-        partial = [
-            table.stream
+        partial = {
+            table.stream: columns
             for table in self.tables
-            if table not in ungenerated and table.is_partly_published(published.get(table.oid))
-        ]
-        if partial:
+            if table not in ungenerated
+            and (columns := table.unpublished_columns(published.get(table.oid)))
+        }
+        for stream, columns in partial.items():
+            names = ", ".join(columns)
             yield CheckResult(
                 subject,
                 Level.FAILED,
-                f"contains only some columns or rows of {', '.join(partial)}",
-                "Publish them without a column list and without WHERE.",
+                f"does not contain the columns {names} of {stream}",
+                f"Exclude them in chronolake.yml: columns: {{exclude: [{names}]}}. Or publish the "
+                "table without a column list.",
             )
+        for table in self.tables:
+            row_filter = published[table.oid].row_filter if table.oid in published else None
+            if row_filter is not None:
+                yield CheckResult(
+                    subject, Level.OK, f"contains the rows of {table.stream} WHERE {row_filter}"
+                )
         if all(flags) and not (missing or partial or ungenerated):
             yield CheckResult(subject, Level.OK, "exists")
 

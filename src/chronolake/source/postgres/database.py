@@ -235,7 +235,9 @@ class PostgresDatabase:
         if without_log := {
             name: stored for name, stored in positions.items() if name in unfollowed
         }:
-            yield from read_snapshots(lake, selection, without_log, where=where)
+            yield from read_snapshots(
+                lake, selection, without_log, where=where, publication=self.slot.publication
+            )
 
     def _must_reread(self, replication: TableReplication) -> bool:
         reason = replication.position.reread_reason(replication.table)
@@ -482,6 +484,7 @@ class PostgresDatabase:
             position,
             server=server,
             where=where,
+            publication=self.slot.publication,
         )
 
     def _write_evidence(
@@ -666,12 +669,12 @@ class PostgresDatabase:
                 f"The publication {publication} does not contain the generated columns of {name}.",
                 hint="Run `chronolake check` to see how to fix it.",
             )
-        if table.is_partly_published(published):
-            missing = table.unpublished_columns(published)
-            extent = f"without {', '.join(missing)}" if missing else "with only some of its rows"
+        if missing := table.unpublished_columns(published):
+            names = ", ".join(missing)
             raise SourceError(
-                f"The publication {publication} contains the table {name} {extent}.",
-                hint=f"Publish it without a column list and without WHERE, and then run {resync}.",
+                f"The publication {publication} contains the table {name} without {names}.",
+                hint=f"Exclude them in chronolake.yml: columns: {{exclude: [{names}]}}. Or publish "
+                f"the table without a column list, and then run {resync}.",
             )
         return table
 

@@ -71,12 +71,14 @@ class TableSnapshot:
         table: the table in the snapshot's catalog.
         parts: the relations that store its rows.
         has_new_parts: whether some of them were not parts of the table yet in the snapshot.
+        row_filter: a condition of the rows to read, as SQL; None: all rows.
     """
 
     database: DatabaseSnapshot
     table: SourceTable
     parts: tuple[Part, ...]
     has_new_parts: bool
+    row_filter: str | None = None
 
 
 def copy_table(
@@ -88,9 +90,10 @@ def copy_table(
     *,
     server: int,
     fingerprints: str | None = None,
+    publication: str | None = None,
     where: Where | None = None,
 ) -> Iterator[Snapshot | StreamFailure]:
-    """Read all rows of a table in a snapshot, or some of them.
+    """Read all rows of a table in a snapshot that a publication contains, or some of them.
 
     Args:
         spark: the session; its executors must reach the server.
@@ -100,10 +103,11 @@ def copy_table(
         position: the stream's offset before.
         server: the database's identifier (`catalog.server_of`).
         fingerprints: the name of the fingerprints that were computed in this snapshot.
+        publication: the publication whose row filters apply, if any.
         where: which rows to read; None: all. If it is not None, the offset only gets a later time.
     """
     try:
-        with lock_table(dsn, snapshot, table) as locked:
+        with lock_table(dsn, snapshot, table, publication) as locked:
             current = locked.table
             row_key = RowKey.of(current)
             columns = row_key.declare(current.columns, out_of_range=set())
@@ -142,8 +146,16 @@ def copy_table(
 
 
 @contextmanager
-def lock_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iterator[TableSnapshot]:
+def lock_table(
+    dsn: str, snapshot: DatabaseSnapshot, table: SourceTable, publication: str | None = None
+) -> Iterator[TableSnapshot]:
     """Lock a table as it is in a snapshot while the block runs.
+
+    Args:
+        dsn: the server's address.
+        snapshot: the snapshot.
+        table: the table in an earlier catalog.
+        publication: the publication whose row filter applies as it is in the snapshot, if any.
 
     Raises:
         SourceError: the table cannot be read, or was rewritten since the snapshot was taken.
@@ -165,7 +177,10 @@ def lock_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
             )
         parts = tuple(catalog.parts_of(connection, current))
         has_new_parts = catalog.has_new_parts(connection, current)
-        yield TableSnapshot(snapshot, current, parts, has_new_parts)
+        # Changes after the snapshot are filtered by the publication as it is then.
+        published = {} if publication is None else catalog.published_tables(connection, publication)
+        row_filter = published[table.oid].row_filter if table.oid in published else None
+        yield TableSnapshot(snapshot, current, parts, has_new_parts, row_filter)
 
 
 def _acquire_lock(connection: psycopg.Connection, table: SourceTable) -> None:
@@ -217,6 +232,7 @@ def read_texts(
         snapshot=snapshot.database,
         names=names,
         protected=snapshot.table.texts,
+        row_filter=snapshot.row_filter,
     )
     if where is not None:
         unknown = sorted({name for record in where for name in record} - {*names})
@@ -302,19 +318,21 @@ def _copy_ranges(
     snapshot: DatabaseSnapshot,
     names: Sequence[str],
     protected: ProtectedTexts,
+    row_filter: str | None,
     where: Where | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Copy ranges of pages, or the rows of whole parts that match `where`."""
+    filtered = sql.SQL("" if row_filter is None else f" AND ({row_filter})")
     with connect_to_snapshot(dsn, snapshot) as connection:
         for batch in batches:
             for place in batch.column("ranges").flatten().to_pylist():
                 until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"
                 in_pages = sql.SQL(f"ctid >= '({place['begin']},0)'{until}")
-                condition = in_pages if where is None else _condition(where)
+                condition = (in_pages if where is None else _condition(where)) + filtered
                 yield from rows_where(connection, place["relation"], condition, names, protected)
 
 
-def _condition(where: Where) -> sql.Composable:
+def _condition(where: Where) -> sql.Composed:
     records = (
         sql.SQL(" AND ").join(
             sql.SQL("{} = {}").format(sql.Identifier(name), sql.Literal(value))
@@ -322,7 +340,8 @@ def _condition(where: Where) -> sql.Composable:
         )
         for record in where
     )
-    return sql.SQL(" OR ").join(sql.SQL("({})").format(record) for record in records)
+    any_of = sql.SQL(" OR ").join(sql.SQL("({})").format(record) for record in records)
+    return sql.SQL("({})").format(any_of)
 
 
 def rows_where(

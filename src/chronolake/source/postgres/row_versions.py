@@ -111,12 +111,18 @@ def convert_changes(
         A table, unordered, with the relation's columns as texts and those of `SYSTEM`. It has a row
         for each change, and an additional tombstone for each change of a key. And whether the table
         is complete: the key of a deleted record, or the one that an update replaced, may not have
-        been sent.
+        been sent, nor a large value of a row that an update has moved into the filter of its
+        publication, which is sent as an insert.
     """
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
     is_delete = changes.kinds == Kind.DELETE
     new = _fill_unchanged(changes, is_key)
+    is_insert = changes.kinds == Kind.INSERT
+    lacks_value = is_insert & np.any([unknown for _, unknown in new], axis=0)
+    if lacks_value.any():
+        # An earlier record of the same key does not have the value.
+        new = [(texts, unknown & ~is_insert) for texts, unknown in new]
     has_new_key = changes.has_old & ~is_delete & _changes_key(changes, new, is_key)
     is_version = selected & ~is_delete
     # If a partition had another replica identity, the old row does not contain the key.
@@ -159,7 +165,8 @@ def convert_changes(
             [*tombstones, *system(is_ended, is_tombstone=True)],
         )
     )
-    return rows, not (lacks_key | selected & _may_hide_key(changes, is_key)).any()
+    is_incomplete = lacks_key | selected & (lacks_value | _may_hide_key(changes, is_key))
+    return rows, not is_incomplete.any()
 
 
 def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:

@@ -52,6 +52,7 @@ def read_snapshots(
     *,
     full_refresh: bool = False,
     where: Where | None = None,
+    publication: str | None = None,
 ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
     """Read tables in one snapshot of their database.
 
@@ -61,6 +62,7 @@ def read_snapshots(
         positions: the offsets of their streams; None: nothing has landed.
         full_refresh: whether to compare all rows with the lake's tables in any case.
         where: which rows to read; None: all.
+        publication: the publication whose row filters apply, if any.
 
     Raises:
         SourceError: the database cannot be read at all.
@@ -85,13 +87,21 @@ def read_snapshots(
             position = position.not_before(landed)
             if where is not None:
                 yield from copy_table(
-                    lake.spark, dsn, snapshot, table, position, server=server, where=where
+                    lake.spark,
+                    dsn,
+                    snapshot,
+                    table,
+                    position,
+                    server=server,
+                    publication=publication,
+                    where=where,
                 )
                 continue
             folder = selection.fingerprints_of(name)
             snapshot_diff = SnapshotDiff(
                 *(lake.spark, dsn, snapshot, server, major, folder),
                 is_shared=lake.executor_files.are_shared,
+                publication=publication,
             )
             yield from snapshot_diff.read(table, position, full_refresh=full_refresh)
 

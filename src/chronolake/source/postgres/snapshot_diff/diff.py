@@ -78,6 +78,7 @@ class SnapshotDiff:
         major: the server's major version.
         folder: the folder of the stream's fingerprints.
         is_shared: whether tasks see the folder. If not, all rows are read and compared.
+        publication: the publication whose row filters apply, if any.
     """
 
     spark: SparkSession
@@ -87,6 +88,7 @@ class SnapshotDiff:
     major: int
     folder: FingerprintFolder
     is_shared: bool
+    publication: str | None = None
 
     def read(
         self, table: SourceTable, position: LogOffset, *, full_refresh: bool
@@ -100,7 +102,7 @@ class SnapshotDiff:
         """
         self.folder.remove_all_but(position.fingerprints)
         try:
-            with lock_table(self.dsn, self.snapshot, table) as locked:
+            with lock_table(self.dsn, self.snapshot, table, self.publication) as locked:
                 key = RowKey.of(locked.table)
                 if self._can_use_fingerprints(locked, key, position):
                     yield from self._read_by_fingerprints(
@@ -115,7 +117,7 @@ class SnapshotDiff:
     def _can_use_fingerprints(
         self, locked: TableSnapshot, key: RowKey, position: LogOffset
     ) -> bool:
-        if not self.is_shared:
+        if not self.is_shared or locked.row_filter is not None:
             return False
         if key.is_hashed or len(key.columns) != len(locked.table.key):
             return False
@@ -205,6 +207,7 @@ class SnapshotDiff:
             position,
             server=self.server,
             fingerprints=fingerprints,
+            publication=self.publication,
         )
 
     @contextmanager
