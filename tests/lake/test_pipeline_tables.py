@@ -59,46 +59,6 @@ def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> l
     return found
 
 
-def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) -> list[LandedRow]:
-    """Return a log as databases write it: sequences never repeat, and updates leave columns out."""
-    chance = random.Random(seed)
-    rows: list[LandedRow] = []
-    alive: set[str] = set()
-    times = dict.fromkeys([f"k{number}" for number in range(keys)], _T)
-    for number in range(changes):
-        key = f"k{chance.randrange(keys)}"
-        # Several changes of a record at one instant, too.
-        times[key] += chance.choice([0, 1, 1, 3]) * step
-        deleted, purged, provides_data, omitted = None, None, True, frozenset[str]()
-        fields = {"Name": f"n{number}", "Size": chance.choice([None, number])}
-        if key in alive and chance.random() < 0.2:
-            provides_data, fields = False, {}
-            if purges and chance.random() < 0.3:
-                # A purge is never at the same time as another change.
-                times[key], purged = times[key] + step, times[key]
-            else:
-                deleted = times[key]
-            alive.discard(key)
-        else:
-            if key in alive:
-                omitted = frozenset(name for name in fields if chance.random() < 0.4)
-            alive.add(key)
-        rows.append(
-            LandedRow(
-                key=key,
-                modified=times[key],
-                sequence=f"{number:x}",
-                place=(1 + number * 6 // changes, number),
-                deleted=deleted,
-                purged=purged,
-                provides_data=provides_data,
-                omitted=omitted,
-                fields={name: value for name, value in fields.items() if name not in omitted},
-            )
-        )
-    return rows
-
-
 def _check(
     lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], eps: int, *, erases: bool
 ) -> None:
@@ -166,7 +126,7 @@ def test_a_log_that_leaves_columns_out(
     lake: Lake, mode: Mode, seed: int, eps: int, step: int, *, is_mixed: bool, erases: bool
 ) -> None:
     """A log may leave columns out: deletions have only a key, and updates omit some columns."""
-    rows = _random_log(seed, keys=24, changes=270, step=step, purges=erases)
+    rows = pipeline_tables.random_log(seed, keys=24, changes=270, step=step, purges=erases)
     chance = random.Random(seed)
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pipeline_table(lake, name, pipeline_tables.COLUMNS, mode=mode, epsilon_micros=eps)
@@ -267,7 +227,7 @@ def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
 
     This is true at any instant, also between an end and the next start.
     """
-    rows = _random_log(7, keys=12, changes=160, step=400, purges=False)
+    rows = pipeline_tables.random_log(7, keys=12, changes=160, step=400, purges=False)
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pipeline_table(
         lake, name, pipeline_tables.COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps

@@ -59,6 +59,7 @@ class _Table:
         )
 
     def land(self, rows: Sequence[LandedRow]) -> None:
+        """Write rows, some of which may have been written before."""
         pipeline_tables.write(self.lake, self.name, rows, erases=self.erases, tracked=self.tracked)
         self.landed += rows
 
@@ -153,3 +154,34 @@ def test_neighbors_with_equal_tracked_values_are_one_version(
         table.check()
         done = upto
     table.check_again()
+
+
+@pytest.mark.parametrize(
+    ("seed", "eps", "step", "erases"), [(1, 1, _HOUR, False), (2, _MS, 400, True)]
+)
+def test_a_log_that_leaves_columns_out(
+    lake: Lake, seed: int, eps: int, step: int, *, erases: bool
+) -> None:
+    """Omitted columns, tracked ones too, have the values of earlier changes."""
+    rows = pipeline_tables.random_log(seed, keys=60, changes=900, step=step, purges=erases)
+    # Few values, so that versions merge.
+    rows = [
+        replace(row, fields={name: _few(name, value) for name, value in row.fields.items()})
+        for row in rows
+    ]
+    chance = random.Random(seed)
+    table = _Table(lake, eps, ["Name"], erases=erases)
+    for begin in range(0, len(rows), 300):
+        again = chance.sample(rows[:begin], begin // 10)
+        table.land([*rows[begin : begin + 300], *again])
+        table.check()
+        core.maintain(lake, table.name)
+        table.check()
+    table.check_again()
+
+
+def _few(name: str, value: object) -> object:
+    if value is None:
+        return None
+    number = int(str(value).removeprefix("n"))
+    return number % 5 if name == "Size" else f"n{number % 2}"

@@ -43,13 +43,13 @@ Content = Mapping[int, str]
 class Dumps:
     """The pipeline `shop` of the copies `dumps/orders_DATE.parquet`."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, more: str = "", **settings: Any) -> None:
         self.folder = folder
         self.dumps = folder / "dumps"
         self.dumps.mkdir()
         given = {"path": "dumps/orders_{date:%Y-%m-%d}.parquet", "key": ["id"], **settings}
         text = ", ".join(f"{name}: {value!r}" for name, value in given.items())
-        self.project = project(folder, f"  shop:\n    source: {{type: copies, {text}}}\n")
+        self.project = project(folder, f"  shop:\n    source: {{type: copies, {text}}}\n{more}")
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
     def put(self, day: int, rows: Sequence[Row], *, name: str = "orders") -> Path:
@@ -116,8 +116,9 @@ def test_differences_get_the_time_of_the_copy(tmp_path: Path) -> None:
 class Streams(Dumps):
     """The same for several streams, each with copies of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, path="dumps/{stream}_{date:%Y-%m-%d}.parquet", min_rows=0)
+    def __init__(self, folder: Path, *, more: str = "") -> None:
+        path = "dumps/{stream}_{date:%Y-%m-%d}.parquet"
+        super().__init__(folder, more=more, path=path, min_rows=0)
 
     def sync_all(self) -> None:
         result = sync(self.lake, self.project, "shop")
@@ -148,6 +149,61 @@ def test_copies_may_arrive_in_any_order(tmp_path: Path, days: int) -> None:
     sync(shop.lake, shop.project, "shop", full_refresh=True)
     for name in orders:
         shop.check(name, copies)
+
+
+def test_copies_with_tracked_columns_may_arrive_in_any_order(tmp_path: Path) -> None:
+    """Late copies are compared with the values at their times, and not with later ones."""
+    lives = list(product([None, "a1", "a2", "b1"], repeat=3))
+    copies: dict[int, Content] = {
+        day: {key: both for key, life in enumerate(lives) if (both := life[day - 1])}
+        for day in range(1, 4)
+    }
+    shop = Streams(tmp_path, more="    track_history: {only: [name]}\n")
+    orders = {f"s{number}": order for number, order in enumerate(permutations(copies))}
+
+    def check(name: str, days: Sequence[int]) -> None:
+        found = shop.history("id", "name", "note", name=name)
+        assert found == _expected_merged({day: copies[day] for day in days})
+
+    for step in range(3):
+        for name, order in orders.items():
+            content = copies[order[step]].items()
+            rows = [{"id": key, "name": both[0], "note": both[1]} for key, both in content]
+            shop.put(order[step], rows, name=name)
+        shop.sync_all()
+        for name, order in orders.items():
+            check(name, order[: step + 1])
+    # A corrected copy.
+    copies[2] = {key: both for key, both in copies[1].items() if key % 3} | {99: "b1"}
+    for name in orders:
+        content = copies[2].items()
+        rows = [{"id": key, "name": both[0], "note": both[1]} for key, both in content]
+        shop.put(2, rows, name=name)
+    shop.sync_all()
+    for name in orders:
+        check(name, [1, 2, 3])
+
+
+def _expected_merged(copies: Mapping[int, Content]) -> list[tuple[Any, ...]]:
+    """Return the history of copies, with neighbors of one name (the first letter) merged."""
+    found: list[copies_model.Version] = []
+    for version in copies_model.history(copies):
+        before = found[-1] if found else None
+        is_same = (
+            before is not None
+            and before.key == version.key
+            and before.value[0] == version.value[0]
+            and before.end == version.start
+            and not before.is_deleted
+        )
+        if before is not None and is_same:
+            found[-1] = version._replace(start=before.start)
+        else:
+            found.append(version)
+    return [
+        (key, value[0], value[1], start, end if end is None or is_deleted else end - 0.001)
+        for key, value, start, end, is_deleted in found
+    ]
 
 
 _folders = count()

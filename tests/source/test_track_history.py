@@ -14,6 +14,7 @@ import pytest
 from chronolake.types import ACTIVE, END, START
 from support.commands import run_words
 from support.datalakes import iceberg, project
+from support.processes import run_command, run_command_until_failpoint
 from support.source.databases import Shop
 
 _LARGE = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 200) n)"
@@ -107,9 +108,10 @@ def test_random_changes_in_postgresql(shop: Shop, seed: int) -> None:
     shop.configure(rules="track_history: {except: ['S*']}")
     shop.run("CREATE TABLE items (id int PRIMARY KEY, status text, seen int, size int, big text)")
     shop.prepare()
+    shop.sync_or_fail()
+    shop.configure(rules="track_history: {except: [seen, 'siz?']}")
     states: dict[int, list[tuple[Any, ...] | None]] = {}
     present: dict[int, tuple[Any, ...]] = {}
-    shop.configure(rules="track_history: {except: [seen, 'siz?']}")
     for number in range(120):
         key = chance.randrange(8)
         if key not in present:
@@ -137,6 +139,28 @@ def test_random_changes_in_postgresql(shop: Shop, seed: int) -> None:
             shop.sync_or_fail()
     expected = {(key,): _merged(found) for key, found in states.items()}
     assert shop.states("items", ["id"], ["status", "seen", "size"]) == expected
+    assert shop.agrees()
+
+
+@pytest.mark.parametrize("failpoint", ["staged.deleted=kill", "staged.appended=kill:2"])
+def test_a_killed_run(shop: Shop, failpoint: str) -> None:
+    """The version that readers see and the hidden ones change in one step."""
+    shop.configure(rules="track_history: {only: [status]}")
+    shop.run(
+        "CREATE TABLE items (id int PRIMARY KEY, status text, seen int)",
+        "INSERT INTO items SELECT n, 'new', 0 FROM generate_series(1, 9) n",
+    )
+    shop.prepare()
+    shop.sync_or_fail()
+    before = shop.table("items").to_pylist()
+    shop.run("UPDATE items SET seen = 1", "UPDATE items SET status = 'paid' WHERE id = 9")
+    words = ("sync", "shop", "--project", str(shop.folder))
+    assert run_command_until_failpoint(*words, failpoint=failpoint)
+    assert shop.table("items").to_pylist() == before
+    code, output = run_command(*words)
+    assert code == 0, output
+    expected = [(number, "new", 1, number < 9) for number in range(1, 10)]
+    assert shop.versions("items", ["id", "status", "seen"]) == [*expected, (9, "paid", 1, True)]
     assert shop.agrees()
 
 

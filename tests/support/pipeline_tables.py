@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -113,3 +114,43 @@ def check_hidden(lake: Lake, name: TableName) -> None:
         (key, version.split(" ")[0]) for key, version in rows if version.split(" ")[3] != "*"
     ]
     assert len(set(telling)) == len(telling)
+
+
+def random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) -> list[LandedRow]:
+    """Return a log as databases write it: sequences never repeat, and updates leave columns out."""
+    chance = random.Random(seed)
+    rows: list[LandedRow] = []
+    alive: set[str] = set()
+    times = dict.fromkeys([f"k{number}" for number in range(keys)], SYNCED_MICROS)
+    for number in range(changes):
+        key = f"k{chance.randrange(keys)}"
+        # Several changes of a record at one instant, too.
+        times[key] += chance.choice([0, 1, 1, 3]) * step
+        deleted, purged, provides_data, omitted = None, None, True, frozenset[str]()
+        fields = {"Name": f"n{number}", "Size": chance.choice([None, number])}
+        if key in alive and chance.random() < 0.2:
+            provides_data, fields = False, {}
+            if purges and chance.random() < 0.3:
+                # A purge is never at the same time as another change.
+                times[key], purged = times[key] + step, times[key]
+            else:
+                deleted = times[key]
+            alive.discard(key)
+        else:
+            if key in alive:
+                omitted = frozenset(name for name in fields if chance.random() < 0.4)
+            alive.add(key)
+        rows.append(
+            LandedRow(
+                key=key,
+                modified=times[key],
+                sequence=f"{number:x}",
+                place=(1 + number * 6 // changes, number),
+                deleted=deleted,
+                purged=purged,
+                provides_data=provides_data,
+                omitted=omitted,
+                fields={name: value for name, value in fields.items() if name not in omitted},
+            )
+        )
+    return rows

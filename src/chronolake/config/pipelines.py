@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from chronolake.config.columns import ColumnSettings, TrackHistory
-from chronolake.config.file_sources import (
+from chronolake.config.file_sources import (  # noqa: TC001 - pydantic reads them
     CopiesSource,
     FilesSource,
     HistorySource,
@@ -750,20 +750,6 @@ class PipelineConfig(Section):
             for name in sorted(columns.rename.keys() & renamed.keys()):
                 if columns.rename[name] != renamed[name]:
                     raise ValueError(f"{place}.rename and `rename` name the column {name} twice")
-        return self
-
-    @model_validator(mode="after")
-    def _check_track_history(self) -> Self:
-        sections: dict[str, PipelineConfig | StreamConfig] = {
-            "": self,
-            **{f"streams.{name}.": stream for name, stream in self.streams.items()},
-        }
-        for place, section in sections.items():
-            tracks = isinstance(section.track_history, TrackHistory)
-            if tracks and isinstance(self.source, CopiesSource):
-                raise ValueError(
-                    f"{place}track_history is not supported for sources of the type copies"
-                )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from chronolake.core.create import (
     properties_of,
 )
 from chronolake.core.row_hash import HASHED_PROPERTY, property_for
-from chronolake.core.scd2_sql import Layout, time_in
+from chronolake.core.scd2_sql import Layout, own_start, time_in
 from chronolake.core.sql import column_list
 from chronolake.core.table_swap import schema_to_replace
 from chronolake.description import describe_loaded
@@ -173,6 +173,21 @@ def purges_of(spark: SparkSession, table: IcebergTable) -> DataFrame:
         f"FROM {CATALOG}.{table.name.sql} VERSION AS OF '{HIDDEN}' "
         f"WHERE {time_in(VERSION, 2)} IS NOT NULL"
     )
+
+
+def unmerged_versions(spark: SparkSession, table: IcebergTable) -> DataFrame:
+    """Return the versions of a history table as they are without merging (`Layout.tracked`).
+
+    Returns:
+        The table's columns, not in its order, with the versions' own times.
+    """
+    start = own_start(VERSION, f"unix_micros({START})")
+    branches = (
+        f"SELECT * EXCEPT ({START}), timestamp_micros({start}) AS {START} "
+        f"FROM {CATALOG}.{table.name.sql}{branch} WHERE {START} IS NOT NULL"
+        for branch in ("", f" VERSION AS OF '{HIDDEN}'")
+    )
+    return spark.sql(" UNION ALL ".join(branches))
 
 
 def layout_of(description: TableDescription) -> Layout:

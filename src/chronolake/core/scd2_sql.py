@@ -279,7 +279,7 @@ def stored_columns(layout: Layout, *, hidden: bool) -> str:
         start = f"unix_micros({TABLE}.{START})"
         facts |= {_OLD_START: start, _OLD_END: f"unix_micros({TABLE}.{END})"}
         if layout.merges:
-            facts |= {_OLD_START: _own_start(version, start), _OLD_MERGED: start}
+            facts |= {_OLD_START: own_start(version, start), _OLD_MERGED: start}
     if not hidden and layout.mode is Mode.SOFT_DELETE:
         facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
     if layout.omitted:
@@ -319,7 +319,7 @@ def time_in(version: str, number: int) -> str:
     return f"CAST(nullif({part}, '-') AS BIGINT)"
 
 
-def _own_start(version: str, start: str) -> str:
+def own_start(version: str, start: str) -> str:
     """Return SQL for the start that a stored row would have if it was not merged.
 
     Args:

@@ -26,12 +26,13 @@ from pyspark.errors import PySparkException
 
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
-from chronolake.core.pipeline_table import layout_of
+from chronolake.core.pipeline_table import layout_of, unmerged_versions
 from chronolake.core.sql import cached_view
 from chronolake.description import describe_loaded
 from chronolake.frames import select, temp_view
 from chronolake.landing import as_text
 from chronolake.landing.reader import SOURCE_TIME
+from chronolake.pipeline.properties import TRACK_HISTORY_PROPERTY
 from chronolake.pipeline.snapshot_diff import Sides
 from chronolake.session import CATALOG
 from chronolake.source.protocol import COPY, CopiesLanded, CopyRejected
@@ -202,8 +203,12 @@ class _Comparison:
             ]
             stored = self.spark.range(0).selectExpr(*names)
             return select(stored, [*cells, f"{self.sides.new_values} AS {_RECORD}"])
-        stored = self.spark.table(f"{CATALOG}.{self.table.name.sql}").where(condition)
-        return select(stored, [*cells, f"{self.sides.old_values} AS {_RECORD}"])
+        if self.table.property_of(TRACK_HISTORY_PROPERTY) is None:
+            stored = self.spark.table(f"{CATALOG}.{self.table.name.sql}")
+        else:
+            # A merged version only has the values of the last copy.
+            stored = unmerged_versions(self.spark, self.table)
+        return select(stored.where(condition), [*cells, f"{self.sides.old_values} AS {_RECORD}"])
 
     def events(self) -> DataFrame:
         """Return the events of all copies, also of the one after them, with their number."""
