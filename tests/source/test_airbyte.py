@@ -10,7 +10,14 @@ import pytest
 from chronolake.errors import ChronolakeError, ConfigurationError, MissingRequirementError
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
-from chronolake.source.protocol import CheckedSource, Level
+from chronolake.source.protocol import (
+    ChangeSource,
+    CheckedSource,
+    Level,
+    ReadProgress,
+    StreamFailure,
+)
+from chronolake.source.records import reader
 from chronolake.types import START
 from support.connectors import Shop, stream
 
@@ -300,3 +307,80 @@ def test_a_missing_program_is_a_missing_requirement(shop: Shop) -> None:
     shop.configure({"type": "airbyte", "command": "missing-program"})
     with pytest.raises(MissingRequirementError):
         source_of(shop.project, "shop").discover()
+
+
+_RESUMABLE = [{**_SNAPSHOT[0], "is_resumable": True}]
+
+
+def _pages(note: str, *, cut: int = 0) -> str:
+    """Return a complete read of three pages that may end in the middle of one."""
+    return f"""
+        assert catalog["streams"][0]["sync_mode"] == "full_refresh"
+        page = (state_of("orders") or {{"page": 0}})["page"]
+        while page < 3:
+            page += 1
+            record("orders", id=page, note={note!r})
+            if page == {cut}:
+                sys.exit(1)
+            stream_state("orders", {{"page": page}})
+    """
+
+
+def test_a_full_refresh_that_was_cut_off_continues_at_its_state(shop: Shop) -> None:
+    shop.airbyte(_RESUMABLE, _pages("a") + "    record('orders', id=4, note='a')")
+    shop.sync()
+    before = [(1, "a", True), (2, "a", True), (3, "a", True), (4, "a", True)]
+    shop.airbyte(_RESUMABLE, _pages("b", cut=2))
+    shop.fail("code 1")
+    assert shop.versions("id", "note") == before, "an incomplete read changes nothing"
+    shop.airbyte(_RESUMABLE, _pages("c", cut=3))
+    shop.fail("code 1")
+    shop.airbyte(_RESUMABLE, _pages("d"))
+    shop.sync()
+    assert [row for row in shop.versions("id", "note") if row[-1]] == [
+        (1, "b", True),
+        (2, "c", True),
+        (3, "d", True),
+    ]
+    # A complete read is not continued.
+    shop.airbyte(_RESUMABLE, _pages("e"))
+    shop.sync()
+    assert [row for row in shop.versions("note") if row[-1]] == [("e", True)] * 3
+
+
+def test_a_full_refresh_that_was_cut_off_survives_the_process(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_BATCH_SECONDS", 0.0)
+    shop.airbyte(_RESUMABLE, _pages("a", cut=3))
+    source = source_of(shop.project, "shop")
+    assert isinstance(source, ChangeSource)
+    found = source.read(shop.lake, {"orders": None}, full_refresh=False)
+    assert isinstance(next(found), ReadProgress)
+    while not any(isinstance(item, StreamFailure) for item in found):
+        pass
+    shop.airbyte(_RESUMABLE, _pages("b"))
+    shop.sync()
+    assert shop.versions("id", "note") == [(1, "a", True), (2, "a", True), (3, "b", True)]
+
+
+@pytest.mark.parametrize("change", ["resync", "key", "columns"])
+def test_a_full_refresh_begins_again_if_its_records_cannot_be_used(shop: Shop, change: str) -> None:
+    shop.airbyte(_RESUMABLE, _pages("a", cut=2))
+    shop.fail("code 1")
+    program = {"type": "airbyte", "command": [sys.executable, "airbyte_connector.py"]}
+    shop.airbyte(_RESUMABLE, _pages("b"))
+    if change == "key":
+        shop.configure({**program, "keys": {"orders": ["id", "note"]}})
+    elif change == "columns":
+        shop.configure(program, columns={"exclude": ["other"]})
+    shop.sync(full_refresh=change == "resync")
+    assert shop.versions("note") == [("b", True)] * 3
+
+
+def test_the_state_of_a_stream_that_is_not_resumable_is_not_used(shop: Shop) -> None:
+    shop.airbyte(_SNAPSHOT, _pages("a", cut=2))
+    shop.fail("code 1")
+    shop.airbyte(_SNAPSHOT, _pages("b"))
+    shop.sync()
+    assert shop.versions("note") == [("b", True)] * 3

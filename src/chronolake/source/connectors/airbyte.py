@@ -62,6 +62,16 @@ class _Offered:
     cursor: tuple[str, ...] | None
 
     @property
+    def is_resumable(self) -> bool:
+        """Return whether a state continues a complete read that was cut off."""
+        return self.cursor is None and bool(self.reported.get("is_resumable"))
+
+    @property
+    def has_state(self) -> bool:
+        """Return whether the stream has a state of its own."""
+        return self.cursor is not None or self.is_resumable
+
+    @property
     def descriptor(self) -> tuple[str, str]:
         """Return the connector's namespace and name of the stream."""
         return self.reported.get("namespace") or "", self.reported["name"]
@@ -182,6 +192,7 @@ class AirbyteConnector(RecordSource):
             may_become_empty=self.may_become_empty(offered.name),
             cursor=".".join(offered.cursor) if offered.cursor else None,
             default_table=offered.reported["name"],
+            is_resumable=offered.is_resumable,
         )
 
     def check(
@@ -346,8 +357,8 @@ def _progress(
 ) -> Iterator[Progress]:
     """Yield the state in a message; all records before it were passed on."""
     if state.get("type") == "STREAM":
-        # The records of a complete read have no state of their own.
-        if stream is not None and stream.cursor is not None:
+        # A complete read that cannot be continued has no use for a state.
+        if stream is not None and stream.has_state:
             yield Progress(state["stream"].get("stream_state"), stream.name)
     elif is_whole:
         # The state of all streams moves only with all of them.
@@ -376,7 +387,7 @@ def _state_for(chosen: list[_Offered], states: Mapping[str, Any], shared: Any) -
         return shared["data"]
     found = []
     for stream in chosen:
-        if stream.cursor is not None and states[stream.name] is not None:
+        if stream.has_state and states[stream.name] is not None:
             namespace, name = stream.descriptor
             descriptor = {"name": name, **({"namespace": namespace} if namespace else {})}
             inner = {"stream_descriptor": descriptor, "stream_state": states[stream.name]}

@@ -168,8 +168,13 @@ class PartWriter:
 
     def discard(self) -> None:
         """Delete all files of the slice."""
-        for part in self.close():
-            part.file.unlink(missing_ok=True)
+        discard(self.close())
+
+
+def discard(parts: Iterable[Part]) -> None:
+    """Delete files."""
+    for part in parts:
+        part.file.unlink(missing_ok=True)
 
 
 @dataclass
@@ -237,8 +242,7 @@ class PendingFiles:
     def acknowledge(self) -> None:
         """Delete the files and the journal after files and state have landed."""
         (self.folder / _JOURNAL).unlink(missing_ok=True)
-        for part in self.parts:
-            part.file.unlink(missing_ok=True)
+        discard(self.parts)
         self.parts, self.bytes = [], 0
 
     def discard(self) -> None:

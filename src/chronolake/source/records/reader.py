@@ -8,7 +8,8 @@ without a change is ignored (`ChangeBatch.may_repeat`).
 A state that all streams share is stored after the batches of all streams have landed.
 
 Streams without changes of their own (`CaptureMethod.SNAPSHOT_DIFF`) are compared with their table
-when all of their records have been read. An incomplete read changes nothing.
+when all of their records have been read. An incomplete read changes nothing. Its records are kept
+if the source can continue a complete read at a state (`RecordStream.is_resumable`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -45,6 +47,8 @@ from chronolake.source.records.messages import (
 from chronolake.source.records.pending_files import (
     WITH_OMISSIONS,
     PartWriter,
+    PendingFiles,
+    discard,
     read_files,
 )
 from chronolake.source.records.schema import Shape
@@ -72,6 +76,8 @@ _BATCH_SECONDS: Final = 60.0
 #: The progress of a run is reported after this number of records.
 _REPORTED_ROWS: Final = 10_000
 
+#: The folder of complete reads that were cut off, beside those of runs.
+_RESUMABLE: Final = "_resumable"
 _STATE: Final = "state"
 _TYPES: Final = "types"
 _LAST: Final = "last_micros"
@@ -94,6 +100,8 @@ class RecordStream:
         may_become_empty: whether a complete read without records deletes all.
         cursor: the field of incremental reads, for displays, or None.
         default_table: the table's name unless the configuration sets one; None: the stream's name.
+        is_resumable: whether the states of a complete read continue it after it was cut off. They
+            are not stored when it is complete: the next one begins at the start.
     """
 
     name: str
@@ -106,6 +114,7 @@ class RecordStream:
     may_become_empty: bool = False
     cursor: str | None = None
     default_table: str | None = None
+    is_resumable: bool = False
 
     @property
     def is_snapshot(self) -> bool:
@@ -123,17 +132,82 @@ def shared_offset(state: Any) -> SharedOffset:
     return SharedOffset({_STATE: state})
 
 
+class CutRead:
+    """The records of a complete read that was cut off, and the state that continues it.
+
+    Attributes:
+        state: the last state that the source has reported, or None.
+        types: the types of the records' fields.
+    """
+
+    def __init__(self, files: PendingFiles, stored: Mapping[str, Any] | None) -> None:
+        self._files = files
+        self.state: Any = None if stored is None else stored[_STATE]
+        self.types = {} if stored is None else _types_from(stored[_TYPES])
+
+    @classmethod
+    def open(
+        cls, stream: RecordStream, stored: Offset | None, folder: Path, *, is_new: bool
+    ) -> CutRead:
+        """Return what an earlier run has kept; it is deleted if it does not belong to this read.
+
+        Args:
+            stream: the stream.
+            stored: its offset: if it has changed, a complete read has landed since.
+            folder: contains the records of runs.
+            is_new: whether the read begins at the start.
+        """
+        place = folder.parent / _RESUMABLE / folder.name / stream.folder.name
+        if is_new:
+            shutil.rmtree(place, ignore_errors=True)
+        of = repr((stream.identity.rules.digest, stream.identity.paths, stored, stream.declared))
+        return cls(*PendingFiles.recover(place, sha256(of.encode()).hexdigest()))
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the records."""
+        return self._files.folder
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return the files of the records."""
+        return self._files.parts
+
+    def keep(self, parts: Sequence[Part], types: Mapping[str, ColumnType]) -> None:
+        """Keep more records, together with the state."""
+        self._files.add(parts)
+        self._files.note({_STATE: self.state, _TYPES: _types_as_json(types)})
+
+    def discard(self) -> None:
+        """Delete everything: the records have landed, or their read begins at the start."""
+        self._files.discard()
+        self.state = None
+
+
+def _types_from(stored: Mapping[str, Any]) -> dict[str, ColumnType]:
+    return {
+        name: ColumnType(Kind(kind), precision, scale)
+        for name, (kind, precision, scale) in stored.items()
+    }
+
+
+def _types_as_json(types: Mapping[str, ColumnType]) -> dict[str, Any]:
+    return {name: [kind.kind, kind.precision, kind.scale] for name, kind in types.items()}
+
+
 class _Pending:
     """The records of a stream that were read in this run and have not landed."""
 
-    def __init__(self, stream: RecordStream, stored: Offset | None, folder: Path) -> None:
+    def __init__(
+        self, stream: RecordStream, stored: Offset | None, folder: Path, kept: CutRead | None
+    ) -> None:
         self.stream = stream
+        self.kept = kept
         self.position: dict[str, Any] = dict(stored or {})
-        types = {
-            name: ColumnType(Kind(kind), precision, scale)
-            for name, (kind, precision, scale) in self.position.get(_TYPES, {}).items()
-        }
+        types = _types_from(self.position.get(_TYPES, {}))
         typed = stream.identity.add_key_column(stream.declared)
+        if kept is not None:
+            types |= kept.types
         self.shape = Shape({**typed, **types}, frozenset(stream.declared), stream=stream.name)
         self.is_snapshot = stream.is_snapshot
         self.is_done = False
@@ -158,7 +232,11 @@ class _Pending:
     @property
     def is_due(self) -> bool:
         """Return whether the records should land before more are read."""
-        if self.is_snapshot or self._writer is None:
+        return not self.is_snapshot and self._is_old_or_large
+
+    @property
+    def _is_old_or_large(self) -> bool:
+        if self._writer is None:
             return False
         age = time.monotonic() - self._began
         return self._bytes >= _BATCH_BYTES or age >= _BATCH_SECONDS
@@ -194,6 +272,18 @@ class _Pending:
                 self.shape.declare(self.stream.identity.add_key_column(types))
             case Progress(state=state):
                 self._state, self._has_state = state, True
+                if self.kept is not None:
+                    self.kept.state = state
+                    if self._is_old_or_large:
+                        self.keep()
+
+    def keep(self) -> None:
+        """Keep the records of a complete read that was cut off, or delete them."""
+        parts = self.take()
+        if self.kept is not None and self.kept.state is not None:
+            self.kept.keep(parts, self.shape.current_types())
+        else:
+            discard(parts)
 
     def _add(self, records: Sequence[dict[str, Any]] | pa.RecordBatch, *, omits: bool) -> None:
         identity = self.stream.identity
@@ -236,8 +326,9 @@ class _Pending:
         self, columns: Sequence[Column], arrays: Sequence[pa.Array], facts: Mapping[str, pa.Array]
     ) -> None:
         if self._writer is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = PartWriter(self._folder, WITH_OMISSIONS)
+            folder = self._folder if self.kept is None else self.kept.folder
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = PartWriter(folder, WITH_OMISSIONS)
             self._began = time.monotonic()
         columns, arrays = self.stream.identity.rules.protect_columns(columns, arrays)
         self._writer.add(columns, arrays, facts)
@@ -287,10 +378,11 @@ class _Pending:
     def next_position(self) -> dict[str, Any]:
         """Return the offset after all records so far."""
         types = self.shape.current_types()
+        is_stored = self._has_state and self.kept is None
         return {
             **self.position,
-            **({_STATE: self._state} if self._has_state else {}),
-            _TYPES: {name: [kind.kind, kind.precision, kind.scale] for name, kind in types.items()},
+            **({_STATE: self._state} if is_stored else {}),
+            _TYPES: _types_as_json(types),
             _LAST: max(self._last, self.position.get(_LAST, 0) + 1),
         }
 
@@ -351,6 +443,8 @@ class RecordReader:
         streams: Iterable[RecordStream],
         positions: Mapping[str, Offset | None],
         folder: Path,
+        *,
+        full_refresh: bool = False,
     ) -> None:
         """Prepare the run.
 
@@ -359,19 +453,31 @@ class RecordReader:
             streams: the streams that are read.
             positions: the offset of each stream; None if nothing of it has landed.
             folder: contains the records until they have landed.
+            full_refresh: whether complete reads that were cut off begin at the start.
         """
         self._lake = lake
         self._folder = folder
-        self._streams = {
-            stream.name: _Pending(stream, positions.get(stream.name), folder / stream.folder.name)
-            for stream in streams
-        }
+        self._streams = {}
+        for stream in streams:
+            stored, place = positions.get(stream.name), folder / stream.folder.name
+            kept = None
+            if stream.is_resumable:
+                kept = CutRead.open(stream, stored, folder, is_new=full_refresh)
+            self._streams[stream.name] = _Pending(stream, stored, place, kept)
         self._landed: Mapping[str, Offset] = {}
         self._shared: Progress | None = None
 
     def note_landed(self, positions: Mapping[str, Offset]) -> None:
         """Set which offsets have landed (`ChangeSource.acknowledge`)."""
         self._landed = positions
+
+    def kept_states(self) -> dict[str, Any]:
+        """Return where the complete reads of resumable streams continue; None: at the start."""
+        return {
+            name: pending.kept.state
+            for name, pending in self._streams.items()
+            if pending.kept is not None
+        }
 
     def read(self, messages: Iterable[Message]) -> Iterator[Batch]:
         """Yield what messages report, as the source protocol has it.
@@ -439,7 +545,7 @@ class RecordReader:
     def _fail(self, pending: _Pending, error: ChronolakeError) -> Iterator[Batch]:
         """Land what was read of a stream, and report why the rest was not."""
         if pending.is_snapshot:
-            self._discard(pending.take())
+            pending.keep()
         else:
             yield from self._land(pending)
         if not pending.is_failed:
@@ -460,6 +566,8 @@ class RecordReader:
         """Compare the stream's table with all of its records."""
         if pending.is_failed:
             return
+        if pending.kept is not None:
+            parts = [*pending.kept.parts, *parts]
         position = pending.next_position()
         if not any(column.primary_key for column in pending.columns):
             # No record has ever been read.
@@ -473,17 +581,14 @@ class RecordReader:
     def _note_landed(
         self, pending: _Pending, parts: Sequence[Part], position: dict[str, Any]
     ) -> None:
-        self._discard(parts)
+        discard(parts)
+        if pending.kept is not None:
+            pending.kept.discard()
         if self._landed.get(pending.stream.name) == position:
             pending.note_landed(position)
         else:
             # The pipeline has recorded why.
             pending.is_failed = True
-
-    @staticmethod
-    def _discard(parts: Iterable[Part]) -> None:
-        for part in parts:
-            part.file.unlink(missing_ok=True)
 
     def _land_shared(self) -> Iterator[Batch]:
         """Land the records of all streams, and then the state that they share."""

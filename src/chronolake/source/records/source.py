@@ -96,19 +96,26 @@ class RecordSource(ABC):
     ) -> Iterator[Batch]:
         """Read the changes of the selected streams, or all of their records."""
         known = {name: None if full_refresh else stored for name, stored in positions.items()}
+        self._reader = self._new_reader(lake, known, full_refresh=full_refresh)
         states = {name: state_of(stored) for name, stored in known.items()}
+        states |= self._reader.kept_states()
         shared = None if full_refresh else self._shared
         new = {name for name, stored in known.items() if stored is None}
-        yield from self.read_messages(lake, known, self.messages(states, shared, new=new))
+        yield from self._reader.read(self.messages(states, shared, new=new))
 
     def read_messages(
         self, lake: Lake, positions: Mapping[str, Offset | None], messages: Iterator[Message]
     ) -> Iterator[Batch]:
         """Return the batches of what the source reports about some streams."""
+        self._reader = self._new_reader(lake, positions, full_refresh=False)
+        yield from self._reader.read(messages)
+
+    def _new_reader(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> RecordReader:
         streams = [stream for stream in self._streams_with_rules() if stream.name in positions]
         place = spool_folder(self.project, self.pipeline)
-        self._reader = RecordReader(lake, streams, positions, place)
-        yield from self._reader.read(messages)
+        return RecordReader(lake, streams, positions, place, full_refresh=full_refresh)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Note which offsets have landed."""
