@@ -3,67 +3,17 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chronolake.config import load_project
 from chronolake.errors import ConfigurationError
-from chronolake.lake import Lake
 from chronolake.pipeline.streams import source_of
-from chronolake.pipeline.sync import RunResult, sync
-from chronolake.types import ACTIVE, DELETED, END, START
-from support.datalakes import iceberg, project
-
-_MODULE = "shop_functions"
-
-
-class Functions:
-    """A project with a module of functions, whose data is in the module `given`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.project = project(folder, "")
-        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
-        self.settings = ""
-
-    def write(self, code: str, run: str = f"{_MODULE}:orders", more: str = "") -> None:
-        """Write the module, and the pipeline that runs its functions."""
-        sys.modules.pop(_MODULE, None)
-        header = "import chronolake\n\n"
-        (self.folder / f"{_MODULE}.py").write_text(header + textwrap.dedent(code))
-        file = self.folder / "chronolake.yml"
-        kept = file.read_text().split("pipelines:")[0]
-        file.write_text(
-            f"{kept}pipelines:\n  shop:\n    source: {{type: python, run: {run}{more}}}\n"
-            + textwrap.indent(self.settings, "    ")
-        )
-        self.project = load_project(file)
-
-    def run(self, *, full_refresh: bool = False, only: tuple[str, ...] = ()) -> RunResult:
-        return sync(self.lake, self.project, "shop", only=only, full_refresh=full_refresh)
-
-    def sync(self, *, full_refresh: bool = False, only: tuple[str, ...] = ()) -> None:
-        result = self.run(full_refresh=full_refresh, only=only)
-        assert [stream.error for stream in result.streams] == [None] * len(result.streams)
-
-    def rows(self, stream: str = "orders") -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = (
-            iceberg(self.project, "shop", stream).scan().to_arrow().to_pylist()
-        )
-        return rows
-
-    def versions(self, *fields: str, stream: str = "orders", key: str = "id") -> list[Any]:
-        """Return the fields and the activity of all versions, by key and start."""
-        rows = sorted(self.rows(stream), key=lambda row: (row[key], row[START]))
-        for before, after in pairwise(rows):
-            if before[key] == after[key]:
-                assert before[END] < after[START], "versions of a record do not overlap"
-        return [(*(row[name] for name in fields), row[ACTIVE]) for row in rows]
+from chronolake.types import DELETED, START
+from support.datalakes import iceberg
+from support.python_functions import MODULE, Functions
 
 
 @pytest.fixture
@@ -71,7 +21,7 @@ def shop(tmp_path: Path) -> Iterator[Functions]:
     path = list(sys.path)
     yield Functions(tmp_path)
     sys.path[:] = path
-    sys.modules.pop(_MODULE, None)
+    sys.modules.pop(MODULE, None)
 
 
 def test_all_records_of_a_function_are_compared_with_the_table(shop: Functions) -> None:
@@ -107,7 +57,7 @@ def test_a_function_that_fails_midway_deletes_nothing(shop: Functions) -> None:
     assert stream.error is not None
     assert "OSError" in stream.error
     assert "hidden-word" not in stream.error
-    assert f"{_MODULE}.py, line 7" in stream.error
+    assert f"{MODULE}.py, line 7" in stream.error
     assert shop.versions("id", "note") == [(1, "a", True), (2, "a", True)]
 
 
@@ -222,7 +172,7 @@ def test_a_function_yields_several_streams_with_one_state(shop: Functions) -> No
             yield "orders", {{"id": {run}, "note": "a"}}
             state["run"] = {run} + 1
     """
-    run = f"{_MODULE}:both"
+    run = f"{MODULE}:both"
     shop.write(code.format(run=0), run)
     shop.sync()
     shop.write(code.format(run=1), run)
@@ -249,7 +199,7 @@ def test_the_state_of_all_streams_waits_for_a_stream_that_fails(shop: Functions)
             yield "orders", {{"id": 1}}
             state["run"] = 1
     """
-    run = f"{_MODULE}:both"
+    run = f"{MODULE}:both"
     shop.write(code.format(key="other"), run)
     result = shop.run()
     assert {stream.stream: stream.error is None for stream in result.streams} == {
@@ -320,7 +270,7 @@ def test_values_have_the_types_of_python_and_arrow(shop: Functions) -> None:
             })
             yield pa.record_batch({"id": pa.array([3], pa.int64()), "more": ["x"]})
         """,
-        f"[{_MODULE}:values, {_MODULE}:objects, {_MODULE}:tables]",
+        f"[{MODULE}:values, {MODULE}:objects, {MODULE}:tables]",
     )
     shop.sync()
     (row,) = shop.rows("values")
@@ -360,7 +310,7 @@ def test_a_class_and_a_plain_function_with_settings(shop: Functions) -> None:
             def __iter__(self):
                 return ({"id": number} for number in range(self.count))
         """,
-        f"{_MODULE}:Orders",
+        f"{MODULE}:Orders",
         ", key: id, config: {count: 3}",
     )
     shop.sync()
@@ -383,27 +333,27 @@ def test_records_without_a_key_are_identified_by_their_content(shop: Functions) 
 @pytest.mark.parametrize(
     ("code", "run", "more", "words"),
     [
-        ("x = 1", f"{_MODULE}:orders", "", ["has no orders"]),
-        ("orders = 1", f"{_MODULE}:orders", "", ["not a function", "int"]),
+        ("x = 1", f"{MODULE}:orders", "", ["has no orders"]),
+        ("orders = 1", f"{MODULE}:orders", "", ["not a function", "int"]),
         ("x = 1", "missing_module:orders", "", ["There is no Python module missing_module"]),
-        ("import missing_inner", f"{_MODULE}:orders", "", ["missing_inner", "not installed"]),
-        ("1 / 0", f"{_MODULE}:orders", "", ["cannot be imported", "ZeroDivisionError"]),
+        ("import missing_inner", f"{MODULE}:orders", "", ["missing_inner", "not installed"]),
+        ("1 / 0", f"{MODULE}:orders", "", ["cannot be imported", "ZeroDivisionError"]),
         ("x = 1", "orders", "", ["not the path of a function"]),
         (
             "@chronolake.stream(key='id', capture='pol')\ndef orders(): ...",
-            f"{_MODULE}:orders",
+            f"{MODULE}:orders",
             "",
             ["capture cannot be 'pol'"],
         ),
         (
             "@chronolake.stream(key='id')\ndef orders(): ...",
-            f"{_MODULE}:orders",
+            f"{MODULE}:orders",
             ", key: id",
             ["declares its streams", "source.key"],
         ),
         (
             "import chronolake as c\none = c.stream(name='a')(lambda: [])\ntwo = one\n",
-            f"[{_MODULE}:one, {_MODULE}:two]",
+            f"[{MODULE}:one, {MODULE}:two]",
             "",
             ["both have a stream 'a'"],
         ),

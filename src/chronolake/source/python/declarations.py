@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from chronolake.errors import ConfigurationError
@@ -12,6 +12,8 @@ from chronolake.source.protocol import CaptureMethod
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from chronolake.types import ColumnType
 
 #: The attribute of a decorated function or class.
 _DECLARED: Final = "__chronolake_streams__"
@@ -37,12 +39,16 @@ class StreamDeclaration:
         cursor: the field with the time of a record's last change, or None.
         deletes: the field that is set in deleted records, or None.
         capture: how changes are captured.
+        types: the declared types of its fields.
+        table: the table's name unless the configuration sets one; None: the stream's name.
     """
 
     key: tuple[str, ...] = ()
     cursor: str | None = None
     deletes: str | None = None
     capture: CaptureMethod = CaptureMethod.SNAPSHOT_DIFF
+    types: Mapping[str, ColumnType] = field(default_factory=dict)
+    table: str | None = None
 
     @classmethod
     def of(

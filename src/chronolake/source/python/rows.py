@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, time
+from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -19,7 +19,7 @@ from chronolake.exact_json import LongNumber
 
 #: Types of values that columns have, or that JSON text has.
 _PLAIN: Final = frozenset(
-    {type(None), bool, int, float, str, LongNumber, date, time, Decimal, bytes, UUID}
+    {type(None), bool, int, float, str, LongNumber, date, datetime, time, Decimal, bytes, UUID}
 )
 
 Rows: TypeAlias = dict[str, Any] | pa.RecordBatch
@@ -83,6 +83,32 @@ def plain(value: Any) -> Any:
     return _plain_of(value)
 
 
+def _exact_type_of(value: Any) -> Any:
+    """Return a value of a subclass as one of its base class, with the same fields."""
+    match value:
+        case _ if hasattr(value, "to_pydatetime"):
+            return value.to_pydatetime()
+        case datetime():
+            # Subclasses have the same fields, as pendulum's times have.
+            at, day = time(*_clock(value), fold=value.fold), date(*_day(value))
+            return datetime.combine(day, at, value.tzinfo)
+        case date():
+            return date(*_day(value))
+        case time():
+            return time(*_clock(value), value.tzinfo, fold=value.fold)
+        case UUID():
+            return UUID(int=value.int)
+    return value
+
+
+def _day(value: date) -> tuple[int, int, int]:
+    return value.year, value.month, value.day
+
+
+def _clock(value: datetime | time) -> tuple[int, int, int, int]:
+    return value.hour, value.minute, value.second, value.microsecond
+
+
 #: What other values are in JSON.
 _CONVERSIONS: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
     (Decimal, lambda value: LongNumber(f"{value:f}") if value.is_finite() else str(value)),
@@ -101,8 +127,7 @@ def _plain_of(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, date | time | UUID):
-        # Their subclasses have the same fields, as pandas' timestamps have.
-        return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+        return _exact_type_of(value)
     if hasattr(value, "item") and hasattr(value, "dtype"):
         return plain(value.item())
     return _json_of(value)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.masking import Secrets
 from chronolake.source.protocol import CaptureMethod, CheckResult, Level
-from chronolake.source.python.declarations import StreamDeclaration
-from chronolake.source.python.functions import load_target
+from chronolake.source.python.targets import load_target
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Failure, Progress
 from chronolake.source.records.reader import RecordStream, state_of
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from chronolake.config import Project, PythonSource
     from chronolake.lake import Lake
     from chronolake.source.protocol import Offset
-    from chronolake.source.python.functions import Target
+    from chronolake.source.python.declarations import StreamDeclaration
+    from chronolake.source.python.targets import Target
     from chronolake.source.records.messages import Message
     from chronolake.source.records.reader import Batch
 
@@ -44,11 +44,9 @@ class PythonFunctions(RecordSource):
             ConfigurationError: one of them does not exist, or two have a stream of the same name.
         """
         run = self._config.run
-        options = self._config.options
-        default = StreamDeclaration.of(**options)
         beside = self.project.file.parent
         paths = [run] if isinstance(run, str) else run
-        found = [load_target(path, beside, default, options) for path in paths]
+        found = [load_target(path, beside, self._config) for path in paths]
         names: dict[str, str] = {}
         for target in found:
             for name in target.streams:
@@ -67,10 +65,12 @@ class PythonFunctions(RecordSource):
                 declared.capture,
                 _identity_of(declared),
                 self.folder_of(name),
+                declared.types,
                 changed_at=declared.cursor,
                 deleted_by=declared.deletes,
                 may_become_empty=self.may_become_empty(name),
                 cursor=declared.cursor,
+                default_table=declared.table,
             )
             for target in self.targets
             for name, declared in target.streams.items()
@@ -109,13 +109,17 @@ class PythonFunctions(RecordSource):
             if not names:
                 continue
             state = current.get(target.path) if target.is_shared else states[names[0]]
-            if any(name in new for name in names):
-                # A new stream needs all of its records.
-                state = None
             # The state of several streams moves only with all of them.
             is_whole = len(names) == len(target.streams)
             try:
-                for message in target.read(self._config.config, state, secrets):
+                found = target.read(
+                    self._config.config,
+                    state,
+                    streams=names,
+                    new=[name for name in names if name in new],
+                    secrets=secrets,
+                )
+                for message in found:
                     if isinstance(message, Progress) and message.stream is None:
                         if is_whole:
                             current[target.path] = message.state
@@ -157,7 +161,10 @@ class PythonFunctions(RecordSource):
     ) -> Iterator[Message]:
         target = self._target_of(stream)
         secrets = Secrets(self._config.config)
-        for message in target.read(self._config.config, state, secrets, window):
+        found = target.read(
+            self._config.config, state, streams=[stream], new=[], secrets=secrets, window=window
+        )
+        for message in found:
             if not isinstance(message, Progress) and message.stream == stream:
                 yield message
 
