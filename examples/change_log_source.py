@@ -110,7 +110,7 @@ class ChangeLogSource:
         """Return the only stream."""
         return [
             StreamDescriptor(
-                StreamCapabilities(STREAM, reports_changes=True, is_reimported=False),
+                StreamCapabilities(STREAM, reports_changes=True),
                 CaptureMethod.EVERY_CHANGE,
                 epsilon_micros=1,
                 folder=raw_folder(self.project, self.pipeline, STREAM),
