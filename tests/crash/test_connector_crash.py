@@ -132,3 +132,46 @@ def test_a_sync_may_be_killed_at_every_step(shop: Shop, source: str, point: str,
 def _expected() -> list[tuple[Any, ...]]:
     changed = [(1, f"day {day}", day == _DAYS) for day in range(1, _DAYS + 1)]
     return [*changed, *((day + 1, "new", True) for day in range(1, _DAYS + 1))]
+
+
+def _pages(shop: Shop, note: str, *, cut: int = 0) -> None:
+    """Write a connector whose complete read of three pages may end in the middle of one."""
+    read = f"""
+page = (state_of("orders") or {{"page": 0}})["page"]
+while page < 3:
+    page += 1
+    record("orders", id=page, note={note!r})
+    if page == {cut}:
+        sys.exit(1)
+    stream_state("orders", {{"page": page}})
+"""
+    shop.airbyte([{**stream("orders"), "is_resumable": True}], read)
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        pytest.param(
+            *(point, nth),
+            marks=[] if (point, nth) == ("land.done", 1) else [pytest.mark.long],
+            id=f"{point}-{nth}",
+        )
+        for point, nth in _POINTS
+        if nth == 1
+    ],
+)
+def test_a_complete_read_that_continues_may_be_killed_at_every_step(
+    shop: Shop, point: str, nth: int
+) -> None:
+    _pages(shop, "a", cut=2)
+    shop.fail("code 1")
+    _pages(shop, "b")
+    words = ("sync", "shop", "--project", str(shop.folder))
+    if run_command_until_failpoint(*words, failpoint=f"{point}=kill:{nth}"):
+        assert not run_command_until_failpoint(*words, failpoint="")
+    notes = [note for note, active in shop.versions("note") if active]
+    # After the kill, the read was continued again, or began at the start if it had landed.
+    assert notes in (["a", "b", "b"], ["b", "b", "b"])
+    _pages(shop, "c")
+    shop.sync()
+    assert [note for note, active in shop.versions("note") if active] == ["c", "c", "c"]
