@@ -48,7 +48,9 @@ def state_of(stream):
         if one["stream"]["stream_descriptor"]["name"] == stream:
             return one["stream"]["stream_state"]
 
-if sys.argv[1] == "discover":
+if sys.argv[1] == "spec" and SPEC is not None:
+    emit(type="SPEC", spec={"connectionSpecification": SPEC})
+elif sys.argv[1] == "discover":
     emit(type="CATALOG", catalog={"streams": STREAMS})
 elif sys.argv[1] == "check":
     emit(type="CONNECTION_STATUS", connectionStatus={"status": "SUCCEEDED"})
@@ -89,6 +91,30 @@ def schema(configuration):
 def update(configuration, state):
     print("a line that is not a message")
 """
+
+
+def airbyte_program(
+    streams: list[dict[str, Any]], read: str = "pass", *, spec: Mapping[str, Any] | None = None
+) -> str:
+    """Return the code of a connector of the Airbyte protocol.
+
+    Args:
+        streams: what it offers.
+        read: what its command `read` runs.
+        spec: the JSON schema of its configuration; None: it does not know the command `spec`.
+    """
+    body = textwrap.indent(textwrap.dedent(read), "    ")
+    return f"STREAMS = {streams!r}\nSPEC = {spec!r}\n{_AIRBYTE}{body}"
+
+
+def singer_program(streams: list[dict[str, Any]], read: str = "pass") -> str:
+    """Return the code of a tap.
+
+    Args:
+        streams: what it offers.
+        read: what it runs without `--discover`.
+    """
+    return f"STREAMS = {streams!r}\n{_SINGER}{textwrap.indent(textwrap.dedent(read), '    ')}"
 
 
 def tap_stream(name: str, *, cursor: str | None = None, method: str = "") -> dict[str, Any]:
@@ -169,8 +195,7 @@ class Shop:
             read: what its command `read` runs.
             source: further settings.
         """
-        code = f"STREAMS = {streams!r}\n{_AIRBYTE}{textwrap.indent(textwrap.dedent(read), '    ')}"
-        self._write_program("airbyte", code, **source)
+        self._write_program("airbyte", airbyte_program(streams, read), **source)
 
     def singer(self, streams: list[dict[str, Any]], read: str, **source: Any) -> None:
         """Write a tap, and the pipeline that runs it.
@@ -180,8 +205,7 @@ class Shop:
             read: what it runs without `--discover`.
             source: further settings.
         """
-        code = f"STREAMS = {streams!r}\n{_SINGER}{textwrap.indent(textwrap.dedent(read), '    ')}"
-        self._write_program("singer", code, **source)
+        self._write_program("singer", singer_program(streams, read), **source)
 
     def fivetran(self, tables: list[dict[str, Any]], update: str, **source: Any) -> None:
         """Write a project of the Connector SDK, and the pipeline that runs it.

@@ -9,7 +9,8 @@
 | `adopt` | `adopt`: no JVM |
 | `serve` | `serve`: Spark; `ui`: no JVM |
 | `tester` | `test-destination` |
-| `project` | `init`, `schema`, `status`, `runs`, `state` |
+| `init` | `init`, `schema`: no JVM |
+| `project` | `status`, `runs`, `state` |
 | `check` | `check`, `discover`, `read` |
 | `up` | `up`: the long-running process of a project |
 | `engine` | `engine status`, `engine stop` |
@@ -22,6 +23,7 @@ from chronolake.cli import (
     check,
     engine,
     import_history,
+    init,
     maintenance,
     mode,
     pipelines,
@@ -39,6 +41,7 @@ __all__ = [
     "check",
     "engine",
     "import_history",
+    "init",
     "main",
     "maintenance",
     "mode",

@@ -1,4 +1,4 @@
-"""The commands init, schema, status, runs and state; `state set` and `state reset` use Spark."""
+"""The commands status, runs and state; `state set` and `state reset` use Spark."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 # Typer reads annotations at run time, so the types in them are imported at run time.
@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import orjson
 import typer
 from rich.text import Text
 
@@ -36,8 +34,7 @@ from chronolake.cli.pipelines import (
     raise_if_it_cannot_begin,
     store_of,
 )
-from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.storage import error_of
+from chronolake.errors import ChronolakeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,37 +47,6 @@ if TYPE_CHECKING:
 #: Length of an ISO instant up to its seconds.
 _SECONDS: Final = len("2024-01-01T00:00:00")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SCHEMA_FILE: Final = "chronolake.schema.json"
-_TEMPLATE: Final = """\
-# yaml-language-server: $schema=./chronolake.schema.json
-#
-# ${NAME} is replaced by the environment variable NAME. Keep secrets there, not in this file.
-
-lake:
-  path: lake                # the lake's folder, relative to the folder of this file
-  # catalog:                # default: a SQLite file in the lake's folder
-  #   uri: postgresql://lake:${LAKE_PASSWORD}@db.internal/lake
-  # spark:
-  #   master: local[*]
-  #   conf: {spark.driver.memory: 4g}
-
-pipelines:
-  # crm:                    # the pipeline's name, and the schema of its tables
-  #   source:
-  #     type: data_lake_v2
-  #     path: ./crm-lake    # the folder that contains parquet/v2
-  #     org: X              # X of org=X
-  #     objects: [Account]  # default: all objects
-  #   mode: auto            # auto (history if the source supports it, otherwise
-  #                         # soft-delete), live, soft-delete or history
-  #   streams:              # settings of single streams
-  #     Account: {table: accounts, mode: soft-delete}
-  # shop:
-  #   source:
-  #     type: postgres
-  #     dsn: postgresql://lake:${SHOP_PASSWORD}@db.internal/shop
-"""
-
 state = typer.Typer(
     cls=Group,
     no_args_is_help=True,
@@ -89,42 +55,6 @@ state = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(state, name="state")
-
-
-@app.command(epilog="Example: chronolake init ./shop")
-def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The project's folder.")] = Path(),
-) -> None:
-    """Create a project: a commented chronolake.yml, and its JSON schema for editors."""
-    from chronolake.config import FILE_NAME
-
-    file = folder / FILE_NAME
-    if file.exists():
-        raise ConfigurationError(
-            f"{file} already exists.", hint="Edit it, or choose another folder."
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(_TEMPLATE, encoding="utf-8")
-        (folder / _SCHEMA_FILE).write_bytes(_schema())
-    except OSError as failure:
-        raise error_of(failure, folder) from failure
-    console().print(
-        f"Created {file} and {_SCHEMA_FILE}. Add a pipeline to it, then run `chronolake check`."
-    )
-
-
-@app.command(epilog="Example: chronolake schema > chronolake.schema.json")
-def schema() -> None:
-    """Print the JSON schema of chronolake.yml, for editors."""
-    typer.echo(_schema().decode(), nl=False)
-
-
-def _schema() -> bytes:
-    from chronolake.config import FileConfig
-
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    return orjson.dumps(FileConfig.model_json_schema(), option=options)
 
 
 @app.command(epilog="Example: chronolake status --json")

@@ -45,6 +45,7 @@ from chronolake.config.loader import (
     load,
     load_project,
     project_at,
+    project_of_text,
     sources_of_project,
     variable_of,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "matches",
     "parse_address",
     "project_at",
+    "project_of_text",
     "sources_of_project",
     "variable_of",
 ]

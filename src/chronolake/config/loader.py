@@ -291,8 +291,32 @@ def load_project(
     Raises:
         ConfigurationError: as for `load`.
     """
-    written = _read_yaml(file)
-    settings = _resolve(written, str(file))
+    return _project_of(_read_yaml(file), file, os.environ, lake=lake, overrides=overrides)
+
+
+def project_of_text(text: str, file: Path, *, variables: Mapping[str, str]) -> Project:
+    """Return the project of a chronolake.yml that is not written yet.
+
+    Args:
+        text: the file's content.
+        file: where the file will be.
+        variables: values of the environment variables that the text references.
+
+    Raises:
+        ConfigurationError: as for `load`.
+    """
+    return _project_of(_parse_yaml(text, file), file, variables)
+
+
+def _project_of(
+    written: dict[str, Any],
+    file: Path,
+    variables: Mapping[str, str],
+    *,
+    lake: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Project:
+    settings = _resolve(written, str(file), variables=variables)
     checked = _check(FileConfig, settings, str(file))
     folder = lake or file.parent / Path(checked.lake.path).expanduser()
     return Project(
@@ -444,6 +468,20 @@ def _find_file(folder: Path, file: Path | None) -> Path | None:
 
 
 def _read_yaml(source: Path) -> dict[str, Any]:
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None)
+        raise ConfigurationError(
+            f"{source} cannot be read: {reason or 'it is not UTF-8 text'}.",
+            hint="Check the file's path and permissions; `chronolake init` creates one."
+            if reason
+            else "Save it as UTF-8.",
+        ) from failure
+    return _parse_yaml(text, source)
+
+
+def _parse_yaml(text: str, source: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - most lakes have no file, and start faster without a parser
 
     class UniqueKeys(yaml.SafeLoader):
@@ -462,15 +500,7 @@ def _read_yaml(source: Path) -> dict[str, Any]:
     UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, construct_mapping)
     try:
         # S506 is about unsafe loaders; this one is a SafeLoader.
-        content = yaml.load(source.read_text(encoding="utf-8"), Loader=UniqueKeys)  # noqa: S506
-    except (OSError, UnicodeDecodeError) as failure:
-        reason = getattr(failure, "strerror", None)
-        raise ConfigurationError(
-            f"{source} cannot be read: {reason or 'it is not UTF-8 text'}.",
-            hint="Check the file's path and permissions; `chronolake init` creates one."
-            if reason
-            else "Save it as UTF-8.",
-        ) from failure
+        content = yaml.load(text, Loader=UniqueKeys)  # noqa: S506
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -494,15 +524,17 @@ def _read_yaml(source: Path) -> dict[str, Any]:
     return content
 
 
-def _resolve(value: Any, source: str, key: str = "") -> Any:
+def _resolve(
+    value: Any, source: str, key: str = "", variables: Mapping[str, str] = os.environ
+) -> Any:
     """Return the value with every `${NAME}` replaced from the environment."""
     if isinstance(value, dict):
         return {
-            name: _resolve(item, source, f"{key}.{name}" if key else str(name))
+            name: _resolve(item, source, f"{key}.{name}" if key else str(name), variables)
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_resolve(item, source, key) for item in value]
+        return [_resolve(item, source, key, variables) for item in value]
     if not isinstance(value, str):
         return value
 
@@ -515,12 +547,12 @@ def _resolve(value: Any, source: str, key: str = "") -> Any:
                 f"{source}, {key}: `${{…}}` does not contain a valid variable name.",
                 hint="Write ${NAME}, or $${ for a literal ${.",
             )
-        if name not in os.environ:
+        if name not in variables:
             raise ConfigurationError(
                 f"{source}, {key}: the environment variable {name} is not set.",
                 hint=f"Set {name}, or write $${{ for a literal ${{.",
             )
-        return os.environ[name]
+        return variables[name]
 
     return _REFERENCE.sub(replace_reference, value)
 

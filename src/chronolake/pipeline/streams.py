@@ -177,7 +177,7 @@ def source_of(project: Project, pipeline: str) -> Source:
         ConfigurationError: the pipeline does not exist.
         MissingExtraError: the packages that read the source are not installed.
     """
-    source = _source_of(project, pipeline)
+    source = build_source(project, pipeline)
     if isinstance(source, TokenHoldingSource):
         from chronolake.pipeline.token_store import StoredTokens  # noqa: PLC0415 - it loads SQLAlchemy
 
@@ -197,7 +197,13 @@ def raise_if_not_installed(project: Project, pipeline: str) -> None:
         require(_EXTRAS[source.type], f"A source of the type {source.type}")
 
 
-def _source_of(project: Project, pipeline: str) -> Source:
+def build_source(project: Project, pipeline: str) -> Source:
+    """Return the source of a pipeline, which does not know stored tokens.
+
+    Raises:
+        ConfigurationError: the pipeline does not exist.
+        MissingExtraError: the packages that read the source are not installed.
+    """
     raise_if_not_installed(project, pipeline)
     config = pipeline_of(project, pipeline).source
     kind: str = config.type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -74,9 +75,10 @@ def _install(place: Path, requirements: Sequence[str]) -> None:
     _run([python, "-m", "pip", "install", "--quiet", *requirements], requirements)
 
 
-def _run(command: Sequence[str], requirements: Sequence[str]) -> None:
+def _run(command: Sequence[str], requirements: Sequence[str], *, given: str | None = None) -> str:
+    """Run a command with a text on its standard input, and return what it prints."""
     done = subprocess.run(  # noqa: S603 - packages that the user names
-        command, capture_output=True, text=True, check=False
+        command, capture_output=True, text=True, check=False, input=given
     )
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-_SHOWN_CHARACTERS:]
@@ -86,6 +88,29 @@ def _run(command: Sequence[str], requirements: Sequence[str]) -> None:
             "that the package index can be reached. Or install them yourself, and set "
             "source.command or, for Fivetran, source.python.",
         )
+    return done.stdout
+
+
+def pin(package: str) -> str:
+    """Return a package with its newest version on the index: `airbyte-source-faker==7.2.1`.
+
+    Args:
+        package: the package's name; with a version, it is returned as it is.
+
+    Raises:
+        MissingRequirementError: the index does not have the package, or cannot be reached.
+    """
+    if "==" in package:
+        return package
+    uv = shutil.which("uv")
+    if uv is not None:
+        words = ["pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate", "-"]
+        found = _run([uv, *words, "--python", sys.executable], [package], given=package)
+        return found.strip()
+    words = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--report", "-"]
+    reported = _run([sys.executable, "-m", "pip", *words, package], [package])
+    metadata = json.loads(reported)["install"][0]["metadata"]
+    return f"{metadata['name']}=={metadata['version']}"
 
 
 def program_of(place: Path, package: str) -> Path:
