@@ -345,7 +345,7 @@ def test_a_manifest_gets_the_settings_that_it_needs(
 
 
 @pytest.mark.skipif(not MANIFESTS.is_dir(), reason="the manifests are not part of the repository")
-@pytest.mark.parametrize("name", ["7shifts", "adjust", "algolia"])
+@pytest.mark.parametrize("name", ["7shifts", "algolia", "braze"])
 def test_real_manifests_are_proposed(run: Run, name: str) -> None:
     (found,) = _propose(run, str(MANIFESTS / f"{name}.yaml")).values()
     assert found["streams"]

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path  # noqa: TC003 - Typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
+from chronolake import exact_json
 from chronolake.cli.app import (
     Group,
     JsonOption,
@@ -42,11 +45,23 @@ if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.pipeline.run_history import LastRuns, ObservedRun
     from chronolake.pipeline.state import StreamOffset
+    from chronolake.pipeline.state_import import StateImport
     from chronolake.source.protocol import Lag
 
 #: Length of an ISO instant up to its seconds.
 _SECONDS: Final = len("2024-01-01T00:00:00")
+#: Characters of a state that are shown.
+_SHOWN: Final = 200
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class StateFormat(StrEnum):
+    """Programs whose states can be imported."""
+
+    AIRBYTE = "airbyte"
+    SINGER = "singer"
+
+
 state = typer.Typer(
     cls=Group,
     no_args_is_help=True,
@@ -423,6 +438,76 @@ def state_set(
             "the files in between would not be applied. Confirm with --yes", param_hint="--yes"
         )
     _move_watermarks(project_of(project, lake, settings), pipeline, [stream], position)
+
+
+@state.command(
+    "import", epilog="Example: chronolake state import demo --from airbyte connection-state.json"
+)
+def state_import(
+    pipeline: PipelineArgument,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The state as JSON, or `-` for standard input."),
+    ],
+    *,
+    tool: Annotated[
+        StateFormat,
+        typer.Option("--from", help="The program whose state it is.", show_default=False),
+    ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a state that the pipeline already has.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be imported, and store nothing.")
+    ] = False,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Continue where another program has stopped: its state becomes that of a pipeline.
+
+    The next sync reads only what has changed since, instead of everything. Records from before are
+    not in the tables until they change, or until `chronolake resync`. A pipeline that already has a
+    state is refused without --replace.
+    """
+    from chronolake.masking import mask
+    from chronolake.pipeline.state_import import plan_import, read_state, store_import
+
+    wanted = project_of(project, lake, settings)
+    content = read_state(file)
+    plan = plan_import(wanted, pipeline, tool.value, content, store_of(wanted), replaces=replace)
+    if not dry_run:
+        store_import(wanted, plan, replaces=replace)
+    if json:
+        print_json(
+            {
+                "pipeline": pipeline,
+                "stored": not dry_run,
+                "shared": mask(plan.shared),
+                "streams": {name: mask(state) for name, state in plan.states.items()},
+                "without_state": list(plan.without_state),
+            }
+        )
+        return
+    _print_import(plan, stored=not dry_run)
+
+
+def _print_import(plan: StateImport, *, stored: bool) -> None:
+    from chronolake.masking import mask
+
+    grid = grid_of("stream", "continues after")
+    for name, state in plan.states.items():
+        shown = "the state of all streams" if state is None else exact_json.dumps(mask(state))
+        text = shown if isinstance(shown, str) else shown.decode("utf-8", "replace")
+        grid.add_row(name, text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...")
+    for name in plan.without_state:
+        grid.add_row(name, Text("no state: it is read completely", style="dim"))
+    console().print(grid)
+    if stored:
+        console().print(f"The state was stored. The next sync of {plan.pipeline} continues there.")
+    else:
+        console().print("Nothing was stored.")
 
 
 @state.command("reset", epilog="Example: chronolake state reset crm --stream Account")

@@ -359,13 +359,20 @@ class Store:
         Raises:
             LeaseLostError: another process has taken the pipeline's lease; nothing has changed.
         """
-        values = {"position": exact_json.dumps(dict(position)).decode(), "stored": now()}
+        self.put_checkpoints(pipeline, {stream: position}, token=token)
+
+    def put_checkpoints(
+        self, pipeline: str, positions: Mapping[str, Mapping[str, Any]], *, token: int
+    ) -> None:
+        """Store offsets of several streams, all or none; see `put_checkpoint`."""
         with self.transaction() as connection:
             _expect_holder(connection, pipeline, token)
-            connection.execute(CHECKPOINTS.delete().where(_is_of(pipeline, stream)))
-            connection.execute(
-                CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
-            )
+            for stream, position in positions.items():
+                values = {"position": exact_json.dumps(dict(position)).decode(), "stored": now()}
+                connection.execute(CHECKPOINTS.delete().where(_is_of(pipeline, stream)))
+                connection.execute(
+                    CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
+                )
 
     def columns(self, pipeline: str) -> dict[str, dict[str, str]]:
         """Return the columns of a pipeline's streams that have landed, with their types."""

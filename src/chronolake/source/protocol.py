@@ -74,6 +74,7 @@ __all__ = [
     "Snapshot",
     "Source",
     "SourceError",
+    "StateImportingSource",
     "StreamCapabilities",
     "StreamDescriptor",
     "StreamFailure",
@@ -612,6 +613,26 @@ class WindowedSource(ChangeSource, Protocol):
             position: its stored offset, which all batches keep.
             begin: the earliest time, with a time zone.
             end: the latest time, exclusive.
+        """
+        ...
+
+
+@runtime_checkable
+class StateImportingSource(Source, Protocol):
+    """A source that can continue where another program has stopped reading."""
+
+    def import_state(self, content: Any) -> Mapping[str, Offset]:
+        """Return the offsets that continue another program's state.
+
+        Args:
+            content: the content of the program's state file, as JSON has it.
+
+        Returns:
+            The offsets by stream, and the one that streams share (`ALL_STREAMS`), if there is one.
+
+        Raises:
+            ConfigurationError: the content is not a state of this kind, or names an unknown stream.
+            SourceError: the source's streams cannot be listed.
         """
         ...
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import exact_json
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.formatting import did_you_mean
+from chronolake.source.connectors.foreign_state import airbyte_state, unknown_stream_error
 from chronolake.source.connectors.json_lines import REPORT, RecordGroups, messages_in
 from chronolake.source.connectors.program import Program, arguments_of, json_files
-from chronolake.source.protocol import CaptureMethod, CheckResult, Level
+from chronolake.source.protocol import ALL_STREAMS, CaptureMethod, CheckResult, Level
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Complete, Failure, Progress
-from chronolake.source.records.reader import RecordStream
+from chronolake.source.records.reader import RecordStream, shared_offset, stream_offset
 from chronolake.source.records.schema import declared_columns
 from chronolake.source.records.source import RecordSource
 from chronolake.types import Kind
@@ -121,8 +122,15 @@ class AirbyteConnector(RecordSource):
             kept = {"given": self._given, _CONFIG: dict(updated)}
             self._tokens.renew(_UPDATED, lambda _: kept)
 
-    @cached_property
+    @property
     def _offered(self) -> list[_Offered]:
+        """Return the configured streams."""
+        wanted = self._config.only
+        return [stream for stream in self._catalog if wanted is None or stream.name in wanted]
+
+    @cached_property
+    def _catalog(self) -> list[_Offered]:
+        """Return all streams of the connector."""
         catalog: Any = None
         for message in self._run("discover"):
             if message.get("type") == "CATALOG":
@@ -141,8 +149,7 @@ class AirbyteConnector(RecordSource):
                     f"stream {name!r}.",
                     hint=did_you_mean(name, names, f"It has: {', '.join(names) or 'none'}."),
                 )
-        wanted = self._config.only
-        return [stream for stream in found if wanted is None or stream.name in wanted]
+        return found
 
     def _offered_of(self, reported: Mapping[str, Any]) -> _Offered:
         namespace = reported.get("namespace")
@@ -217,6 +224,54 @@ class AirbyteConnector(RecordSource):
                 fix = "Correct source.config in chronolake.yml."
                 return [CheckResult(what, Level.FAILED, f"cannot connect: {said}", fix=fix)]
         return [CheckResult(what, Level.FAILED, "did not report whether it can connect")]
+
+    def import_state(self, content: Any) -> dict[str, Offset]:
+        """Return the offsets that continue a state of Airbyte (`StateImportingSource`).
+
+        Raises:
+            ConfigurationError: the content is not such a state, or names an unknown stream.
+        """
+        found = airbyte_state(content)
+        states = found.streams or self._states_by_name(found.shared)
+        if states is not None:
+            return {
+                stream.name: stream_offset(state)
+                for stream, state in self._incremental(states)
+                if state is not None
+            }
+        inner = ((found.shared or {}).get("global") or {}).get("stream_states") or ()
+        named = {_descriptor_in(stream) or ("", ""): None for stream in inner}
+        # Streams with an offset are not new.
+        known: dict[str, Offset] = {
+            stream.name: stream_offset(None) for stream, _ in self._incremental(named)
+        }
+        return {**known, ALL_STREAMS: shared_offset(found.shared).position}
+
+    def _states_by_name(
+        self, shared: Mapping[str, Any] | None
+    ) -> dict[tuple[str, str], Any] | None:
+        """Return a legacy state as states of streams, if it has one for each name of a stream."""
+        data = (shared or {}).get("data")
+        by_name = {stream.reported["name"]: stream.descriptor for stream in self._catalog}
+        if not isinstance(data, dict) or not data.keys() <= by_name.keys():
+            return None
+        return {by_name[name]: state or None for name, state in data.items()}
+
+    def _incremental(self, states: Mapping[tuple[str, str], Any]) -> Iterator[tuple[_Offered, Any]]:
+        """Yield the configured streams that are read incrementally, with their states.
+
+        Raises:
+            ConfigurationError: the connector does not have a stream.
+        """
+        known = {stream.descriptor: stream for stream in self._catalog}
+        wanted = {stream.name for stream in self._offered}
+        for descriptor, state in states.items():
+            if descriptor not in known:
+                name = ".".join(filter(None, descriptor))
+                raise unknown_stream_error(name, [stream.name for stream in self._catalog])
+            stream = known[descriptor]
+            if stream.name in wanted and stream.cursor is not None:
+                yield stream, state
 
     def _run(self, command: str) -> Iterator[dict[str, Any]]:
         """Run a command that needs only the configuration, and yield its messages."""

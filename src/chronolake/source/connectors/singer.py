@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.formatting import did_you_mean
+from chronolake.source.connectors.foreign_state import singer_state, unknown_stream_error
 from chronolake.source.connectors.json_lines import RecordGroups, messages_in
 from chronolake.source.connectors.program import Program, arguments_of, json_files
-from chronolake.source.protocol import CaptureMethod
+from chronolake.source.protocol import ALL_STREAMS, CaptureMethod
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Complete, Declared, Progress, Restarted
-from chronolake.source.records.reader import RecordStream
+from chronolake.source.records.reader import RecordStream, shared_offset, stream_offset
 from chronolake.source.records.schema import declared_columns
 from chronolake.source.records.source import RecordSource
 from chronolake.types import ColumnType, Kind
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import Project, SingerSource
     from chronolake.source.connectors.process import ConnectorProcess
+    from chronolake.source.protocol import Offset
     from chronolake.source.records.messages import Message
 
 #: The field of records that a tap reports as deleted.
@@ -179,6 +181,29 @@ class SingerTap(RecordSource):
             may_become_empty=self.may_become_empty(offered.name),
             cursor=offered.cursor,
         )
+
+    def import_state(self, content: Any) -> dict[str, Offset]:
+        """Return the offsets that continue a state of a tap (`StateImportingSource`).
+
+        Raises:
+            ConfigurationError: the content is not such a state, or names an unknown stream.
+        """
+        state = singer_state(content)
+        # Old taps have the bookmarks of streams at the top.
+        bookmarks = state.get("bookmarks", state)
+        by_id = {stream.reported.get("tap_stream_id"): stream.name for stream in self._catalog}
+        by_id |= {stream.name: stream.name for stream in self._catalog}
+        for name in bookmarks:
+            if name not in by_id:
+                raise unknown_stream_error(name, [stream.name for stream in self._catalog])
+        chosen = {stream.name for stream in self._chosen}
+        found: dict[str, Offset] = {ALL_STREAMS: shared_offset(state).position}
+        for given, bookmark in bookmarks.items():
+            version = bookmark.get(_VERSION) if isinstance(bookmark, dict) else None
+            if by_id[given] in chosen:
+                own = None if version is None else {_VERSION: version}
+                found[by_id[given]] = stream_offset(own)
+        return found
 
     def messages(
         self, states: Mapping[str, Any], shared: Any, *, new: Collection[str]

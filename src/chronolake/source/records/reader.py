@@ -127,6 +127,11 @@ def state_of(position: Offset | None) -> Any:
     return None if position is None else position.get(_STATE)
 
 
+def stream_offset(state: Any) -> Offset:
+    """Return the offset for a state of a stream from which reading continues."""
+    return {_STATE: state}
+
+
 def shared_offset(state: Any) -> SharedOffset:
     """Return the offset for a state that all streams share."""
     return SharedOffset({_STATE: state})
