@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +20,16 @@ import yaml
 from postgresql import server
 
 from chronolake.config import load_project
+from chronolake.lake import Lake
+from chronolake.pipeline.runs import Status
+from chronolake.pipeline.sync import sync
+from chronolake.types import ACTIVE
 from support.commands import run_words
 from support.connectors import airbyte_program, singer_program, stream, tap_stream
+from support.datalakes import iceberg
 from support.declarative.apis import Api, Reply
 from support.declarative.mockapi.trials import MANIFESTS
+from support.lakes import SPARK
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -215,7 +223,14 @@ def test_secrets_of_a_given_configuration_become_variables(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _connector(airbyte_program([stream("orders")], spec=_SPEC))
-    given = {"token": "hidden-1", "count": 5, "login": {"password": "hidden-2", "user": "me"}}
+    given = {
+        "token": "hidden-1",
+        "count": 5,
+        "login": {"password": "hidden-2", "user": "me"},
+        "account": "hidden0123456789abcdefgh",
+        "passwords": ["hidden-3"],
+        "primary_key": "id",
+    }
     Path("config.json").write_text(json.dumps(given))
 
     code, reported, _ = run("init", "--from", "./connector", "--source-config", "config.json")
@@ -226,10 +241,15 @@ def test_secrets_of_a_given_configuration_become_variables(
         "token": "${CONNECTOR_TOKEN}",
         "count": 5,
         "login": {"password": "${CONNECTOR_LOGIN_PASSWORD}", "user": "me"},
+        "account": "${CONNECTOR_ACCOUNT}",
+        "passwords": ["${CONNECTOR_PASSWORDS_1}"],
+        "primary_key": "id",
     }
     assert "Set the environment variable CONNECTOR_LOGIN_PASSWORD" in reported
     monkeypatch.setenv("CONNECTOR_TOKEN", "hidden-1")
     monkeypatch.setenv("CONNECTOR_LOGIN_PASSWORD", "hidden-2")
+    monkeypatch.setenv("CONNECTOR_ACCOUNT", "hidden0123456789abcdefgh")
+    monkeypatch.setenv("CONNECTOR_PASSWORDS_1", "hidden-3")
     _check(run)
     loaded = load_project(Path("chronolake.yml")).pipelines["connector"].source
     assert loaded.config == given  # type: ignore[union-attr]
@@ -435,6 +455,33 @@ def test_a_folder_of_dated_copies_of_several_tables(run: Run) -> None:
     assert "Also unique: name. Confirm that it identifies a row." in text
     assert "order_id and line_no together are unique" in text
     _check(run)
+
+
+def test_proposed_copies_become_a_history(run: Run, tmp_path: Path) -> None:
+    for day, amount in (("2026-01-30", 1), ("2026-01-31", 2)):
+        _write(f"dumps/orders_{day}.parquet", id=[1, 2], amount=[1, amount])
+    _propose(run, "dumps")
+    with Path("chronolake.yml").open("a") as file:
+        file.write(f"spark: {json.dumps({'master': 'local[2]', 'conf': SPARK})}\n")
+    project = load_project(tmp_path / "chronolake.yml")
+    lake = Lake.open(project.lake.path, config=project.lake)
+    assert sync(lake, project, "dumps").status is Status.SUCCEEDED
+    rows = iceberg(project, "dumps", "orders").scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["amount"], row[ACTIVE]) for row in rows) == [
+        (1, 1, True),
+        (2, 1, False),
+        (2, 2, True),
+    ]
+
+
+def test_no_java_is_needed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    del run  # The working folder is empty.
+    _write("dumps/orders_2026-01-30.parquet", id=[1, 2])
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    words = [sys.executable, "-m", "chronolake", "init", "--from", "dumps", "-o", "-"]
+    environment = {**os.environ, "PATH": "/nowhere"}
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
+    assert yaml.safe_load(done.stdout)["pipelines"]["dumps"]["source"]["key"] == ["id"]
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,9 @@ def _pipeline_lines(proposal: ProposedPipeline, *, is_first: bool) -> Iterator[s
         "and history."
     )
     yield from lines_of([Entry("mode", "auto", about if is_first else "")], 2)
+    if is_first:
+        about = "When `chronolake up` syncs the pipeline."
+        yield from lines_of([Entry("every", "5m", about, is_disabled=True)], 2)
     if is_first and proposal.streams:
         name = proposal.streams[0].name
         settings = {name: {"table": "another_name"}}

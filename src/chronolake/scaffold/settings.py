@@ -19,6 +19,8 @@ from chronolake.scaffold.proposal import Variable, variable_name
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: Keys that mark secrets: those of Airbyte and of the Singer SDK.
 _SECRET: Final = ("airbyte_secret", "secret", "writeOnly")
+#: A value that may be a key, whatever its name is.
+_LIKE_A_KEY: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=-]{20,}")
 _DATES: Final = {"date": "2020-01-01", "date-time": "2020-01-01T00:00:00Z"}
 _MOST_CHARACTERS: Final = 300
 
@@ -57,7 +59,9 @@ class SourceSettings:
                 self.variables[name] = Variable(name, purpose, os.environ.get(name))
             if _REFERENCE.search(value):
                 return value
-            return self._reference(path, schema, value) if _is_secret(path, schema) else value
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            is_hidden = _is_secret(path, schema) or _LIKE_A_KEY.fullmatch(str(value))
+            return self._reference(path, schema, str(value)) if is_hidden else value
         inner = _properties_of(schema)
         if isinstance(value, Mapping):
             return tuple(
@@ -65,7 +69,7 @@ class SourceSettings:
                 for name, item in value.items()
             )
         if isinstance(value, list):
-            items = schema.get("items") or {}
+            items = {**(schema.get("items") or {}), "secret": _is_secret(path, schema)}
             return [
                 _plain(self._given_value(item, items, (*path, str(number))))
                 for number, item in enumerate(value, 1)
@@ -118,7 +122,6 @@ class SourceSettings:
     def _reference(
         self, path: tuple[str, ...], schema: Mapping[str, Any], value: str | None
     ) -> str:
-        # Names of groups that have a single secret would only make its name longer.
         name = variable_name(self.pipeline, *path)
         purpose = str(schema.get("title") or ".".join(path))
         known = os.environ.get(name) if value is None else value
@@ -156,7 +159,9 @@ def _properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_secret(path: tuple[str, ...], schema: Mapping[str, Any]) -> bool:
-    return any(schema.get(key) is True for key in _SECRET) or is_secret(path[-1], keys=True)
+    # "key" as a part of a name is often that of a record.
+    is_named = is_secret(path[-1]) or path[-1].lower() == "key"
+    return is_named or any(schema.get(key) is True for key in _SECRET)
 
 
 def _kinds_of(schema: Mapping[str, Any]) -> list[str]:
