@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
+import sys
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake import exact_json
 from chronolake.config import AirbyteSource, SingerSource
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.formatting import did_you_mean
 from chronolake.scaffold.document import Entry, literal
 from chronolake.scaffold.proposal import ProposedPipeline, name_from
 from chronolake.scaffold.settings import SourceSettings
@@ -18,8 +20,7 @@ from chronolake.source.connectors.environments import pin
 from chronolake.source.connectors.json_lines import messages_in
 from chronolake.source.connectors.program import Program, arguments_of, json_files
 from chronolake.source.declarative.manifests.manifest import find, load
-from chronolake.source.python.declarations import StreamDeclaration
-from chronolake.source.python.functions import load_target
+from chronolake.source.python.declarations import declarations_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -209,31 +210,19 @@ def propose_manifest(request: Request, path: Path) -> ProposedPipeline:
 
 
 def propose_function(request: Request) -> ProposedPipeline:
-    """Return the pipeline for a function, generator or class of the project.
-
-    Raises:
-        ConfigurationError: it does not exist, or its module cannot be imported.
-    """
-    target = load_target(request.origin, request.folder, StreamDeclaration(), ())
+    """Return the pipeline for a function, generator, class or other object of the project."""
+    called = _find_function(request)
     name = request.name or name_from(request.origin.partition(":")[0].rpartition(".")[2])
     settings = SourceSettings(name)
     if request.config is not None:
         config = settings.from_given(request.config)
-        unknown = [key for key in request.config if key not in _parameters(target.called)]
-        if unknown and not _takes_all(target.called):
-            raise ConfigurationError(
-                f"{request.origin} has no parameter {unknown[0]!r}, which --source-config sets.",
-                hint=did_you_mean(unknown[0], _parameters(target.called), "Remove it."),
-            )
     else:
-        config = settings.from_schema(_schema_of(target.called))
+        config = settings.from_schema(_schema_of(called))
     entries = [Entry("type", "python"), Entry("run", literal(request.origin))]
     if config:
         entries.append(Entry("config", config, "Values of the function's parameters."))
-    declares_nothing = all(
-        not declared.key and declared.cursor is None for declared in target.streams.values()
-    )
-    if declares_nothing and not target.is_shared:
+    is_plain = inspect.isfunction(called) or inspect.isclass(called)
+    if is_plain and declarations_of(called) is None:
         entries += [
             Entry("key", "id", "The field that identifies a record.", is_disabled=True),
             Entry(
@@ -247,15 +236,24 @@ def propose_function(request: Request) -> ProposedPipeline:
     return ProposedPipeline(name, tuple(entries), variables=tuple(settings.variables.values()))
 
 
+def _find_function(request: Request) -> Any:
+    """Return what the origin names, or None; then the source itself reports what is wrong."""
+    module, _, name = request.origin.partition(":")
+    place = str(request.folder)
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        return attrgetter(name)(importlib.import_module(module))
+    except Exception:  # noqa: BLE001 - modules of users may raise anything
+        return None
+
+
 def _parameters(called: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(called).parameters
     except (TypeError, ValueError):
         return {}
-
-
-def _takes_all(called: Any) -> bool:
-    return any(given.kind is given.VAR_KEYWORD for given in _parameters(called).values())
 
 
 def _schema_of(called: Any) -> dict[str, Any]:
