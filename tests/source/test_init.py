@@ -230,6 +230,8 @@ def test_secrets_of_a_given_configuration_become_variables(
         "account": "hidden0123456789abcdefgh",
         "passwords": ["hidden-3"],
         "primary_key": "id",
+        "query": "select 1\nfrom: 'x'  # y",
+        "first": "2026-01-01",
     }
     Path("config.json").write_text(json.dumps(given))
 
@@ -244,6 +246,8 @@ def test_secrets_of_a_given_configuration_become_variables(
         "account": "${CONNECTOR_ACCOUNT}",
         "passwords": ["${CONNECTOR_PASSWORDS_1}"],
         "primary_key": "id",
+        "query": "select 1\nfrom: 'x'  # y",
+        "first": "2026-01-01",
     }
     assert "Set the environment variable CONNECTOR_LOGIN_PASSWORD" in reported
     monkeypatch.setenv("CONNECTOR_TOKEN", "hidden-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -122,4 +123,6 @@ def yaml_of(value: Any) -> str:
     text = yaml.safe_dump(
         value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=2**30
     )
-    return text.removesuffix("\n").removesuffix("\n...").removesuffix("...").strip()
+    text = text.removesuffix("\n").removesuffix("\n...").strip()
+    # A text with line breaks would need several lines. YAML also reads texts of JSON.
+    return json.dumps(value, ensure_ascii=False) if "\n" in text else text

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, Final
 
 from chronolake.errors import ConfigurationError
@@ -53,6 +54,9 @@ class SourceSettings:
         )
 
     def _given_value(self, value: Any, schema: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+        if isinstance(value, date):
+            # YAML reads dates without quotes; connectors get texts.
+            value = value.isoformat()
         if isinstance(value, str):
             for name in _REFERENCE.findall(value):
                 purpose = f"as {'.'.join(path)} references it"
