@@ -95,6 +95,7 @@ def test_the_names_for_authors_of_sources_are_these() -> None:
         "Snapshot",
         "Source",
         "SourceError",
+        "StateImportingSource",
         "StreamCapabilities",
         "StreamDescriptor",
         "StreamFailure",

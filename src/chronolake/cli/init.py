@@ -108,7 +108,6 @@ def init(
     """
     from chronolake.config import FILE_NAME
 
-    quiet_logs()
     file = folder / FILE_NAME if output in {None, _STANDARD_OUTPUT} else Path(str(output))
     is_written = not dry_run and output != _STANDARD_OUTPUT
     if is_written and file.exists() and not force:
@@ -161,6 +160,8 @@ def _propose(
     origin: str, name: str | None, config: Path | None, file: Path, *, json: bool
 ) -> ProposedFile:
     from chronolake.scaffold import Request, propose
+
+    quiet_logs()
 
     def report(message: str) -> None:
         if not json:
