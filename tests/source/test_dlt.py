@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from chronolake.errors import ConfigurationError
 from chronolake.source.connectors.environments import environment
 from chronolake.types import ACTIVE, START
+from support.commands import run_words
 from support.python_functions import MODULE, Functions
 
 pytestmark = [
@@ -384,3 +386,55 @@ def test_a_function_that_returns_a_resource_does_not_lose_its_state(shop: Functi
     (stream,) = shop.run().streams
     assert stream.error is not None
     assert "state would be lost" in stream.error
+
+
+def test_a_sync_continues_after_a_pipeline_of_dlt(
+    shop: Functions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import dlt as package  # noqa: PLC0415 - of the environment
+
+    sys.path.insert(0, str(shop.folder))
+    log = [_row(1, "a", 1), _row(2, "b", 2)]
+    code = """
+        import dlt
+
+        @dlt.resource(primary_key="id", write_disposition="merge")
+        def orders(at=dlt.sources.incremental("at")):
+            yield LOG
+
+        @dlt.resource(primary_key="id", write_disposition="replace")
+        def items():
+            yield {{"id": 1}}
+
+        @dlt.source
+        def whole():
+            return orders, items
+
+        LOG = {log}
+    """
+    for run, is_shared in ((f"{MODULE}:orders", False), (f"{MODULE}:whole", True)):
+        shop.write(code.format(log=log), run)
+        module = importlib.import_module(MODULE)
+        pipeline = package.pipeline(
+            f"earlier_{is_shared}".lower(), pipelines_dir=str(shop.folder / "dlt")
+        )
+        pipeline.extract(module.whole() if is_shared else module.orders)
+        state = shop.folder / "dlt" / pipeline.pipeline_name / "state.json"
+        words = ("state", "import", "shop", str(state), "--from", "dlt", "--replace")
+        assert run_words(capsys, *words, "--project", str(shop.folder))[0] == 0
+        shop.write(code.format(log=[*log, _row(3, "c", 3)]), run)
+        shop.sync()
+        assert {row["id"] for row in shop.rows()} == {3}
+    code_, _, error = run_words(capsys, *words[:-1], "--project", str(shop.folder))
+    assert code_ == 1
+    assert "already has a state" in error
+    state.write_text('{"sources": {"other": {"resources": {"users": {}}}}}')
+    code_, _, error = run_words(capsys, *words, "--project", str(shop.folder))
+    assert code_ == 1
+    assert "it has states for other" in " ".join(error.split())
+    state.write_text('{"sources": {"whole": {"resources": {"users": {}}}}}')
+    code_, _, error = run_words(capsys, *words, "--project", str(shop.folder))
+    assert "names the stream 'users', which the source does not have" in " ".join(error.split())
+    state.write_text('{"bookmarks": {}}')
+    code_, _, error = run_words(capsys, *words, "--project", str(shop.folder))
+    assert "It has no `sources`" in error

@@ -59,6 +59,7 @@ class StateFormat(StrEnum):
     """Programs whose states can be imported."""
 
     AIRBYTE = "airbyte"
+    DLT = "dlt"
     SINGER = "singer"
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chronolake.source.protocol import Offset
 
 #: The type of the sources that continue a program's states.
-_TYPES: Final = {"airbyte": "airbyte", "singer": "singer"}
+_TYPES: Final = {"airbyte": "airbyte", "dlt": "python", "singer": "singer"}
 _STATE: Final = "state"
 _STANDARD_INPUT: Final = Path("-")
 

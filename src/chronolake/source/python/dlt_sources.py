@@ -31,6 +31,7 @@ from dlt.extract.source import DltSource, SourceInjectableContext, SourceSchemaI
 from chronolake import exact_json
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.masking import Secrets
+from chronolake.source.connectors.foreign_state import unknown_stream_error
 from chronolake.source.protocol import CaptureMethod
 from chronolake.source.python.declarations import StreamDeclaration
 from chronolake.source.python.failures import failure_of
@@ -147,6 +148,31 @@ class DltTarget:
         stored = exact_json.loads(json.typed_dumpb(current))
         yield Progress(stored, None if self.is_shared else next(iter(self.streams)))
         yield from (Complete(name) for name in streams)
+
+    def import_state(self, sources: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the state that continues a pipeline of dlt; None if it did not load this source.
+
+        Args:
+            sources: the states of the pipeline's sources, by name.
+
+        Raises:
+            ConfigurationError: the state names a resource that the source does not have.
+        """
+        own = sources.get(self.source.name)
+        if own is None:
+            # A resource without a source has the name of its pipeline or module there.
+            found = [
+                state
+                for state in sources.values()
+                if self.streams.keys() & (state.get(_RESOURCES) or {}).keys()
+            ]
+            if len(found) != 1:
+                return None
+            (own,) = found
+        for name in own.get(_RESOURCES) or {}:
+            if name not in self.source.resources:
+                raise unknown_stream_error(name, list(self.source.resources))
+        return {_SOURCES: {self.source.name: own}}
 
     @staticmethod
     def _forget(state: dict[str, Any], source: Any, new: Collection[str]) -> None:

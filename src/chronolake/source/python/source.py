@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.masking import Secrets
-from chronolake.source.protocol import CaptureMethod, CheckResult, Level
-from chronolake.source.python.targets import load_target
+from chronolake.source.protocol import ALL_STREAMS, CaptureMethod, CheckResult, Level
+from chronolake.source.python.targets import ImportingTarget, load_target
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Failure, Progress
-from chronolake.source.records.reader import RecordStream, state_of
+from chronolake.source.records.reader import RecordStream, shared_offset, state_of, stream_offset
 from chronolake.source.records.source import RecordSource
 
 if TYPE_CHECKING:
@@ -97,6 +97,40 @@ class PythonFunctions(RecordSource):
                 if not declared.key
             ]
         return results
+
+    def import_state(self, content: Any) -> dict[str, Offset]:
+        """Return the offsets that continue the state of a pipeline of dlt (`StateImportingSource`).
+
+        Raises:
+            ConfigurationError: the content is not such a state, is that of other sources, or names
+                an unknown resource.
+        """
+        sources = content.get("sources") if isinstance(content, dict) else None
+        if not isinstance(sources, dict) or not all(
+            isinstance(state, dict) for state in sources.values()
+        ):
+            raise ConfigurationError(
+                "The file does not contain a valid state. It has no `sources`.",
+                hint="Use state.json in the folder of dlt's pipeline: ~/.dlt/pipelines/NAME.",
+            )
+        found: dict[str, Offset] = {}
+        shared: dict[str, Any] = {}
+        for target in self.targets:
+            state = target.import_state(sources) if isinstance(target, ImportingTarget) else None
+            if state is None:
+                continue
+            if target.is_shared:
+                shared[target.path] = state
+            for name, declared in target.streams.items():
+                if declared.capture is not CaptureMethod.SNAPSHOT_DIFF:
+                    found[name] = stream_offset(None if target.is_shared else state)
+        if not found:
+            raise ConfigurationError(
+                f"The state has none for a source of dlt that {self.pipeline} reads; it has states "
+                f"for {', '.join(sources) or 'no source'}.",
+                hint="Set source.run to the source or resource that dlt's pipeline has loaded.",
+            )
+        return {**found, **({ALL_STREAMS: shared_offset(shared).position} if shared else {})}
 
     def messages(
         self, states: Mapping[str, Any], shared: Any, *, new: Collection[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.formatting import did_you_mean
@@ -73,6 +73,22 @@ class Target(Protocol):
         Raises:
             ConfigurationError: parameters are missing or unknown.
             SourceError: it fails, or yields something that is not a record.
+        """
+        ...
+
+
+@runtime_checkable
+class ImportingTarget(Target, Protocol):
+    """A target that continues the state of another program."""
+
+    def import_state(self, sources: Mapping[str, Any]) -> Any:
+        """Return the state that continues a pipeline of dlt; None if it did not load this source.
+
+        Args:
+            sources: the states of the pipeline's sources, by name.
+
+        Raises:
+            ConfigurationError: the state does not fit.
         """
         ...
 
