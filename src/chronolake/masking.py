@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 MASKED: Final = "•••"
 #: Replacement of a secret that has changed.
 CHANGED: Final = f"{MASKED} (another)"
+#: Replacement of a message that may contain values of columns with rules.
+HIDDEN: Final = "(not shown, because columns have rules; source.show_messages shows it)"
 
 #: A text that may be a key, whatever its name: letters and digits without spaces.
 _LIKE_A_KEY: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{16,}")
@@ -97,18 +99,26 @@ def _hints(text: str) -> bool:
 
 
 class Secrets:
-    """Texts of a configuration that must not be shown."""
+    """Texts of a configuration that must not be shown.
 
-    def __init__(self, config: object) -> None:
+    Attributes:
+        hides_messages: whether messages of the configured program must not be shown at all.
+    """
+
+    def __init__(self, config: object, *, hides_messages: bool = False) -> None:
         """Collect the texts that have the name of a secret, or that may be keys.
 
         Args:
             config: the configuration, with values as JSON has them.
+            hides_messages: whether messages must not be shown at all.
         """
+        self.hides_messages = hides_messages
         self._texts = sorted(set(_secrets_in(config, is_named=False)), key=len, reverse=True)
 
     def mask(self, text: str) -> str:
-        """Return a text without secrets."""
+        """Return a message without secrets."""
+        if self.hides_messages:
+            return HIDDEN
         for secret in self._texts:
             text = text.replace(secret, MASKED)
         return mask_text(text)

@@ -125,6 +125,11 @@ class ColumnSettings(Section):
         return self
 
     @property
+    def has_rules(self) -> bool:
+        """Return whether columns are excluded, hashed or masked."""
+        return bool(self.exclude or self.hash or self.mask)
+
+    @property
     def masks(self) -> dict[str, str | None]:
         """Return the replacement of each masked name or pattern; None: null."""
         return dict.fromkeys(self.mask) if isinstance(self.mask, list) else dict(self.mask)

@@ -418,6 +418,11 @@ class PythonSource(Section):
         "polling: those that have changed; log: each record is a change. Default: polling with a "
         "cursor, otherwise snapshot.",
     )
+    show_messages: bool | None = Field(
+        default=None,
+        description="Whether errors contain the texts of exceptions, which may contain values of "
+        "records. Default: unless columns are excluded, hashed or masked.",
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -471,6 +476,11 @@ class ConnectorSection(Section):
         default=1800,
         gt=0,
         description="The connector is stopped if it reports nothing for this number of seconds.",
+    )
+    show_messages: bool | None = Field(
+        default=None,
+        description="Whether the log and errors contain messages of the connector, which may "
+        "contain values of records. Default: unless columns are excluded, hashed or masked.",
     )
 
     @model_validator(mode="after")
@@ -526,6 +536,11 @@ class FivetranSource(Section):
         default=1800,
         gt=0,
         description="The project is stopped if it reports nothing for this number of seconds.",
+    )
+    show_messages: bool | None = Field(
+        default=None,
+        description="Whether the log and errors contain messages of the project, which may "
+        "contain values of records. Default: unless columns are excluded, hashed or masked.",
     )
 
 
@@ -731,6 +746,15 @@ class PipelineConfig(Section):
     streams: dict[str, StreamConfig] = Field(
         default_factory=dict, description="Settings of single streams, keyed by stream name."
     )
+
+    @property
+    def hides_messages(self) -> bool:
+        """Return whether messages of the source's program may contain values that are hidden."""
+        is_shown = getattr(self.source, "show_messages", None)
+        if is_shown is not None:
+            return not is_shown
+        sections = [self.columns, *(stream.columns for stream in self.streams.values())]
+        return any(section.has_rules for section in sections)
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import exact_json
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.formatting import did_you_mean
+from chronolake.masking import Secrets
 from chronolake.source.connectors.foreign_state import airbyte_state, unknown_stream_error
 from chronolake.source.connectors.json_lines import REPORT, RecordGroups, messages_in
 from chronolake.source.connectors.program import Program, arguments_of, json_files
@@ -98,7 +99,8 @@ class AirbyteConnector(RecordSource):
     def __init__(self, project: Project, pipeline: str, config: AirbyteSource) -> None:
         super().__init__(project, pipeline)
         self._config = config
-        self._program = Program(config, project.file.parent, pipeline)
+        secrets = self.secrets_of(config.config)
+        self._program = Program(config, project.file.parent, pipeline, secrets)
         self._tokens: TokenStore | None = None
 
     def use_token_store(self, store: TokenStore) -> None:
@@ -220,7 +222,9 @@ class AirbyteConnector(RecordSource):
                 status = message["connectionStatus"]
                 if status.get("status") == "SUCCEEDED":
                     return [CheckResult(what, Level.OK, "can connect")]
-                said = self._program.secrets.mask(str(status.get("message") or "no reason"))
+                # It is about the configuration, and is not stored.
+                secrets = Secrets(self._config.config)
+                said = secrets.mask(str(status.get("message") or "no reason"))
                 fix = "Correct source.config in chronolake.yml."
                 return [CheckResult(what, Level.FAILED, f"cannot connect: {said}", fix=fix)]
         return [CheckResult(what, Level.FAILED, "did not report whether it can connect")]

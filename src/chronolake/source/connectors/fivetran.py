@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.formatting import did_you_mean
-from chronolake.masking import Secrets
 from chronolake.source.connectors import fivetran_runner
 from chronolake.source.connectors.environments import environment
 from chronolake.source.connectors.json_lines import RecordGroups, messages_in
@@ -102,7 +101,7 @@ class FivetranProject(RecordSource):
             [*self._python, *words, *arguments_of(paths, ["config", "state"])],
             pipeline=self.pipeline,
             folder=self._folder,
-            secrets=Secrets(self._settings),
+            secrets=self.secrets_of(self._settings),
             silent_seconds=self._config.silent_seconds,
             variables=self._config.environment,
         )
@@ -179,8 +178,9 @@ class FivetranProject(RecordSource):
                 yield Progress(message["value"])
             return
         if kind == "ERROR":
+            said = self.secrets_of(self._settings).mask(str(message["message"]))
             raise SourceError(
-                f"The connector reports: {Secrets(self._settings).mask(str(message['message']))}",
+                f"The connector reports: {said}",
                 hint="Run the sync again; it continues after the last state.",
             )
         if "table" not in message:

@@ -2,7 +2,7 @@
 
 Its output is read from a bounded pipe: a connector that is faster than the pipeline waits. What it
 writes to its standard error is logged with secrets masked, and so is what it prints between its
-messages.
+messages. If columns have rules, nothing of that is logged: it may contain values of records.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 import structlog
 
 from chronolake.errors import MissingRequirementError, SourceError
+from chronolake.masking import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ class ConnectorProcess:
         self._secrets = secrets
         self._silent_seconds = silent_seconds
         self._last: deque[str] = deque(maxlen=_LINES_SHOWN)
+        self._hidden = 0
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
                 command,
@@ -143,6 +145,9 @@ class ConnectorProcess:
 
     def print(self, text: str, *, level: str = "info") -> None:
         """Log a message of the connector."""
+        if self._secrets.hides_messages:
+            self._hidden += 1
+            return
         shown = self._secrets.mask(text)
         if level in {"error", "fatal"}:
             self._last.append(shown)
@@ -153,7 +158,8 @@ class ConnectorProcess:
         for line in self._stderr:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
-                self._last.append(self._secrets.mask(text))
+                if not self._secrets.hides_messages:
+                    self._last.append(self._secrets.mask(text))
                 self.print(text)
 
     def _ended_error(self, code: int) -> SourceError:
@@ -169,6 +175,8 @@ class ConnectorProcess:
         )
 
     def _shown(self) -> str:
+        if self._hidden:
+            return f" Its messages: {HIDDEN}."
         if not self._last:
             return ""
         text = " ".join(self._last)
@@ -192,6 +200,13 @@ class ConnectorProcess:
         self._errors.join()
         self._stdout.close()
         self._stderr.close()
+        if self._hidden:
+            log.info(
+                "connector_log_hidden",
+                pipeline=self.pipeline,
+                connector=self._name,
+                lines=self._hidden,
+            )
 
     def _signal(self, number: signal.Signals) -> None:
         try:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronolake import exact_json
-from chronolake.masking import Secrets
 from chronolake.source.connectors.environments import environment, program_of
 from chronolake.source.connectors.process import ConnectorProcess
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from chronolake.config import ConnectorSection
+    from chronolake.masking import Secrets
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class Program:
         config: its section of chronolake.yml.
         folder: the project's folder, where it runs.
         pipeline: the pipeline's name, for logs.
+        secrets: what logs and errors must not contain.
     """
 
     config: ConnectorSection
     folder: Path
     pipeline: str
+    secrets: Secrets
 
     @cached_property
     def command(self) -> list[str]:
@@ -52,11 +54,6 @@ class Program:
         package = self.config.package or ""
         requirements = [package, *self.config.requirements]
         return [str(program_of(environment(requirements), package))]
-
-    @cached_property
-    def secrets(self) -> Secrets:
-        """Return the texts of its configuration, which are not shown."""
-        return Secrets(self.config.config)
 
     def start(self, *arguments: str) -> ConnectorProcess:
         """Start the program.

@@ -97,7 +97,8 @@ class SingerTap(RecordSource):
     def __init__(self, project: Project, pipeline: str, config: SingerSource) -> None:
         super().__init__(project, pipeline)
         self._config = config
-        self._program = Program(config, project.file.parent, pipeline)
+        secrets = self.secrets_of(config.config)
+        self._program = Program(config, project.file.parent, pipeline, secrets)
 
     @cached_property
     def _catalog(self) -> list[_Offered]:

@@ -12,6 +12,7 @@ import structlog
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.errors import SourceError
+from chronolake.landing import ColumnRules
 from chronolake.source.files.listing import fingerprint, list_files, root_of
 from chronolake.source.files.path_template import PathTemplate
 from chronolake.source.protocol import (
@@ -116,7 +117,9 @@ class HistoryTable:
         rows, columns = self._rows(lake, files)
         data = [column for column in columns if not self._is_excluded(column.name)]
         versions = self._intervals(rows, {column.name: column for column in columns})
-        _expect_intervals(versions, self._config, files[0])
+        rules = ColumnRules.of(self._project.pipelines[self._pipeline], name)
+        is_hidden = any(rules.rule_of(column) is not None for column in self._config.key)
+        _expect_intervals(versions, self._config, files[0], has_example=not is_hidden)
         gap = f"({_NEXT} IS NULL OR {_NEXT} - {_FINISH} > {EPSILON_MICROS}L)"
         found = versions.selectExpr(
             *(quote(column.name) for column in data),
@@ -179,8 +182,16 @@ class HistoryTable:
         )
 
 
-def _expect_intervals(versions: DataFrame, config: HistorySource, file: SourceFile) -> None:
+def _expect_intervals(
+    versions: DataFrame, config: HistorySource, file: SourceFile, *, has_example: bool
+) -> None:
     """Raise unless the versions of each record follow each other.
+
+    Args:
+        versions: the versions with their times.
+        config: the source.
+        file: a file with versions, for the error.
+        has_example: whether the error contains the key of a record.
 
     Raises:
         SourceError: a version has no start, ends before it starts, or overlaps the next one.
@@ -206,7 +217,7 @@ def _expect_intervals(versions: DataFrame, config: HistorySource, file: SourceFi
         if row[f"count{number}"]:
             names = ", ".join(config.key)
             example = row[f"example{number}"]
-            such = f", such as one of {names} = {example}" if example else ""
+            such = f", such as one of {names} = {example}" if example and has_example else ""
             raise SourceError(
                 f"{row[f'count{number}']:,} versions {flaw}{such}.",
                 file=str(file.path),

@@ -143,7 +143,8 @@ class DltTarget:
             raise
         except Exception as failure:
             yield from groups.pass_on()
-            raise failure_of(self.path, _cause_of(failure), secrets) from failure
+            cause = None if secrets.hides_messages else failure
+            raise failure_of(self.path, _cause_of(failure), secrets) from cause
         yield from groups.pass_on()
         stored = exact_json.loads(json.typed_dumpb(current))
         yield Progress(stored, None if self.is_shared else next(iter(self.streams)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def failure_of(path: str, failure: Exception, secrets: Secrets) -> SourceError:
     """Return the error for an exception in the code of an author, with its line there."""
-    message = secrets.mask(described(failure))
+    message = f"{type(failure).__name__}: {secrets.mask(mask_text(str(failure)))}"
     own = [
         frame
         for frame in traceback.extract_tb(failure.__traceback__)

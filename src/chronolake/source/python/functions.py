@@ -97,7 +97,8 @@ class Function:
         except Exception as failure:
             # The state may already be ahead of what was yielded.
             yield from groups.pass_on()
-            raise failure_of(self.path, failure, secrets) from failure
+            cause = None if secrets.hides_messages else failure
+            raise failure_of(self.path, failure, secrets) from cause
         yield from groups.pass_on()
         yield from self._progress(arguments)
         yield from (Complete(name) for name in self.streams)

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.masking import Secrets
 from chronolake.source.protocol import ALL_STREAMS, CaptureMethod, CheckResult, Level
 from chronolake.source.python.targets import ImportingTarget, load_target
 from chronolake.source.records.identity import Identity
@@ -137,7 +136,7 @@ class PythonFunctions(RecordSource):
     ) -> Iterator[Message]:
         """Call the functions whose streams are selected, one after the other."""
         current: dict[str, Any] = dict(shared or {})
-        secrets = Secrets(self._config.config)
+        secrets = self.secrets_of(self._config.config)
         for target in self.targets:
             names = [name for name in target.streams if name in states]
             if not names:
@@ -194,7 +193,7 @@ class PythonFunctions(RecordSource):
         self, stream: str, state: Any, window: tuple[datetime, datetime]
     ) -> Iterator[Message]:
         target = self._target_of(stream)
-        secrets = Secrets(self._config.config)
+        secrets = self.secrets_of(self._config.config)
         found = target.read(
             self._config.config, state, streams=[stream], new=[], secrets=secrets, window=window
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.landing import ColumnRules
+from chronolake.masking import Secrets
 from chronolake.source.protocol import ALL_STREAMS, StreamDescriptor, raw_folder, spool_folder
 from chronolake.source.records.reader import RecordReader, state_of
 from chronolake.stream_modes import StreamCapabilities
@@ -122,6 +123,14 @@ class RecordSource(ABC):
         self._shared = state_of(positions.get(ALL_STREAMS))
         if self._reader is not None:
             self._reader.note_landed(positions)
+
+    def secrets_of(self, config: object) -> Secrets:
+        """Return what errors and logs of the source must not contain.
+
+        Args:
+            config: the configuration of its program.
+        """
+        return Secrets(config, hides_messages=self.project.pipelines[self.pipeline].hides_messages)
 
     def folder_of(self, stream: str) -> ObjectFolder:
         """Return the folder where a stream's changes land."""

@@ -1,0 +1,318 @@
+"""Values of columns with rules appear in no file, log, spool or error: connectors and functions.
+
+Each source reports secrets in its records, and repeats them wherever a program can write: on its
+standard error, between its messages, in log messages, and in its errors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import structlog
+import yaml
+
+from chronolake.config import load_project
+from chronolake.types import ACTIVE
+from support.connectors import Shop, stream, tap_stream
+from support.processes import run_command, run_command_until_failpoint
+from support.source.secrets import (
+    COLUMNS,
+    KEY,
+    MASKED,
+    RULES,
+    STORED_COLUMNS,
+    Secrets,
+    hashed,
+    stored_row,
+)
+
+_JSON_TYPES: Final = {
+    name: "string" if name.endswith("text") else "integer" for name in (*COLUMNS, "name")
+}
+#: What a program may do after its records.
+_ENDINGS: Final = ["cut-off", "exit", "error", "killed"]
+_OUTSIDE: Final = "given.json"
+
+
+class People:
+    """The stream `people` of a source with secrets, which are stored outside the lake."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.given = folder / _OUTSIDE
+        self.shop = Shop(folder / "project")
+        self.secrets = Secrets()
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.end("well")
+        _KINDS[kind](self)
+        self.settings(**yaml.safe_load(RULES))
+
+    def settings(self, **settings: Any) -> None:
+        """Set settings of the pipeline, such as column rules."""
+        file = self.shop.folder / "chronolake.yml"
+        content = yaml.safe_load(file.read_text())
+        content["pipelines"]["shop"] |= settings
+        file.write_text(yaml.safe_dump(content))
+        self.shop.project = load_project(file)
+
+    def source_settings(self, **settings: Any) -> None:
+        """Set settings of the source."""
+        source = yaml.safe_load((self.shop.folder / "chronolake.yml").read_text())
+        self.settings(source=source["pipelines"]["shop"]["source"] | settings)
+
+    def put(self, *numbers: int) -> None:
+        """Insert or replace rows with new secrets."""
+        for number in numbers:
+            self.rows[number] = {"id": number, "name": "a name", **self.secrets.row()}
+        self.end(self.ending)
+
+    def remove(self, number: int) -> None:
+        del self.rows[number]
+        self.end(self.ending)
+
+    def end(self, ending: str) -> None:
+        """Set how the program ends."""
+        self.ending = ending
+        self.given.write_text(json.dumps({"rows": [*self.rows.values()], "ending": ending}))
+
+    def expect_stored(self) -> None:
+        """Check the active rows, and that no file contains a secret."""
+        found = self.shop.rows("people")
+        assert not [name for name in found[0] if name.startswith("exclude_")]
+        columns = ["id", "name", *STORED_COLUMNS]
+        active = [tuple(row[name] for name in columns) for row in found if row.get(ACTIVE, True)]
+        assert sorted(active) == sorted(stored_row(row) for row in self.rows.values())
+        self.expect_hidden()
+
+    def expect_hidden(self) -> None:
+        assert self.secrets.found_in(self.shop.folder) == []
+
+
+#: What programs have in common: they repeat all of their secrets.
+_NOISE: Final = f"""
+from pathlib import Path
+given = json.loads(Path("../{_OUTSIDE}").read_text())
+print(given, file=sys.stderr, flush=True)
+"""
+_TALK: Final = """
+raw(b"noise " + repr(given).encode() + b"\\n")
+raw(json.dumps(given).encode() + b"\\n")
+"""
+_LAST: Final = """
+if given["ending"] == "cut-off":
+    raw(json.dumps({"type": "RECORD", **given}).encode()[:-5])
+    os.kill(os.getpid(), signal.SIGKILL)
+elif given["ending"] == "exit":
+    sys.exit(f"cannot convert {given}")
+elif given["ending"] == "error":
+    raise ValueError(f"cannot convert {given}")
+elif given["ending"] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _airbyte(people: People, *, cursor: str | None = None) -> None:
+    offered = stream("people", cursor=cursor, at="time")
+    offered["json_schema"]["properties"] |= {
+        name: {"type": ["null", kind]} for name, kind in _JSON_TYPES.items()
+    }
+    read = f"""{_NOISE}{_TALK}
+emit(type="LOG", log={{"level": "ERROR", "message": repr(given)}})
+for row in given["rows"]:
+    record("people", at="2026-11-01T10:00:00Z", **row)
+if {cursor!r}:
+    stream_state("people", {{"at": "2026-11-01T10:00:00Z"}})
+if given["ending"] == "error":
+    emit(type="TRACE", trace={{"type": "ERROR", "error": {{"message": repr(given)}}}})
+    sys.exit(1)
+{_LAST}"""
+    people.shop.airbyte([offered], read)
+
+
+def _singer(people: People, *, method: str = "FULL_TABLE") -> None:
+    offered = tap_stream("people", method=method)
+    offered["schema"]["properties"] |= {
+        name: {"type": ["null", kind]} for name, kind in _JSON_TYPES.items()
+    }
+    read = f"""{_NOISE}{_TALK}
+emit(type="SCHEMA", stream="people", key_properties=["id"], schema=STREAMS[0]["schema"])
+for row in given["rows"]:
+    record("people", **row)
+emit(type="STATE", value={{"day": 1}})
+{_LAST}"""
+    people.shop.singer([offered], read)
+
+
+def _fivetran(people: People) -> None:
+    kinds = {name: "STRING" if kind == "string" else "LONG" for name, kind in _JSON_TYPES.items()}
+    tables = [{"table": "people", "primary_key": ["id"], "columns": {"id": "LONG", **kinds}}]
+    update = f"""
+import json, os, signal, sys
+raw = lambda data: os.write(2, data)
+os.chdir("..")
+{_NOISE}
+print(given)
+for row in given["rows"]:
+    op.upsert("people", row)
+op.checkpoint({{"day": 1}})
+{_LAST}
+"""
+    # The real package is used where real connectors are tested; the runner replaces all of it.
+    package = people.shop.folder / "sdk" / "fivetran_connector_sdk.py"
+    package.parent.mkdir()
+    package.write_text(
+        "class Operations:\n    pass\n\n\n"
+        "class Logging:\n    class Level:\n        INFO = 1\n\n\n"
+        "class Connector:\n"
+        "    def __init__(self, update, schema):\n"
+        "        self.update_method, self.schema_method = update, schema\n"
+    )
+    people.shop.fivetran(
+        tables,
+        update,
+        python=sys.executable,
+        environment={"PYTHONPATH": str(package.parent)},
+    )
+
+
+def _python(people: People, *, is_arrow: bool = False) -> None:
+    rows = 'pa.Table.from_pylist(given["rows"])' if is_arrow else 'given["rows"]'
+    code = f"""
+import json
+from pathlib import Path
+import chronolake
+import pyarrow as pa
+
+@chronolake.stream(key="id")
+def people():
+    given = json.loads(Path({str(people.given)!r}).read_text())
+    yield {rows}
+    if given["ending"] != "well":
+        raise ValueError(f"cannot convert {{given}}") from KeyError(repr(given))
+"""
+    name = f"functions_{people.shop.folder.parent.name.replace('-', '_')}"
+    (people.shop.folder / f"{name}.py").write_text(code)
+    people.shop.configure({"type": "python", "run": f"{name}:people"})
+
+
+_KINDS: Final[dict[str, Callable[[People], None]]] = {
+    "airbyte": _airbyte,
+    "airbyte-incremental": lambda people: _airbyte(people, cursor="at"),
+    "singer": _singer,
+    "singer-log": lambda people: _singer(people, method="LOG_BASED"),
+    "fivetran": _fivetran,
+    "python": _python,
+    "python-arrow": lambda people: _python(people, is_arrow=True),
+}
+_SNAPSHOTS: Final = {"airbyte", "singer", "python", "python-arrow"}
+
+
+@pytest.fixture(params=_KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    """Yield the events that are logged during the test."""
+    with structlog.testing.capture_logs() as events:
+        yield events
+
+
+def test_values_are_in_no_file_or_log(
+    tmp_path: Path, kind: str, logged: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    people = People(tmp_path, kind)
+    people.put(1, 2)
+    people.shop.sync()
+    people.expect_stored()
+    people.put(1, 3)
+    if kind in _SNAPSHOTS:
+        people.remove(2)
+    people.shop.sync()
+    people.expect_stored()
+    people.shop.sync(full_refresh=True)
+    people.expect_stored()
+    assert not people.secrets.are_in(repr(logged))
+    assert not people.secrets.are_in("".join(capfd.readouterr()))
+
+
+def test_errors_do_not_contain_values(tmp_path: Path, kind: str, logged: list[Any]) -> None:
+    people = People(tmp_path, kind)
+    people.put(1, 2)
+    for ending in _ENDINGS:
+        people.end(ending)
+        (failed,) = people.shop.run().streams
+        reason = f"{failed.error} {failed.hint}"
+        assert failed.error
+        assert not people.secrets.are_in(reason), reason
+        assert not people.secrets.are_in(repr(logged))
+        people.expect_hidden()
+    # The same error contains more if the configuration asks for it.
+    people.source_settings(show_messages=True)
+    people.end("error")
+    (failed,) = people.shop.run().streams
+    assert people.secrets.are_in(f"{failed.error} {logged!r}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "failpoint"),
+    [
+        ("airbyte", "land.staged=kill"),
+        ("singer-log", "land.done=kill"),
+        ("fivetran", "staged.appended=kill"),
+        ("python", "land.staged=kill"),
+    ],
+)
+def test_a_killed_run_leaves_no_values(tmp_path: Path, kind: str, failpoint: str) -> None:
+    people = People(tmp_path, kind)
+    people.put(*range(1, 50))
+    words = ("sync", "shop", "--project", str(people.shop.folder))
+    assert run_command_until_failpoint(*words, failpoint=failpoint)
+    people.expect_hidden()
+    code, output = run_command(*words)
+    assert code == 0, output
+    assert not people.secrets.are_in(output)
+    people.expect_stored()
+
+
+def test_a_bad_record_is_not_quoted(tmp_path: Path, kind: str, logged: list[Any]) -> None:
+    people = People(tmp_path, kind)
+    people.put(1)
+    people.rows[2] = {**people.rows[1], "id": None}
+    people.end("well")
+    (failed,) = people.shop.run().streams
+    assert "has no id" in f"{failed.error}"
+    assert not people.secrets.are_in(f"{failed.error} {failed.hint} {logged!r}")
+    people.expect_hidden()
+
+
+def test_keys_are_hashed(tmp_path: Path, kind: str, logged: list[Any]) -> None:
+    people = People(tmp_path, kind)
+    people.settings(columns={"hash": ["id", "*_*"], "hash_key": KEY})
+    keys = [people.secrets.number() for _ in range(3)]
+    people.put(*keys[:2])
+    people.shop.sync()
+    people.put(keys[0], keys[2])
+    if kind in _SNAPSHOTS:
+        people.remove(keys[1])
+    people.shop.sync()
+    found = [row for row in people.shop.rows("people") if row[ACTIVE]]
+    assert {row["id"] for row in found} == {hashed(str(key)) for key in people.rows}
+    people.expect_hidden()
+    assert not people.secrets.are_in(repr(logged))
+
+
+def test_records_without_key_have_a_keyed_hash(tmp_path: Path, logged: list[Any]) -> None:
+    people = People(tmp_path, "python")
+    file = next(people.shop.folder.glob("functions_*.py"))
+    file.write_text(file.read_text().replace('@chronolake.stream(key="id")\n', ""))
+    people.put(1, 2)
+    people.shop.sync()
+    people.expect_stored()
+    assert not people.secrets.are_in(repr(logged))
+    assert set(MASKED) <= {name.split("_")[0] for name in people.shop.rows("people")[0]}
