@@ -61,6 +61,19 @@ _ICEBERG: Final[Mapping[str, Jar]] = {
         48_309_426,
     ),
 }
+#: The reader of Avro files for each version of Spark; its patch versions fit each other.
+_AVRO: Final[Mapping[str, Jar]] = {
+    "4.0": Jar(
+        "org.apache.spark:spark-avro_2.13:4.0.2",
+        "fd102b6c6754f72f53a01ac882f0da2b1a6f9f02127647ac3e1f0ca951d4433b",
+        90_388,
+    ),
+    "4.1": Jar(
+        "org.apache.spark:spark-avro_2.13:4.1.1",
+        "6a19d90bc3b6e88d8db0fa36a19273aa10fea2dbd7a62bb60e4cedd73051b32d",
+        92_354,
+    ),
+}
 _DRIVERS: Final = (
     Jar(
         "org.xerial:sqlite-jdbc:3.49.1.0",
@@ -130,7 +143,16 @@ def required(spark: str = pyspark.__version__) -> tuple[Jar, ...]:
             f"Chronolake does not support the installed version of PySpark, {spark}.",
             hint=f"Install PySpark {' or '.join(_ICEBERG)}: pip install --upgrade chronolake",
         )
-    return (iceberg, *_DRIVERS)
+    return (iceberg, *_DRIVERS, avro_reader(spark))
+
+
+def avro_reader(spark: str = pyspark.__version__) -> Jar:
+    """Return the jar that reads Avro files.
+
+    Args:
+        spark: a supported version of Spark.
+    """
+    return _AVRO[".".join(spark.split(".")[:2])]
 
 
 def clients(schemes: Iterable[str], spark: str = pyspark.__version__) -> tuple[Jar, ...]:

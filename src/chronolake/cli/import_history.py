@@ -48,8 +48,8 @@ def import_history(
         str,
         typer.Argument(
             metavar="PATH",
-            help="The existing table: a Parquet, CSV or JSON file, a folder, a path with *, or the "
-            "metadata file of an Iceberg table.",
+            help="The existing table: a Parquet, Avro, CSV or JSON file, a folder, a path with "
+            "*, or the metadata file of an Iceberg table.",
         ),
     ],
     *,
@@ -82,7 +82,9 @@ def import_history(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="FORMAT", help="parquet, csv or jsonl. Default: by the ending."
+            "--format",
+            metavar="FORMAT",
+            help="parquet, avro, csv or jsonl. Default: by the ending.",
         ),
     ] = None,
     time_zone: Annotated[

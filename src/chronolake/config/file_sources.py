@@ -23,6 +23,7 @@ class FileFormat(StrEnum):
     """The format of files, which may be compressed."""
 
     PARQUET = "parquet"
+    AVRO = "avro"
     CSV = "csv"
     #: A JSON object on each line.
     JSON_LINES = "jsonl"
@@ -67,8 +68,9 @@ class FileSettings(Section):
 
     format: FileFormat | None = Field(
         default=None,
-        description="parquet, csv or jsonl (a JSON object on each line). Default: by the ending of "
-        "the path: .parquet, .csv, .tsv, .jsonl, .ndjson or .json, with .gz or .zst if compressed. "
+        description="parquet, avro, csv or jsonl (a JSON object on each line). Default: by the "
+        "ending of the path: .parquet, .avro, .csv, .tsv, .jsonl, .ndjson or .json; CSV and JSON "
+        "with .gz or .zst if compressed. "
         "iceberg, only for copies: the path is the folder of an Iceberg table, and each of its "
         "snapshots is a copy.",
     )

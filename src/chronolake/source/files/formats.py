@@ -1,4 +1,4 @@
-"""Reads files with Spark: Parquet, CSV, and JSON lines, also compressed with gzip or Zstandard."""
+"""Reads files with Spark: Parquet, Avro, CSV and JSON lines, also with gzip or Zstandard."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from chronolake.landing import as_type, literal_path, location_of, wider
 from chronolake.landing.layout import open_file
 from chronolake.object_store import BucketPath
 from chronolake.parquet_footer import flaw_in
+from chronolake.source.files.avro import OPTIONS as AVRO_OPTIONS
+from chronolake.source.files.avro import add_row_numbers, expect_reader, schema_in
 from chronolake.source.jdbc import cell_expression, columns_of
 from chronolake.types import ColumnType, Kind, literal, quote
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _ENDINGS: Final = {
     ".parquet": FileFormat.PARQUET,
+    ".avro": FileFormat.AVRO,
     ".csv": FileFormat.CSV,
     ".tsv": FileFormat.CSV,
     ".jsonl": FileFormat.JSON_LINES,
@@ -48,7 +51,7 @@ _ENDINGS: Final = {
     ".json": FileFormat.JSON_LINES,
 }
 #: Formats that contain the types of columns.
-_TYPED: Final = {FileFormat.PARQUET, FileFormat.ICEBERG}
+_TYPED: Final = {FileFormat.PARQUET, FileFormat.AVRO, FileFormat.ICEBERG}
 _COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 #: Footers and headers that are read at the same time.
 _THREADS: Final = 16
@@ -80,7 +83,7 @@ def format_of(path: str, settings: FileSettings, *, place: str) -> FileFormat:
     if found is None:
         raise ConfigurationError(
             f"{place}: the format of the files is not known.",
-            hint="Set `format` to parquet, csv or jsonl.",
+            hint="Set `format` to parquet, avro, csv or jsonl.",
         )
     return found
 
@@ -124,7 +127,11 @@ class FileReader:
         """Read the footers or headers of files, several at a time; `read` reports errors."""
         if self.format in {FileFormat.JSON_LINES, FileFormat.ICEBERG}:
             return
-        read = _footer_of if self.format is FileFormat.PARQUET else self._header_of
+        readers: dict[FileFormat, Any] = {
+            FileFormat.PARQUET: _footer_of,
+            FileFormat.AVRO: _schema_of_avro,
+        }
+        read = readers.get(self.format, self._header_of)
         new = [file for file in files if file not in self._headers]
         with ThreadPoolExecutor(_THREADS) as pool:
             self._headers.update(zip(new, pool.map(partial(_or_error, read), new), strict=True))
@@ -150,6 +157,10 @@ class FileReader:
         match self.format:
             case FileFormat.PARQUET:
                 rows = self._parquet(files)
+            case FileFormat.AVRO:
+                groups = self._groups(files)
+                found = [typed_columns(self._avro(group), {}, key, group[0]) for group in groups]
+                return found[0] if len(found) == 1 else union_frames(found, [()] * len(found))
             case FileFormat.CSV:
                 rows = self._csv(files)
             case FileFormat.JSON_LINES:
@@ -181,15 +192,19 @@ class FileReader:
                 raise failure
         types = {} if self.format in _TYPED else self.settings.column_types()
         frames = []
-        groups: dict[Any, list[SourceFile]] = {}
-        for file in files:
-            kind = self._headers[file] if self.format is FileFormat.PARQUET else None
-            groups.setdefault(kind, []).append(file)
-        for group in groups.values():
+        for group in self._groups(files):
             rows = self._with_places(group)
             data, columns = typed_columns(rows, types, key, group[0], kept=(FILE, ROW))
             frames.append((data, columns))
         return union_frames(frames, kept=[(FILE, ROW)] * len(frames))
+
+    def _groups(self, files: Sequence[SourceFile]) -> list[list[SourceFile]]:
+        """Return files that are read together: typed ones with the same schema."""
+        groups: dict[Any, list[SourceFile]] = {}
+        for file in files:
+            kind = self._headers[file] if self.format in _TYPED else None
+            groups.setdefault(kind, []).append(file)
+        return [*groups.values()]
 
     def _uri_of(self, file: SourceFile) -> str:
         """Return a file's URI as Spark spells it, with one slash after the scheme of a file."""
@@ -206,11 +221,9 @@ class FileReader:
                 found = rows.select(
                     "*", place["file_path"].alias(_URI), place["row_index"].alias(ROW)
                 )
-                uris = [self._uri_of(file) for file in files]
-                paths = pa.table({"uri": uris, FILE: [str(file.path) for file in files]})
-                known = self.spark.createDataFrame(paths)
-                same = regexp_replace(found[_URI], _FILE_SCHEME, "file:/") == known["uri"]
-                return found.join(broadcast(known), same).drop(_URI, "uri")
+                return self._with_files(found, files)
+            case FileFormat.AVRO:
+                return self._with_files(add_row_numbers(self._avro(files), _URI, ROW), files)
             case FileFormat.CSV:
                 return self._csv(files, has_places=True)
             case FileFormat.JSON_LINES:
@@ -228,6 +241,21 @@ class FileReader:
                 return select(found, [*cells, FILE, ROW])
             case FileFormat.ICEBERG:
                 raise AssertionError
+
+    def _with_files(self, rows: DataFrame, files: Sequence[SourceFile]) -> DataFrame:
+        """Return rows with the file of their URI."""
+        uris = [self._uri_of(file) for file in files]
+        paths = pa.table({"uri": uris, FILE: [str(file.path) for file in files]})
+        known = self.spark.createDataFrame(paths)
+        same = regexp_replace(rows[_URI], _FILE_SCHEME, "file:/") == known["uri"]
+        return rows.join(broadcast(known), same).drop(_URI, "uri")
+
+    def _avro(self, files: Sequence[SourceFile]) -> DataFrame:
+        """Return the rows of files with the same schema."""
+        expect_reader(self.spark)
+        reader = self._reader(files).format("avro").options(**AVRO_OPTIONS)
+        rows: DataFrame = reader.load(list(_paths(files)))
+        return rows
 
     def _parquet(self, files: Sequence[SourceFile]) -> DataFrame:
         footers = tuple(sorted({self._footer(file) for file in files}))
@@ -435,6 +463,14 @@ def _footer_of(file: SourceFile) -> bytes:
         if flaw is not None:
             raise _read_error(file, flaw)
         return bytes(footer.schema.to_arrow_schema().remove_metadata().serialize())
+
+
+def _schema_of_avro(file: SourceFile) -> bytes:
+    """Return the schema of an Avro file as JSON, after a check of the file's end."""
+    found = schema_in(file.path)
+    if isinstance(found, str):
+        raise _read_error(file, found)
+    return found
 
 
 def _json_of(lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
