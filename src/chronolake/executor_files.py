@@ -86,8 +86,12 @@ class ExecutorFiles:
                     found = self._copies[file] = self.copy(content)
         return str(found)
 
-    def copy(self, content: BinaryIO) -> BucketPath:
+    def copy(self, content: BinaryIO, *, ending: str = "") -> BucketPath:
         """Copy an open file to the bucket.
+
+        Args:
+            content: the file.
+            ending: how the copy's name ends, such as `.csv.gz`.
 
         Raises:
             ObjectStoreError: the store refuses, or does not respond.
@@ -95,7 +99,7 @@ class ExecutorFiles:
         if not self._has_cleaned:
             self._has_cleaned = True
             self._remove_abandoned()
-        made = self._root / uuid4().hex
+        made = self._root / f"{uuid4().hex}{ending}"
         made.upload(content)
         return made
 

@@ -37,6 +37,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
         "xmltodict": "xmltodict",
     },
     "postgres": {"cryptography": "cryptography", "psycopg": "psycopg"},
+    "sftp": {"asyncssh": "asyncssh"},
     "components": {"airbyte_cdk": "airbyte-cdk"},
 }
 

@@ -31,6 +31,7 @@ from chronolake.config.file_sources import (
     FileSettings,
     FilesSource,
     HistorySource,
+    SftpSettings,
 )
 from chronolake.config.loader import (
     FILE_NAME,
@@ -125,6 +126,7 @@ __all__ = [
     "Project",
     "PythonSource",
     "SchemaChanges",
+    "SftpSettings",
     "SingerSource",
     "SparkConfig",
     "SqlServerMethod",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, model_validator
@@ -17,6 +18,7 @@ from chronolake.types import ColumnType
 
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 _WHOLE: Final = 100.0
+_SFTP: Final = "sftp://"
 
 
 class FileFormat(StrEnum):
@@ -63,6 +65,58 @@ def _check_types(types: dict[str, str]) -> dict[str, str]:
     return types
 
 
+def check_file_location(path: str) -> str:
+    """Check a folder, or the URL of a bucket or SFTP server, and return it.
+
+    Raises:
+        ValueError: it is a URL of another scheme, or not a valid one.
+    """
+    if not path.startswith(_SFTP):
+        return check_location(path)
+    host, _, _ = path.removeprefix(_SFTP).partition("/")
+    user, at, _ = host.rpartition("@")
+    if ":" in user:
+        raise ValueError("the URL contains a password; set sftp.password instead")
+    if not host.removeprefix(user + at) or not host.isprintable():
+        raise ValueError("write sftp://user@host/folder")
+    try:
+        _ = urlsplit(f"{_SFTP}{host}").port
+    except ValueError:
+        raise ValueError("the URL's port is not a number") from None
+    return path
+
+
+class SftpSettings(Section):
+    """How an SFTP server is reached."""
+
+    password: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="The user's password. Take it from the environment: ${PASSWORD}.",
+    )
+    private_key: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="The user's private key: a file, or its content. Default: the keys in ~/.ssh "
+        "and of the SSH agent.",
+    )
+    passphrase: str | None = Field(
+        default=None, min_length=1, repr=False, description="The passphrase of the private key."
+    )
+    known_hosts: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file with the keys of known servers. Default: ~/.ssh/known_hosts.",
+    )
+    host_key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of known_hosts: the server's public key, such as 'ssh-ed25519 AAAA…'.",
+    )
+
+
 class FileSettings(Section):
     """How files are found and read."""
 
@@ -91,6 +145,9 @@ class FileSettings(Section):
         default=None,
         description="How the object store is reached. Default: as that of the lake.",
     )
+    sftp: SftpSettings | None = Field(
+        default=None, description="How the server of a path sftp://user@host/folder is reached."
+    )
 
     def column_types(self) -> dict[str, ColumnType]:
         """Return the types of columns by name."""
@@ -100,7 +157,7 @@ class FileSettings(Section):
 class CopiesTable(Section):
     """A table of which there are dated copies."""
 
-    path: Annotated[str, AfterValidator(check_location)] | None = Field(
+    path: Annotated[str, AfterValidator(check_file_location)] | None = Field(
         default=None,
         min_length=1,
         description="The path of the table's copies. Default: that of the source.",
@@ -116,7 +173,7 @@ class CopiesSource(FileSettings):
     """Dated copies of tables: files or folders with a date in their path, or Iceberg snapshots."""
 
     type: Literal["copies"]
-    path: Annotated[str, AfterValidator(check_location)] | None = Field(
+    path: Annotated[str, AfterValidator(check_file_location)] | None = Field(
         default=None,
         min_length=1,
         description="The path of the copies with their date, such as "
@@ -165,7 +222,8 @@ class CopiesSource(FileSettings):
     def _check_iceberg_path(self) -> Self:
         paths = [self.path, *(table.path for table in (self.tables or {}).values())]
         for path in paths if self.format is FileFormat.ICEBERG else ():
-            if path is not None and (scheme_of(path) is not None or {"{", "*"} & set(path)):
+            is_url = path is not None and (scheme_of(path) or path.startswith(_SFTP))
+            if path is not None and (is_url or {"{", "*"} & set(path)):
                 raise ValueError("the path of an Iceberg table is a folder without placeholders")
         return self
 
@@ -192,7 +250,7 @@ class HistorySource(FileSettings):
     """An existing table of versions, such as a dbt snapshot, as the history of a table."""
 
     type: Literal["history"]
-    path: Annotated[str, AfterValidator(check_location)] = Field(
+    path: Annotated[str, AfterValidator(check_file_location)] = Field(
         min_length=1,
         description="The table's files: a file, a folder, or a path with *. Or the metadata file "
         "of an Iceberg table, ….metadata.json. In a folder, or s3://bucket/path, gs://bucket/path "
@@ -232,7 +290,7 @@ class FilesSource(FileSettings):
     """Files with records or events, each of which is read once."""
 
     type: Literal["files"]
-    path: Annotated[str, AfterValidator(check_location)] = Field(
+    path: Annotated[str, AfterValidator(check_file_location)] = Field(
         min_length=1,
         description="The path of the files, such as exports/{stream}/*.csv.gz. {stream} is the "
         "name of a table, * matches any characters, and {date:%Y-%m-%d} is the time of the file's "

@@ -751,8 +751,11 @@ class PipelineConfig(Section):
     def hides_messages(self) -> bool:
         """Return whether messages of the source's program may contain values that are hidden."""
         is_shown = getattr(self.source, "show_messages", None)
-        if is_shown is not None:
-            return not is_shown
+        return self.hides_values if is_shown is None else not is_shown
+
+    @property
+    def hides_values(self) -> bool:
+        """Return whether columns of any stream are excluded, hashed or masked."""
         sections = [self.columns, *(stream.columns for stream in self.streams.values())]
         return any(section.has_rules for section in sections)
 

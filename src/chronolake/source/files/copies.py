@@ -19,8 +19,9 @@ import structlog
 from chronolake.config import CopiesTable, FileFormat
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.files.iceberg_snapshots import list_snapshots
-from chronolake.source.files.listing import fingerprint, list_files, root_of
+from chronolake.source.files.listing import fingerprint, root_of
 from chronolake.source.files.path_template import PathTemplate
+from chronolake.source.files.sftp import list_source, staged
 from chronolake.source.protocol import (
     COPY,
     CaptureMethod,
@@ -278,7 +279,11 @@ class DatedCopies:
             if plan is None:
                 break
             reader = reader or self._reader(lake, name)
-            yield from self._read_copies(reader, name, plan, state, refused)
+            files = [file for copy in plan.copies for file in copy.files]
+            hides = self._project.pipelines[self._pipeline].hides_values
+            with staged(files, self._config.sftp, lake, is_hidden=hides) as local:
+                places = dict(zip(files, local, strict=True))
+                yield from self._read_copies(reader, name, plan, state, refused, places=places)
             now = LandedCopies.of(self._positions.get(name, offset))
             tried = {copy.at_micros for copy in plan.copies}
             done = {at for at in tried if now.landed.get(at, ("",))[0] is not None}
@@ -292,9 +297,20 @@ class DatedCopies:
             yield StreamFailure(name, failure)
 
     def _read_copies(
-        self, reader: FileReader, name: str, plan: CopyPlan, state: LandedCopies, refused: set[int]
+        self,
+        reader: FileReader,
+        name: str,
+        plan: CopyPlan,
+        state: LandedCopies,
+        refused: set[int],
+        *,
+        places: Mapping[SourceFile, SourceFile],
     ) -> Iterator[ChangeBatch | CopyBatch]:
-        """Yield a batch with the copies of a plan; add the time of one that is rejected."""
+        """Yield a batch with the copies of a plan; add the time of one that is rejected.
+
+        Args:
+            places: the files as tasks can read them.
+        """
 
         def reject(number: int, reason: str, *, may_be_temporary: bool) -> LandedCopies:
             copy = plan.copies[number - 1]
@@ -317,10 +333,11 @@ class DatedCopies:
 
         frames = []
         is_removed = not plan.copies[0].files
-        reader.inspect([file for copy in plan.copies for file in copy.files])
+        reader.inspect([*places.values()])
         for number, copy in enumerate(() if is_removed else plan.copies, 1):
             try:
-                frames.append(reader.read(copy.files, self._key(name)))
+                files = [places[file] for file in copy.files]
+                frames.append(reader.read(files, self._key(name)))
             except SourceError as failure:
                 # Permissions may have changed in the next run.
                 rejected = reject(number, f"{failure}", may_be_temporary=True)
@@ -467,9 +484,9 @@ class DatedCopies:
             folder = root_of(template.text, self._project.file.parent, storage)
             assert isinstance(folder, Path)  # noqa: S101 - the configuration is checked
             return {name: [Copy(at, (file,)) for at, file in list_snapshots(folder)]}
-        root = root_of(template.root, self._project.file.parent, storage)
+        base = self._project.file.parent
         files: dict[tuple[str, int], list[SourceFile]] = {}
-        for file in list_files(root):
+        for file in list_source(template.root, base, self._config, storage):
             match = template.match(file.name)
             if match is not None and match.at_micros is not None:
                 stream = match.stream if template.has_stream and match.stream else name

@@ -13,8 +13,9 @@ import structlog
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.landing import ColumnRules
-from chronolake.source.files.listing import fingerprint, list_files, root_of
+from chronolake.source.files.listing import fingerprint
 from chronolake.source.files.path_template import PathTemplate
+from chronolake.source.files.sftp import list_source, staged
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
@@ -84,7 +85,9 @@ class HistoryTable:
                 if found != before.get("fingerprint") or full_refresh:
                     reads = before.get("reads", 0) + 1
                     position = {"fingerprint": found, "reads": reads}
-                    yield self._read(lake, name, files, position)
+                    hides = self._project.pipelines[self._pipeline].hides_values
+                    with staged(files, self._config.sftp, lake, is_hidden=hides) as local:
+                        yield self._read(lake, name, local, position)
             except SourceError as failure:
                 yield StreamFailure(name, failure)
 
@@ -100,8 +103,8 @@ class HistoryTable:
         place = f"{self._project.file}: pipelines.{self._pipeline}.source.path"
         template = PathTemplate(self._config.path.rstrip("/"), self._config.time_zone, place)
         storage = self._config.storage or self._project.lake.object_storage
-        root = root_of(template.root, self._project.file.parent, storage)
-        files = [file for file in list_files(root) if template.match(file.name) is not None]
+        listed = list_source(template.root, self._project.file.parent, self._config, storage)
+        files = [file for file in listed if template.match(file.name) is not None]
         if not files:
             raise SourceError(
                 "There are no files with versions.",

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.errors import SourceError
-from chronolake.source.files.listing import fingerprint, list_files, root_of
+from chronolake.source.files.listing import fingerprint
 from chronolake.source.files.path_template import PathTemplate
+from chronolake.source.files.sftp import list_source, staged
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
@@ -86,6 +87,10 @@ class RecordFiles:
     def _key(self) -> tuple[str, ...]:
         return tuple(self._config.key or EVENT_KEY)
 
+    @property
+    def _is_hidden(self) -> bool:
+        return self._project.pipelines[self._pipeline].hides_values
+
     @cached_property
     def _template(self) -> PathTemplate:
         place = f"{self._project.file}: pipelines.{self._pipeline}.source.path"
@@ -107,7 +112,7 @@ class RecordFiles:
         storage = config.storage or self._project.lake.object_storage
         default = config.stream or template.default_stream or self._pipeline
         found: dict[str, list[tuple[int, SourceFile]]] = {}
-        for file in list_files(root_of(template.root, self._project.file.parent, storage)):
+        for file in list_source(template.root, self._project.file.parent, config, storage):
             match = template.match(file.name)
             if match is not None:
                 at = file.modified_micros if match.at_micros is None else match.at_micros
@@ -131,7 +136,11 @@ class RecordFiles:
             assert reader is not None  # noqa: S101 - there are files
             landed |= {file.name: prints[file.name] for _, file in files}
             position = {"files": dict(landed), "read": number + len(files)}
-            yield self._read_files(reader, name, files, position)
+            listed_files = [file for _, file in files]
+            with staged(listed_files, self._config.sftp, lake, is_hidden=self._is_hidden) as local:
+                times = [at for at, _ in files]
+                dated = list(zip(times, local, strict=True))
+                yield self._read_files(reader, name, dated, position)
             number += len(files)
 
     def _reader(self, lake: Lake, name: str) -> FileReader:
