@@ -38,6 +38,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "postgres": {"cryptography": "cryptography", "psycopg": "psycopg"},
     "sftp": {"asyncssh": "asyncssh"},
+    "delta": {"deltalake": "deltalake"},
     "components": {"airbyte_cdk": "airbyte-cdk"},
 }
 

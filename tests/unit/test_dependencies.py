@@ -35,6 +35,7 @@ EXTRA_OF_PACKAGE: Final = {
 CHECKED_IMPORTS: Final = {
     ("chronolake.inspect.catalog", "psycopg"),
     ("chronolake.lake_table", "polars"),
+    ("chronolake.source.files.delta_versions", "deltalake"),
     ("chronolake.source.files.sftp", "asyncssh"),
 }
 #: Packages that are part of another package.

@@ -25,6 +25,7 @@ by a plain `${`. Values that may be secret do not appear in any `repr`, log line
 
 from chronolake.config.columns import ColumnSettings, OnCastError, TrackHistory
 from chronolake.config.file_sources import (
+    VERSIONED,
     CopiesSource,
     CopiesTable,
     FileFormat,
@@ -92,6 +93,7 @@ from chronolake.config.storage import StorageConfig
 
 __all__ = [
     "FILE_NAME",
+    "VERSIONED",
     "AirbyteSource",
     "CatalogConfig",
     "CatalogKind",

@@ -31,6 +31,12 @@ class FileFormat(StrEnum):
     JSON_LINES = "jsonl"
     #: The snapshots of an Iceberg table; only for `copies`.
     ICEBERG = "iceberg"
+    #: The versions of a Delta table; only for `copies`.
+    DELTA = "delta"
+
+
+#: Formats of tables each of whose versions is a copy.
+VERSIONED: Final = frozenset({FileFormat.ICEBERG, FileFormat.DELTA})
 
 
 def check_time_zone(name: str) -> str:
@@ -125,8 +131,8 @@ class FileSettings(Section):
         description="parquet, avro, csv or jsonl (a JSON object on each line). Default: by the "
         "ending of the path: .parquet, .avro, .csv, .tsv, .jsonl, .ndjson or .json; CSV and JSON "
         "with .gz or .zst if compressed. "
-        "iceberg, only for copies: the path is the folder of an Iceberg table, and each of its "
-        "snapshots is a copy.",
+        "iceberg or delta, only for copies: the path is the folder of a table, and each of its "
+        "snapshots or versions is a copy.",
     )
     delimiter: str | None = Field(
         default=None,
@@ -170,7 +176,7 @@ class CopiesTable(Section):
 
 
 class CopiesSource(FileSettings):
-    """Dated copies of tables: files or folders with a date in their path, or Iceberg snapshots."""
+    """Dated copies of tables: files or folders with a date in their path, or table versions."""
 
     type: Literal["copies"]
     path: Annotated[str, AfterValidator(check_file_location)] | None = Field(
@@ -219,12 +225,12 @@ class CopiesSource(FileSettings):
         return None if found is None else float(found[1]) / _WHOLE
 
     @model_validator(mode="after")
-    def _check_iceberg_path(self) -> Self:
+    def _check_table_path(self) -> Self:
         paths = [self.path, *(table.path for table in (self.tables or {}).values())]
-        for path in paths if self.format is FileFormat.ICEBERG else ():
+        for path in paths if self.format in VERSIONED else ():
             is_url = path is not None and (scheme_of(path) or path.startswith(_SFTP))
             if path is not None and (is_url or {"{", "*"} & set(path)):
-                raise ValueError("the path of an Iceberg table is a folder without placeholders")
+                raise ValueError("the path of a table is a folder without placeholders")
         return self
 
     @model_validator(mode="after")
@@ -328,8 +334,10 @@ class FilesSource(FileSettings):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        if self.format is FileFormat.ICEBERG:
-            raise ValueError("the format iceberg is only supported for sources of the type copies")
+        if self.format in VERSIONED:
+            raise ValueError(
+                f"the format {self.format} is only supported for sources of the type copies"
+            )
         if self.deleted is not None and self.key is None:
             raise ValueError("deleted needs a key: only records can be deleted")
         if self.stream is not None and "{stream}" in self.path:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from chronolake.config import CopiesTable, FileFormat
+from chronolake.config import VERSIONED, CopiesTable, FileFormat
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.files.delta_versions import list_versions
 from chronolake.source.files.iceberg_snapshots import list_snapshots
 from chronolake.source.files.listing import fingerprint, root_of
 from chronolake.source.files.path_template import PathTemplate
@@ -439,7 +440,7 @@ class DatedCopies:
         table = (config.tables or {}).get(name or "", CopiesTable())
         place = f"{self._place}.path" if table.path is None else f"{self._place}.tables.{name}.path"
         found = PathTemplate(table.path or config.path or "", config.time_zone, place)
-        if not found.formats and config.format is not FileFormat.ICEBERG:
+        if not found.formats and config.format not in VERSIONED:
             raise ConfigurationError(
                 f"{place}: the path has no date.",
                 hint="Write the place of the date, such as orders_{date:%Y-%m-%d}.parquet.",
@@ -480,10 +481,12 @@ class DatedCopies:
 
     def _list(self, template: PathTemplate, name: str) -> dict[str, list[Copy]]:
         storage = self._config.storage or self._project.lake.object_storage
-        if self._config.format is FileFormat.ICEBERG:
+        if self._config.format in VERSIONED:
             folder = root_of(template.text, self._project.file.parent, storage)
             assert isinstance(folder, Path)  # noqa: S101 - the configuration is checked
-            return {name: [Copy(at, (file,)) for at, file in list_snapshots(folder)]}
+            is_delta = self._config.format is FileFormat.DELTA
+            listed = list_versions(folder) if is_delta else list_snapshots(folder)
+            return {name: [Copy(at, (file,)) for at, file in listed]}
         base = self._project.file.parent
         files: dict[tuple[str, int], list[SourceFile]] = {}
         for file in list_source(template.root, base, self._config, storage):

@@ -11,6 +11,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from pyspark.sql.functions import broadcast, regexp_replace
 
 from chronolake.arrow_tasks import map_in_tasks
 from chronolake.change_set import RESERVED
-from chronolake.config import FileFormat
+from chronolake.config import VERSIONED, FileFormat
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.frames import select
 from chronolake.landing import as_type, literal_path, location_of, wider
@@ -28,6 +29,7 @@ from chronolake.object_store import BucketPath
 from chronolake.parquet_footer import flaw_in
 from chronolake.source.files.avro import OPTIONS as AVRO_OPTIONS
 from chronolake.source.files.avro import add_row_numbers, expect_reader, schema_in
+from chronolake.source.files.delta_versions import read_version
 from chronolake.source.jdbc import cell_expression, columns_of
 from chronolake.types import ColumnType, Kind, literal, quote
 
@@ -51,7 +53,7 @@ _ENDINGS: Final = {
     ".json": FileFormat.JSON_LINES,
 }
 #: Formats that contain the types of columns.
-_TYPED: Final = {FileFormat.PARQUET, FileFormat.AVRO, FileFormat.ICEBERG}
+_TYPED: Final = {FileFormat.PARQUET, FileFormat.AVRO, *VERSIONED}
 _COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 #: Footers and headers that are read at the same time.
 _THREADS: Final = 16
@@ -125,7 +127,7 @@ class FileReader:
 
     def inspect(self, files: Sequence[SourceFile]) -> None:
         """Read the footers or headers of files, several at a time; `read` reports errors."""
-        if self.format in {FileFormat.JSON_LINES, FileFormat.ICEBERG}:
+        if self.format in {FileFormat.JSON_LINES, *VERSIONED}:
             return
         readers: dict[FileFormat, Any] = {
             FileFormat.PARQUET: _footer_of,
@@ -169,6 +171,8 @@ class FileReader:
                 (file,) = files
                 snapshot = self.spark.read.format("iceberg").option("versionAsOf", file.identity)
                 rows = snapshot.load(str(file.path))
+            case FileFormat.DELTA:
+                rows = self._delta(files[0])
         types = {} if self.format in _TYPED else self.settings.column_types()
         return typed_columns(rows, types, key, files[0])
 
@@ -239,7 +243,7 @@ class FileReader:
                 found = lines.selectExpr(f"{parsed} AS {RESERVED}parsed", FILE, ROW)
                 cells = [f"{RESERVED}parsed.{name} AS {name}" for name in names]
                 return select(found, [*cells, FILE, ROW])
-            case FileFormat.ICEBERG:
+            case FileFormat.ICEBERG | FileFormat.DELTA:
                 raise AssertionError
 
     def _with_files(self, rows: DataFrame, files: Sequence[SourceFile]) -> DataFrame:
@@ -256,6 +260,30 @@ class FileReader:
         reader = self._reader(files).format("avro").options(**AVRO_OPTIONS)
         rows: DataFrame = reader.load(list(_paths(files)))
         return rows
+
+    def _delta(self, file: SourceFile) -> DataFrame:
+        """Return the rows of a version of a Delta table."""
+        found = read_version(file)
+        schema = spark_types.StructType.fromJson(orjson.loads(found.schema))
+        if not found.paths:
+            return self.spark.createDataFrame([], schema)
+        fields = [field for field in schema if field.name not in found.partition_columns]
+        parts = [replace(file, path=path) for path in found.paths]
+        reader = self._reader(parts).schema(spark_types.StructType(fields))
+        rows: DataFrame = reader.parquet(*_paths(parts))
+        if not found.partition_columns:
+            return rows
+        place = rows.metadataColumn("_metadata")["file_path"]
+        placed = rows.select("*", regexp_replace(place, _FILE_SCHEME, "file:/").alias(_URI))
+        uris = pa.array([self._uri_of(part) for part in parts], pa.string())
+        known = self.spark.createDataFrame(found.values.append_column(_URI, uris))
+        cells = [
+            f"CAST({quote(field.name)} AS {field.dataType.simpleString()}) AS {quote(field.name)}"
+            if field.name in found.partition_columns
+            else quote(field.name)
+            for field in schema
+        ]
+        return select(placed.join(broadcast(known), _URI), cells)
 
     def _parquet(self, files: Sequence[SourceFile]) -> DataFrame:
         footers = tuple(sorted({self._footer(file) for file in files}))
