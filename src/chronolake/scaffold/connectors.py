@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import exact_json
 from chronolake.config import AirbyteSource, SingerSource
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.masking import Secrets
 from chronolake.scaffold.document import Entry, literal
 from chronolake.scaffold.proposal import ProposedPipeline, name_from
 from chronolake.scaffold.settings import SourceSettings
@@ -118,7 +119,7 @@ def _airbyte_schema(
     section = AirbyteSource.model_validate(
         {"type": "airbyte", "silent_seconds": _SILENT_SECONDS, **program}
     )
-    runner = Program(section, request.folder, name)
+    runner = Program(section, request.folder, name, Secrets(request.config or {}))
     # Before the errors that mean that it is another kind of program.
     _ = runner.command
     try:
@@ -142,7 +143,7 @@ def _singer_schema(
     section = SingerSource.model_validate(
         {"type": "singer", "silent_seconds": _SILENT_SECONDS, **program}
     )
-    runner = Program(section, request.folder, name)
+    runner = Program(section, request.folder, name, Secrets(request.config or {}))
     _ = runner.command
     # Only taps of the Singer SDK describe themselves.
     about = _json_of(runner, "--about", "--format=json")

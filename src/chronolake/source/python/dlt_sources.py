@@ -143,8 +143,10 @@ class DltTarget:
             raise
         except Exception as failure:
             yield from groups.pass_on()
-            cause = None if secrets.hides_messages else failure
-            raise failure_of(self.path, _cause_of(failure), secrets) from cause
+            error = failure_of(self.path, _cause_of(failure), secrets)
+            if secrets.hides_messages:
+                raise error from None
+            raise error from failure
         yield from groups.pass_on()
         stored = exact_json.loads(json.typed_dumpb(current))
         yield Progress(stored, None if self.is_shared else next(iter(self.streams)))

@@ -97,8 +97,10 @@ class Function:
         except Exception as failure:
             # The state may already be ahead of what was yielded.
             yield from groups.pass_on()
-            cause = None if secrets.hides_messages else failure
-            raise failure_of(self.path, failure, secrets) from cause
+            error = failure_of(self.path, failure, secrets)
+            if secrets.hides_messages:
+                raise error from None
+            raise error from failure
         yield from groups.pass_on()
         yield from self._progress(arguments)
         yield from (Complete(name) for name in self.streams)
