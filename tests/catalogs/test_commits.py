@@ -120,6 +120,7 @@ def test_a_commit_to_a_table_that_has_changed_is_refused(
     second(stale.reload())
 
 
+@pytest.mark.long
 def test_modes_are_switched_repeatedly(
     lake: Lake, name: TableName, rest: RestCatalogServer
 ) -> None:

@@ -89,6 +89,7 @@ def both(state):
     shop.configure({"type": "python", "run": "crash_functions:both"})
 
 
+_SHORT: Final = ("airbyte", "land.checkpointed", 1)
 _SOURCES: Final[dict[str, Callable[[Shop], None]]] = {
     "airbyte": _airbyte,
     "airbyte-global": _airbyte_global,
@@ -109,7 +110,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     [
         pytest.param(
             *(source, point, nth),
-            marks=[] if (point, nth) == ("land.checkpointed", 1) else [pytest.mark.long],
+            marks=[] if (source, point, nth) == _SHORT else [pytest.mark.long],
             id=f"{source}-{point}-{nth}",
         )
         for source in _SOURCES
@@ -148,6 +149,7 @@ while page < 3:
     shop.airbyte([{**stream("orders"), "is_resumable": True}], read)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "nth"),
     [

@@ -85,6 +85,7 @@ _STEPS: Final = [
 _COMMON: Final = {"land.step-done=kill:2"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "failpoint",
     [step if step in _COMMON else pytest.param(step, marks=pytest.mark.long) for step in _STEPS],

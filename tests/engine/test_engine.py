@@ -255,6 +255,7 @@ def test_a_dead_jvm_is_replaced(running: Run) -> None:
     assert running.run("query", "SELECT count(*) FROM crm.Account").returncode == 0
 
 
+@pytest.mark.long
 def test_a_jvm_in_which_spark_does_not_start_is_replaced(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.write("a", "b")
@@ -338,6 +339,7 @@ def test_an_engine_of_other_code_ends(tmp_path: Path) -> None:
         run.stop()
 
 
+@pytest.mark.long
 def test_a_running_command_outlives_a_killed_engine(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.write("a", "b")

@@ -72,6 +72,7 @@ def up(tmp_path: Path) -> Iterator[Lakes]:
         made.stop()
 
 
+@pytest.mark.long
 def test_pipelines_follow_the_file_and_each_other_s_failures_do_not_matter(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
@@ -151,6 +152,7 @@ def test_an_engine_that_does_not_respond_is_named(up: Lakes) -> None:
     assert f"process {os.getpid()} on" in refused.stdout + refused.stderr
 
 
+@pytest.mark.long
 def test_an_idle_engine_makes_way_for_up(up: Lakes) -> None:
     with (up.folder / "engine.log").open("ab") as log:
         engine = subprocess.Popen(
@@ -216,6 +218,7 @@ def test_nothing_is_lost_when_it_ends(up: Lakes, number: signal.Signals) -> None
     up.wait_for("crm", "b", "c")
 
 
+@pytest.mark.long
 def test_settings_of_spark_take_effect_without_a_restart(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
@@ -230,6 +233,7 @@ def test_settings_of_spark_take_effect_without_a_restart(up: Lakes) -> None:
     up.wait_for("crm", "b")
 
 
+@pytest.mark.long
 def test_another_lake_takes_effect_without_a_restart(up: Lakes) -> None:
     up.write("crm", "a")
     process = up.start()

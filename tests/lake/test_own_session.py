@@ -111,7 +111,7 @@ def _run(program: str, *words: str) -> str:
 def test_every_missing_setting_is_reported_at_once(tmp_path: Path) -> None:
     plain, in_bucket, stopped = _run(_LACKING, str(tmp_path)).split("--\n")
 
-    iceberg, sqlite, postgresql = (jar.coordinates for jar in jars.required())
+    iceberg, sqlite, postgresql, _ = (jar.coordinates for jar in jars.required())
     (client,) = (jar.coordinates for jar in jars.clients(["s3"]))
     assert "The Spark session lacks what this lake needs:" in plain
     extension = f"spark.sql.extensions={EXTENSIONS}"
@@ -129,7 +129,7 @@ def test_a_runtime_for_another_version_of_spark_is_reported(tmp_path: Path) -> N
 
     printed = _run(_OTHER, str(tmp_path), str(copy), EXTENSIONS)
 
-    iceberg, sqlite, _ = (jar.coordinates for jar in jars.required())
+    iceberg, sqlite, *_ = (jar.coordinates for jar in jars.required())
     assert "- Iceberg's runtime is for Spark 3.5, and not for 4." in printed
     assert printed.endswith(f"spark.jars.packages={iceberg},{sqlite}\n")
 

@@ -134,6 +134,7 @@ _WORLDS: Final = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", _WORLDS)
 @_many
 @given(seed=st.integers(0, 2**32))
@@ -156,6 +157,7 @@ def test_neighbors_with_equal_tracked_values_are_one_version(
     table.check_again()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "eps", "step", "erases"), [(1, 1, _HOUR, False), (2, _MS, 400, True)]
 )

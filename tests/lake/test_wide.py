@@ -169,6 +169,7 @@ def test_a_catalog_gets_the_changes_that_iceberg_makes_itself(lake: Lake) -> Non
     assert kinds[0] == kinds[1]
 
 
+@pytest.mark.long
 def test_changing_types_costs_no_call_for_each_column(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +272,7 @@ def test_a_sync_costs_no_call_for_each_column(
     steps.expect_none_for_each_column()
 
 
+@pytest.mark.long
 def test_key_changes_cost_no_call_for_each_column(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ def test_migrations_of_data_end_as_specified(lake: Lake, server: Server, tmp_pat
         assert {"two", "three"} <= {row["desc_detailed"] for row in detailed}
 
 
+@pytest.mark.long
 def test_migrations_of_modes_end_as_specified(lake: Lake, server: Server, tmp_path: Path) -> None:
     tables = play(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
     names = {key.split(".", 1)[1]: key for key in tables}

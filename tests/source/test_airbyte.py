@@ -55,6 +55,7 @@ def test_an_incremental_stream_continues_after_its_state(shop: Shop) -> None:
     assert shop.versions("note")[-1] == ("day 3", True), "what is read again is known"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["GLOBAL", "LEGACY"])
 def test_a_state_of_all_streams_continues_them_together(shop: Shop, kind: str) -> None:
     read = f"""
@@ -171,7 +172,13 @@ def test_a_stream_that_the_connector_could_not_read_does_not_stop_others(shop: S
     assert set(Store.open(shop.project.lake).checkpoints("shop")) == {"orders", "items"}
 
 
-@pytest.mark.parametrize("streams", [_SNAPSHOT, _POLLED], ids=["snapshot", "polled"])
+@pytest.mark.parametrize(
+    "streams",
+    [
+        pytest.param(_SNAPSHOT, marks=pytest.mark.long, id="snapshot"),
+        pytest.param(_POLLED, id="polled"),
+    ],
+)
 @pytest.mark.parametrize(
     ("then", "words"),
     [
@@ -384,3 +391,21 @@ def test_the_state_of_a_stream_that_is_not_resumable_is_not_used(shop: Shop) -> 
     shop.airbyte(_SNAPSHOT, _pages("b"))
     shop.sync()
     assert shop.versions("note") == [("b", True)] * 3
+
+
+def test_records_are_found_by_their_stream_or_are_an_error(shop: Shop) -> None:
+    offered = [{**stream("orders"), "namespace": "public"}]
+    # Without the namespace, and after other text on the line.
+    read = """
+        raw(b"progress 10%")
+        record("orders", id=1, note="a")
+        status("orders", "COMPLETE")
+        status("orders", "COMPLETE")
+    """
+    shop.airbyte(offered, read)
+    (found,) = shop.run().streams
+    assert found.error is None
+    assert shop.versions("note") == [("a", True)]
+    shop.airbyte(offered, 'record("other", id=2, note="b")')
+    shop.fail("'other'", "not in its catalog")
+    assert shop.versions("note") == [("a", True)]

@@ -195,6 +195,7 @@ def test_copies_with_different_schemas(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [-1, -17, -200, 30, 2, 0])
 def test_incomplete_files_are_rejected(tmp_path: Path, end: int) -> None:
     shop = Exports(tmp_path, "type: copies, path: 'exports/orders_{date}.avro', key: [id]")

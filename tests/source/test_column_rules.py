@@ -100,6 +100,7 @@ def test_log_of_postgresql(people: People, logged: list[Any]) -> None:
     assert not people.secrets.are_in(repr(logged))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["rows", "fingerprints"])
 def test_snapshot_diff_of_postgresql(
     people: People, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -125,13 +126,14 @@ def test_snapshot_diff_of_postgresql(
     assert people.shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "failpoint",
     [
-        "read.log-batch=kill:3",
+        pytest.param("read.log-batch=kill:3", marks=pytest.mark.long),
         "land.staged=kill",
-        "land.done=kill",
-        "staged.appended=kill",
+        pytest.param("land.done=kill", marks=pytest.mark.long),
+        pytest.param("staged.appended=kill", marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_leaves_no_values(people: People, failpoint: str) -> None:
@@ -159,6 +161,7 @@ def test_a_killed_run_leaves_no_values(people: People, failpoint: str) -> None:
     assert people.shop.table("people").num_rows == 1 + 59_901
 
 
+@pytest.mark.long
 def test_keys_are_hashed_equally_in_all_tables(shop: Shop) -> None:
     rules = f"columns: {{hash: [id, person, email], hash_key: '{KEY}'}}"
     shop.configure(rules=rules)
@@ -225,6 +228,7 @@ def test_rows_without_key_are_told_apart_by_stored_columns(shop: Shop) -> None:
     assert secrets.found_in(shop.folder) == []
 
 
+@pytest.mark.long
 def test_columns_are_cast(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE items (id int PRIMARY KEY, price text, day date, amount int, note text)",

@@ -83,6 +83,7 @@ def test_jdbc(tmp_path: Path, logged: list[Any]) -> None:
     assert not secrets.are_in(repr(logged))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["change_tracking", "cdc"])
 def test_sql_server(tmp_path: Path, method: str) -> None:
     secrets = Secrets()
@@ -156,6 +157,7 @@ def test_api(tmp_path: Path, api: Api, logged: list[Any], stream: str) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_api_that_tasks_read(tmp_path: Path, api: Api) -> None:
     shop, secrets = _api_shop(tmp_path, api, "orders: {}")
     file = tmp_path / "chronolake.yml"
@@ -269,6 +271,7 @@ def _versions(rows: list[dict[str, Any]], at: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_data_lake(tmp_path: Path, files: DataLake, logged: list[Any]) -> None:
     secrets = Secrets()
     rows = {number: _row(secrets, number) for number in (1, 2)}
@@ -313,6 +316,7 @@ def test_rules_name_the_columns_of_the_source(tmp_path: Path, files: DataLake) -
     }
 
 
+@pytest.mark.long
 def test_fields_of_a_data_lake_are_cast(tmp_path: Path, files: DataLake) -> None:
     def row(number: int, price: str) -> dict[str, Any]:
         return {

@@ -122,7 +122,14 @@ def logged() -> Iterator[list[Any]]:
         yield events
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param("csv", marks=pytest.mark.long),
+        "jsonl",
+        pytest.param("parquet", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("kind", _SOURCES)
 def test_values_are_in_no_file_or_log(
     tmp_path: Path, kind: str, ending: str, logged: list[Any], capfd: pytest.CaptureFixture[str]
@@ -171,7 +178,14 @@ def _bad_files(people: People) -> Iterator[tuple[str, bytes]]:
         yield "damaged", bytes(damaged)
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param("csv", marks=pytest.mark.long),
+        "jsonl",
+        pytest.param("parquet", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("kind", _SOURCES)
 def test_bad_files_are_not_quoted(
     tmp_path: Path, kind: str, ending: str, logged: list[Any], capfd: pytest.CaptureFixture[str]
@@ -188,7 +202,7 @@ def test_bad_files_are_not_quoted(
     people.expect_hidden()
 
 
-@pytest.mark.parametrize("engine", ["on", "off"])
+@pytest.mark.parametrize("engine", ["on", pytest.param("off", marks=pytest.mark.long)])
 def test_processes_do_not_print_bad_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -203,6 +217,7 @@ def test_processes_do_not_print_bad_files(
     people.expect_hidden()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", _SOURCES)
 def test_hashed_keys(tmp_path: Path, kind: str, logged: list[Any]) -> None:
     people = People(tmp_path, kind, "parquet", _HASHED_KEY)
@@ -226,8 +241,11 @@ def test_hashed_keys(tmp_path: Path, kind: str, logged: list[Any]) -> None:
     people.expect_hidden()
 
 
-@pytest.mark.parametrize("kind", ["files", "copies"])
-@pytest.mark.parametrize("failpoint", ["land.staged=kill", "staged.appended=kill"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["files", pytest.param("copies", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "failpoint", ["land.staged=kill", pytest.param("staged.appended=kill", marks=pytest.mark.long)]
+)
 def test_a_killed_run_leaves_no_values(tmp_path: Path, kind: str, failpoint: str) -> None:
     people = People(tmp_path, kind, "jsonl")
     rows = [people.row(number) for number in range(50)]

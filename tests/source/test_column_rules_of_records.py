@@ -259,13 +259,14 @@ def test_errors_do_not_contain_values(tmp_path: Path, kind: str, logged: list[An
     assert people.secrets.are_in(f"{failed.error} {logged!r}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "failpoint"),
     [
         ("airbyte", "land.staged=kill"),
-        ("singer-log", "land.done=kill"),
-        ("fivetran", "staged.appended=kill"),
-        ("python", "land.staged=kill"),
+        pytest.param("singer-log", "land.done=kill", marks=pytest.mark.long),
+        pytest.param("fivetran", "staged.appended=kill", marks=pytest.mark.long),
+        pytest.param("python", "land.staged=kill", marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_leaves_no_values(tmp_path: Path, kind: str, failpoint: str) -> None:
@@ -291,6 +292,7 @@ def test_a_bad_record_is_not_quoted(tmp_path: Path, kind: str, logged: list[Any]
     people.expect_hidden()
 
 
+@pytest.mark.long
 def test_keys_are_hashed(tmp_path: Path, kind: str, logged: list[Any]) -> None:
     people = People(tmp_path, kind)
     people.settings(columns={"hash": ["id", "*_*"], "hash_key": KEY})

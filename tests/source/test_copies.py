@@ -128,7 +128,8 @@ class Streams(Dumps):
         assert self.history("id", "name", name=name) == _expected(copies)
 
 
-@pytest.mark.parametrize("days", [3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("days", [3, 4])
 def test_copies_may_arrive_in_any_order(tmp_path: Path, days: int) -> None:
     """All orders of arrival, of records with all sequences of being absent, `a` and `b`."""
     lives = list(product([None, "a", "b"], repeat=days))
@@ -151,6 +152,7 @@ def test_copies_may_arrive_in_any_order(tmp_path: Path, days: int) -> None:
         shop.check(name, copies)
 
 
+@pytest.mark.long
 def test_copies_with_tracked_columns_may_arrive_in_any_order(tmp_path: Path) -> None:
     """Late copies are compared with the values at their times, and not with later ones."""
     lives = list(product([None, "a1", "a2", "b1"], repeat=3))
@@ -241,6 +243,7 @@ _SETTINGS = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=2, **_SETTINGS)
 @given(st.lists(_STORY, min_size=3, max_size=3))
 def test_late_repeated_and_corrected_copies(tmp_path: Path, stories: list[Any]) -> None:
@@ -477,6 +480,7 @@ def test_a_copy_that_was_removed_stays_in_the_history(tmp_path: Path) -> None:
     assert shop.history("id", "name") == _orders({1: [1], 2: [2], 3: [1, 2]})
 
 
+@pytest.mark.long
 def test_a_rebuilt_table_has_the_same_history(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -547,6 +551,7 @@ def test_snapshots_of_an_iceberg_table_are_copies(tmp_path: Path) -> None:
     assert verify(shop.lake, TableName("shop", "orders")).holds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_copy_that_was_removed_before_it_had_landed_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int

@@ -21,6 +21,9 @@ from chronolake.source.connectors.environments import environment
 from chronolake.types import ACTIVE, START, TableName
 from support.datalakes import iceberg, project
 
+#: They install a package.
+pytestmark = pytest.mark.long
+
 _PACKAGE: Final = "deltalake==1.6.6"
 _PLACE: Final = "é b%20/ü=?#"
 

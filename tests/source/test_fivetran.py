@@ -16,6 +16,9 @@ from chronolake.source.protocol import ALL_STREAMS
 from support.connectors import Shop
 from support.datalakes import iceberg
 
+#: They install a package.
+pytestmark = pytest.mark.long
+
 _TABLES: list[dict[str, Any]] = [
     {"table": "orders", "primary_key": ["id"], "columns": {"id": "INT", "note": "STRING"}}
 ]

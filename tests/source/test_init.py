@@ -117,7 +117,7 @@ def test_a_database_with_a_log_is_read_from_it(
     assert "publication chronolake_shop and the slot chronolake_shop" in step
     code, _, error = run("check")
     assert code == 1
-    assert "SHOP_PASSWORD is not set" in error
+    assert "SHOP_PASSWORD is not set" in " ".join(error.split())
     monkeypatch.setenv("SHOP_PASSWORD", password)
     _check(run, "--create")
     _check(run)

@@ -28,6 +28,7 @@ def shop(shop: Shop) -> Iterator[Shop]:
     shop.run("ALTER SYSTEM RESET temp_file_limit", "SELECT pg_reload_conf()")
 
 
+@pytest.mark.long
 def test_it_is_read_in_parts_and_again_after_a_kill(shop: Shop) -> None:
     shop.run(
         f"INSERT INTO orders SELECT generate_series(1, {_ROWS}), repeat('a', 200)",

@@ -188,6 +188,7 @@ def test_published_tables_equal_the_servers_view(shop: Shop, address: str) -> No
 _LARGE = "repeat(md5(random()::text), 3000)"
 
 
+@pytest.mark.long
 def test_tables_waiting_for_a_snapshot_do_not_delay_others(shop: Shop) -> None:
     again = {
         "moved": "UPDATE moved SET id = 2",

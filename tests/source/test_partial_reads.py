@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
+from chronolake.errors import ConfigurationError
 from chronolake.lake import Lake
 from chronolake.pipeline.partial_reads import source_of_records, source_of_window
 from chronolake.pipeline.runs import Status
@@ -71,6 +72,7 @@ class _WrongSource:
         yield ChangeBatch("public.orders", versions, columns, {**position, "last_micros": at})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
 def test_records_and_slices_of_postgresql(shop: Shop, method: str) -> None:
     shop.run(*_ORDERS)
@@ -284,3 +286,19 @@ def orders(state, window=None):
     # The function's state has not moved: it continues at the sixth.
     assert sync(lake, shop, "shop").status is Status.SUCCEEDED
     assert texts() == [(2, "other"), (3, "other"), (4, "other"), (5, "new")]
+
+
+def test_window_of_changes_without_times_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "windowed_log.py").write_text(
+        """
+import chronolake
+
+@chronolake.stream(key="id", capture="log")
+def orders(window=None):
+    yield {"id": 1}
+"""
+    )
+    shop = project(tmp_path, "  shop:\n    source: {type: python, run: 'windowed_log:orders'}\n")
+    begin, end = (datetime(2026, 1, day, tzinfo=UTC) for day in (2, 5))
+    with pytest.raises(ConfigurationError, match="have no times of their own"):
+        source_of_window(shop, "shop", "orders", begin, end)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import chronolake
 from chronolake.errors import ConfigurationError
 from chronolake.pipeline.streams import source_of
 from chronolake.types import DELETED, START
@@ -163,6 +164,7 @@ def test_each_record_of_a_log_is_a_change(shop: Functions) -> None:
     assert shop.versions("note") == notes
 
 
+@pytest.mark.long
 def test_a_function_yields_several_streams_with_one_state(shop: Functions) -> None:
     code = """
         @chronolake.streams(orders={{"key": "id", "capture": "polling"}}, items={{"key": "id"}})
@@ -388,3 +390,8 @@ def test_what_cannot_be_stored_is_reported(
     assert stream.error is not None
     found = f"{stream.error} {stream.hint}"
     assert all(word in found for word in words), found
+
+
+def test_complete_reads_cannot_mark_deleted_records() -> None:
+    with pytest.raises(ConfigurationError, match="cannot mark deleted ones"):
+        chronolake.stream(key="id", deletes="gone")

@@ -58,6 +58,7 @@ def _state(shop: Shop, key: int, condition: str) -> tuple[Any, ...] | None:
     return found[0] if found else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("identity", "condition"),
     [
@@ -148,6 +149,7 @@ def test_a_changed_filter(shop: Shop, capsys: pytest.CaptureFixture[str]) -> Non
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_partitions_and_a_column_list(shop: Shop) -> None:
     shop.configure(rules="columns: {exclude: [secret]}")
     shop.run(

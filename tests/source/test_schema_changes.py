@@ -57,6 +57,7 @@ def test_columns_of_postgresql_evolve(shop: Shop, method: str) -> None:
     assert _changes(_run(shop)) == [], "each change is reported once"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statement", "change"),
     [
@@ -88,6 +89,7 @@ def test_a_frozen_schema_of_postgresql(
     assert [row[0] for row in shop.present("items", ["id"])] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_new_columns_of_postgresql_are_discarded(shop: Shop, method: str) -> None:
     _prepare(shop, method, "discard")
     shop.run("ALTER TABLE items ADD c int", "INSERT INTO items VALUES (2, 'y', 2, 7)")

@@ -23,6 +23,9 @@ from chronolake.types import ACTIVE
 from support.datalakes import iceberg, project
 from support.source.sftp import PASSWORD, SftpServer, sftp_server
 
+#: They install a package.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=["openssh", "asyncssh"])
 def server(

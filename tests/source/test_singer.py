@@ -151,3 +151,15 @@ def test_a_tap_that_cannot_discover_is_refused(shop: Shop) -> None:
     shop.configure({"type": "singer", "command": [sys.executable, "-c", "print('no catalog')"]})
     with pytest.raises(SourceError, match="did not report its streams"):
         source_of(shop.project, "shop").discover()
+
+
+def test_messages_may_name_a_stream_by_its_id(shop: Shop) -> None:
+    offered = [{**tap_stream("orders"), "tap_stream_id": "public-orders"}]
+    shop.singer(offered, 'record("public-orders", id=1, note="a")')
+    shop.sync()
+    assert shop.versions("note") == [("a", True)]
+    shop.singer(offered, 'record("items", id=1, note="b")')
+    shop.fail("'items'", "not in its catalog")
+    shop.singer([*offered, {**tap_stream("orders"), "tap_stream_id": "other-orders"}], "pass")
+    with pytest.raises(SourceError, match="several streams with the name 'orders'"):
+        source_of(shop.project, "shop").discover()

@@ -196,7 +196,8 @@ def test_a_source_of_another_type_is_refused(
     shop.airbyte(_STREAMS, _READ)
     code, _, error = _import(shop, capsys, "singer", {"bookmarks": {"orders": {}}})
     assert code == 1
-    assert "is of the type airbyte, which cannot continue a state of singer" in error
+    reason = "is of the type airbyte, which cannot continue a state of singer"
+    assert reason in " ".join(error.split())
     code, _, error = _import(shop, capsys, "fivetran", {})
     assert code == 2
 

@@ -31,6 +31,7 @@ def _command(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> s
     return output
 
 
+@pytest.mark.long
 def test_untracked_columns_of_postgresql(
     shop: Shop, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +102,7 @@ def _merged(states: Iterable[tuple[Any, ...] | None]) -> list[tuple[Any, ...] | 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_random_changes_in_postgresql(shop: Shop, seed: int) -> None:
     """The table has the states that PostgreSQL had, with neighbors of one status merged."""
@@ -142,6 +144,7 @@ def test_random_changes_in_postgresql(shop: Shop, seed: int) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failpoint", ["staged.deleted=kill", "staged.appended=kill:2"])
 def test_a_killed_run(shop: Shop, failpoint: str) -> None:
     """The version that readers see and the hidden ones change in one step."""

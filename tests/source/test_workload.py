@@ -124,6 +124,7 @@ def _read_while_working(
     return [*found, workload.read_all(dsn)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "turns"),
     [

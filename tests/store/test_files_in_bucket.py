@@ -36,6 +36,7 @@ def _parquet(*ids: int) -> bytes:
     return bytes(content.getvalue())
 
 
+@pytest.mark.long
 def test_files_in_a_bucket(tmp_path: Path, bucket: BucketPath, s3: S3Server, socket: str) -> None:
     sources: dict[str, Any] = {
         "shop": {"type": "copies", "path": f"{bucket}/dumps/{{stream}}/{{date}}", "key": ["id"]},

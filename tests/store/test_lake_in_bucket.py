@@ -100,6 +100,7 @@ def _change_orders(address: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_every_command_works_on_a_lake_in_a_bucket(
     shop: BucketProject, address: str, s3: S3Server, bucket: BucketPath
 ) -> None:
@@ -295,6 +296,7 @@ def test_check_reports_a_bucket_that_cannot_be_written(
     assert f"{bucket}/lake" in reported
 
 
+@pytest.mark.long
 def test_a_destination_writes_to_a_bucket(
     tmp_path: Path, bucket: BucketPath, proxy: FaultyProxy, s3: S3Server
 ) -> None:

@@ -21,9 +21,14 @@ from chronolake.pipeline.store import Store
 #: Every command that works on a lake or a project, with its arguments.
 WORDS = {
     "adopt": (),
+    "backfill": ("crm", "--stream", "Account", "--from", "2024-01-01"),
     "check": (),
     "diff": ("crm.Account", "--from", "2024-01-01", "--to", "2024-02-01"),
     "discover": ("crm",),
+    "import-history": (
+        *("old.orders", "orders.csv", "--key", "id"),
+        *("--start", "begin", "--end", "finish"),
+    ),
     "history": ("crm.Account", "--key", "id=1"),
     "maintain": (),
     "mode": ("crm.Account", "live"),
@@ -46,11 +51,22 @@ WORDS = {
 }
 #: Commands that work without a lake: they create it, or show that it is empty.
 _WITHOUT_A_LAKE = {
-    *("check", "discover", "read", "rebuild", "resync", "runs", "serve", "state show"),
+    *(
+        "backfill",
+        "import-history",
+        "check",
+        "discover",
+        "read",
+        "rebuild",
+        "resync",
+        "runs",
+        "serve",
+        "state show",
+    ),
     *("state set", "state reset", "status", "sync", "ui"),
 }
 #: Commands that show something else without a lake, or name it in their own way.
-_WITHOUT_A_CATALOG = {"check", "discover", "read", "serve", "state show", "ui"}
+_WITHOUT_A_CATALOG = {"backfill", "check", "discover", "read", "serve", "state show", "ui"}
 _PROJECT = """\
 pipelines:
   crm:

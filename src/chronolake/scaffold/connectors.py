@@ -20,7 +20,6 @@ from chronolake.scaffold.settings import SourceSettings
 from chronolake.source.connectors.environments import pin
 from chronolake.source.connectors.json_lines import messages_in
 from chronolake.source.connectors.program import Program, arguments_of, json_files
-from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.python.declarations import declarations_of
 
 if TYPE_CHECKING:
@@ -191,6 +190,11 @@ def propose_manifest(request: Request, path: Path) -> ProposedPipeline:
     Raises:
         ConfigurationError: the manifest is not valid.
     """
+    from chronolake.source.declarative.manifests.manifest import (  # noqa: PLC0415 - an extra
+        find,
+        load,
+    )
+
     file = find(str(path), beside=request.folder)
     manifest = load(file)
     own = file.parent.name if file.name == _MANIFEST else file.stem

@@ -18,7 +18,12 @@ from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.formatting import did_you_mean
 from chronolake.masking import Secrets
 from chronolake.source.connectors.foreign_state import airbyte_state, unknown_stream_error
-from chronolake.source.connectors.json_lines import REPORT, RecordGroups, messages_in
+from chronolake.source.connectors.json_lines import (
+    REPORT,
+    RecordGroups,
+    messages_in,
+    undeclared_stream_error,
+)
 from chronolake.source.connectors.program import Program, arguments_of, json_files
 from chronolake.source.protocol import ALL_STREAMS, CaptureMethod, CheckResult, Level
 from chronolake.source.records.identity import Identity
@@ -123,6 +128,22 @@ class AirbyteConnector(RecordSource):
         if self._tokens is not None:
             kept = {"given": self._given, _CONFIG: dict(updated)}
             self._tokens.renew(_UPDATED, lambda _: kept)
+
+    def _descriptor_of(self, record: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the descriptor of a record's stream; records may lack the stream's namespace.
+
+        Raises:
+            SourceError: the connector does not offer such a stream, or offers several.
+        """
+        name = record["stream"]
+        found = (record.get("namespace") or "", name)
+        offered = [stream.descriptor for stream in self._catalog]
+        if found in offered:
+            return found
+        same = [descriptor for descriptor in offered if descriptor[1] == name]
+        if found[0] or len(same) != 1:
+            raise undeclared_stream_error(name)
+        return same[0]
 
     @property
     def _offered(self) -> list[_Offered]:
@@ -361,6 +382,8 @@ class AirbyteConnector(RecordSource):
             if message["type"] == "RECORD":
                 record = message["record"]
                 known = by_descriptor.get((record.get("namespace") or "", record["stream"]))
+                if known is None:
+                    known = by_descriptor.get(self._descriptor_of(record))
                 if known is not None:
                     since_state[known.name] += 1
                     yield from groups.add(known.name, record["data"])

@@ -22,6 +22,18 @@ REPORT: Final = (
 )
 
 
+#: How messages begin.
+_START: Final = b'{"type":'
+
+
+def undeclared_stream_error(name: str) -> SourceError:
+    """Return the error for a record of a stream that the connector does not offer."""
+    return SourceError(
+        f"The connector reported a record of the stream {name!r}, which is not in its catalog.",
+        hint=REPORT,
+    )
+
+
 def messages_in(process: ConnectorProcess) -> Iterator[dict[str, Any]]:
     """Yield the messages of a connector, which have a `type`; other lines are logged.
 
@@ -30,12 +42,17 @@ def messages_in(process: ConnectorProcess) -> Iterator[dict[str, Any]]:
             like a message and is not complete, because a record may be lost.
     """
     for line in process.lines():
+        message = line
         if not line.lstrip().startswith(b"{"):
-            if line.strip():
-                process.print(line.decode("utf-8", "replace"))
-            continue
+            noise, start, rest = line.partition(_START)
+            if noise.strip():
+                process.print(noise.decode("utf-8", "replace"))
+            if not start:
+                continue
+            # It follows other text on its line, which lacks a line break.
+            message = start + rest
         try:
-            found = exact_json.loads(line)
+            found = exact_json.loads(message)
         except (ValueError, RecursionError):
             raise SourceError(
                 "The connector wrote a message that is not complete JSON.", hint=REPORT

@@ -16,7 +16,11 @@ from chronolake import exact_json
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.formatting import did_you_mean
 from chronolake.source.connectors.foreign_state import singer_state, unknown_stream_error
-from chronolake.source.connectors.json_lines import RecordGroups, messages_in
+from chronolake.source.connectors.json_lines import (
+    RecordGroups,
+    messages_in,
+    undeclared_stream_error,
+)
 from chronolake.source.connectors.program import Program, arguments_of, json_files
 from chronolake.source.protocol import ALL_STREAMS, CaptureMethod
 from chronolake.source.records.identity import Identity
@@ -115,6 +119,11 @@ class SingerTap(RecordSource):
             ) from None
         found = [self._offered(stream) for stream in reported]
         names = [stream.name for stream in found]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SourceError(
+                f"The tap of {self.pipeline} offers several streams with the name {twice[0]!r}.",
+                hint="Configure the tap so that it offers only one of them.",
+            )
         for name in [*(self._config.only or ()), *self._config.keys, *self._config.cursors]:
             if name not in names:
                 raise ConfigurationError(
@@ -123,6 +132,23 @@ class SingerTap(RecordSource):
                     hint=did_you_mean(name, names, f"It has: {', '.join(names) or 'none'}."),
                 )
         return found
+
+    def _name_of(self, reported: Any) -> Any:
+        """Return the stream of a message, which names it by its name or its `tap_stream_id`.
+
+        Raises:
+            SourceError: the catalog has no such stream.
+        """
+        if reported is None:
+            return None
+        if reported not in self._names:
+            raise undeclared_stream_error(str(reported))
+        return self._names[reported]
+
+    @cached_property
+    def _names(self) -> dict[Any, str]:
+        by_id = {stream.reported.get("tap_stream_id"): stream.name for stream in self._catalog}
+        return by_id | {stream.name: stream.name for stream in self._catalog}
 
     @property
     def _chosen(self) -> list[_Offered]:
@@ -239,7 +265,7 @@ class SingerTap(RecordSource):
         groups = RecordGroups()
         snapshots = {stream.name for stream in self._chosen if stream.method == _FULL}
         for message in messages_in(process):
-            kind, stream = message["type"], message.get("stream")
+            kind, stream = message["type"], self._name_of(message.get("stream"))
             if kind == "STATE":
                 yield from groups.pass_on()
                 if is_whole:

@@ -76,6 +76,12 @@ class StreamDeclaration:
                 "A stream that reports deleted records needs a key.",
                 hint="Set key to the fields that identify a record.",
             )
+        if deletes is not None and method == "snapshot":
+            raise ConfigurationError(
+                "A stream whose runs yield all records cannot mark deleted ones: a record that is "
+                "missing was deleted.",
+                hint='Leave such records out, or set capture to "polling" or "log".',
+            )
         return cls(keys, cursor, deletes, _CAPTURES[method])
 
 

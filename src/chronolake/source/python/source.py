@@ -180,6 +180,13 @@ class PythonFunctions(RecordSource):
                 f"The stream {stream} consists of complete reads, so it has no time ranges.",
                 hint=f"`chronolake resync {self.pipeline} --stream {stream}` reads all of it.",
             )
+        declared = target.streams[stream]
+        if declared.capture is CaptureMethod.EVERY_CHANGE and declared.cursor is None:
+            raise ConfigurationError(
+                f"The changes of the stream {stream} have no times of their own, so earlier ones "
+                "would look like the latest.",
+                hint="Set the stream's cursor to the field with the time of a change.",
+            )
 
     def read_window(
         self, lake: Lake, stream: str, position: Offset, begin: datetime, end: datetime

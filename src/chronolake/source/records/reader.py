@@ -523,6 +523,14 @@ class RecordReader:
 
     def _take_of(self, pending: _Pending, message: Message) -> Iterator[Batch]:
         match message:
+            case Complete() if pending.is_done:
+                pass
+            case Records() | Deletions() if pending.is_done:
+                raise SourceError(
+                    f"The source reported a record of the stream {pending.stream.name} after the "
+                    "end of the stream.",
+                    hint="Report it to the connector's authors.",
+                )
             case Complete():
                 pending.is_done = True
                 if pending.is_snapshot:
