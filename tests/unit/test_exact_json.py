@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronolake.exact_json import LongNumber, dumps, loads
+from chronolake.exact_json import LongNumber, dumps, is_exact, loads
 
 #: Numbers that a float or 64 bits do not hold.
 LONG = (
@@ -81,14 +81,20 @@ def test_half_a_character_remains_beside_a_long_number() -> None:
     assert json.loads(dumps(value).decode("utf-8", "surrogatepass")) == value
 
 
+def _has_own_digits(number: LongNumber) -> bool:
+    """Return whether a number is not a float that is written with more digits than necessary."""
+    text = str(number)
+    return Decimal(text) == Decimal(repr(float(text))) or not is_exact(text, float(text))
+
+
 _VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(10**40), 10**40)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.decimals(allow_nan=False, allow_infinity=False).map(
-        lambda number: LongNumber(f"{number:e}")
-    )
+    | st.decimals(allow_nan=False, allow_infinity=False)
+    .map(lambda number: LongNumber(f"{number:e}"))
+    .filter(_has_own_digits)
     | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
