@@ -55,6 +55,11 @@ def micros_of(at: str | date, *, table: str | None = None) -> int:
     return micros
 
 
+def datetime_of(micros: int) -> datetime:
+    """Return the time in UTC of an instant in microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
 def micros_or_now(at: str | None, *, table: str) -> int:
     """Return the microseconds since 1970 of an instant, or of the present if none is given.
 

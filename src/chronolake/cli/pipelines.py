@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from json import dumps, loads
 from pathlib import Path  # noqa: TC003 - Typer reads it at run time
@@ -437,17 +436,13 @@ def backfill(
     """
     wanted = project_of(project, lake, settings)
     name = _only_one(stream)
-    from chronolake.instants import micros_of
+    from chronolake.instants import datetime_of, micros_of
     from chronolake.pipeline.partial_reads import source_of_window
     from chronolake.types import now_micros
 
     times = (micros_of(begin), now_micros() if end is None else micros_of(end))
-    source = source_of_window(wanted, pipeline, name, *map(_datetime_of, times))
+    source = source_of_window(wanted, pipeline, name, *map(datetime_of, times))
     _run_once(wanted, pipeline, [name], json=json, source=source)
-
-
-def _datetime_of(micros: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 def _only_one(streams: Sequence[str] | None) -> str:

@@ -369,7 +369,9 @@ class Store:
             _expect_holder(connection, pipeline, token)
             for stream, position in positions.items():
                 values = {"position": exact_json.dumps(dict(position)).decode(), "stored": now()}
-                connection.execute(CHECKPOINTS.delete().where(_is_of(pipeline, stream)))
+                connection.execute(
+                    CHECKPOINTS.delete().where(_is_of(CHECKPOINTS, pipeline, stream))
+                )
                 connection.execute(
                     CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
                 )
@@ -394,11 +396,10 @@ class Store:
         Raises:
             LeaseLostError: another process has taken the pipeline's lease; nothing has changed.
         """
-        is_it = (COLUMNS.c.pipeline == pipeline) & (COLUMNS.c.stream == stream)
         stored = orjson.dumps(dict(columns)).decode()
         with self.transaction() as connection:
             _expect_holder(connection, pipeline, token)
-            connection.execute(COLUMNS.delete().where(is_it))
+            connection.execute(COLUMNS.delete().where(_is_of(COLUMNS, pipeline, stream)))
             connection.execute(
                 COLUMNS.insert().values(pipeline=pipeline, stream=stream, columns=stored)
             )
@@ -478,8 +479,8 @@ def _status(stored: str) -> Status:
     return Status(stored) if stored in set(Status) else Status.UNKNOWN
 
 
-def _is_of(pipeline: str, stream: str) -> sql.ColumnElement[bool]:
-    return (CHECKPOINTS.c.pipeline == pipeline) & (CHECKPOINTS.c.stream == stream)
+def _is_of(table: sql.Table, pipeline: str, stream: str) -> sql.ColumnElement[bool]:
+    return (table.c.pipeline == pipeline) & (table.c.stream == stream)
 
 
 def _expect_holder(connection: sql.Connection, pipeline: str, token: int) -> None:

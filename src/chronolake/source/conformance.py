@@ -101,6 +101,14 @@ NewSubject: TypeAlias = Callable[[], Subject]
 Check: TypeAlias = Callable[[NewSubject], None]
 
 
+def _first_run(subject: Subject) -> _Run:
+    """Return a run that has read everything for the first time."""
+    run = _Run()
+    run.read(subject)
+    run.expect_success()
+    return run
+
+
 def check_source(new_subject: NewSubject) -> None:
     """Run all checks.
 
@@ -292,9 +300,7 @@ def check_capabilities(new_subject: NewSubject) -> None:
     """Check that descriptors are complete, and that batches are of their streams and methods."""
     subject = new_subject()
     streams = _streams_of(subject)
-    run = _Run()
-    run.read(subject)
-    run.expect_success()
+    run = _first_run(subject)
     subject.change()
     changed = run.read(subject)
     for landed in run.landed:
@@ -351,9 +357,7 @@ def check_completeness(new_subject: NewSubject) -> None:
 def check_keys(new_subject: NewSubject) -> None:
     """Check that each row has its whole key, and that distinct rows are distinct."""
     subject = new_subject()
-    run = _Run()
-    run.read(subject)
-    run.expect_success()
+    run = _first_run(subject)
     subject.change()
     run.read(subject)
     for landed in run.landed:
@@ -382,9 +386,7 @@ def check_keys(new_subject: NewSubject) -> None:
 def check_offsets(new_subject: NewSubject) -> None:
     """Check that offsets are JSON, and that an idle source returns nothing new."""
     subject = new_subject()
-    run = _Run()
-    run.read(subject)
-    run.expect_success()
+    run = _first_run(subject)
     before = run.present()
     idle = run.read(subject)
     run.expect_success()
@@ -405,9 +407,7 @@ def check_offsets(new_subject: NewSubject) -> None:
 def check_times(new_subject: NewSubject) -> None:
     """Check that the times of versions increase, and have sequences."""
     subject = new_subject()
-    run = _Run()
-    run.read(subject)
-    run.expect_success()
+    run = _first_run(subject)
     subject.change()
     run.read(subject)
     last: dict[tuple[str, _Key], int] = {}

@@ -240,18 +240,36 @@ class DeclarativeApi:
         waiting, _ = PendingFiles.recover(place, settings.rules.digest)
         shape = settings.shape_of(stream, reader.schema, StreamOffset.of(position).types)
         files = SliceFiles(waiting.folder, settings.identity_of(stream), shape)
-        workers = self.config.concurrency or max_concurrency(self.manifest, api.config)
-        cluster = cluster_for(lake, api, reader, files, workers)
-        alone_bytes = self.config.spark_from_mib * 2**20
-        run = Run(reader, files, waiting, api.session, cluster=cluster, alone_bytes=alone_bytes)
+        run = self._begin_run(lake, api, reader, files, waiting)
         landing = _PendingRecords(lake, name, waiting, Repeats(may_be=True))
-        for place_after in run.read_with_progress(workers):
+        for place_after in run.read_with_progress(self._workers(api)):
             yield ReadProgress(name, run.rows)
             if place_after is not None:
                 yield from landing.batches(position, position, files.columns())
                 waiting.acknowledge()
         if run.failure is not None:
             yield StreamFailure(name, run.failure)
+
+    def _begin_run(
+        self,
+        lake: Lake,
+        api: Api,
+        reader: StreamReader,
+        files: SliceFiles,
+        waiting: PendingFiles,
+    ) -> Run:
+        """Return a run over a stream, whose slices Spark's tasks read if there is a cluster."""
+        return Run(
+            reader,
+            files,
+            waiting,
+            api.session,
+            cluster=cluster_for(lake, api, reader, files, self._workers(api)),
+            alone_bytes=self.config.spark_from_mib * 2**20,
+        )
+
+    def _workers(self, api: Api) -> int:
+        return self.config.concurrency or max_concurrency(self.manifest, api.config)
 
     def check(
         self,
@@ -312,18 +330,11 @@ class DeclarativeApi:
         reader = begin_reader()
         identity = settings.identity_of(stream)
         shape = settings.shape_of(stream, reader.schema, position.types)
-        workers = self.config.concurrency or max_concurrency(self.manifest, api.config)
+        workers = self._workers(api)
 
         def begin_run(reader: StreamReader, waiting: PendingFiles) -> Run:
             files = SliceFiles(waiting.folder, identity, shape)
-            return Run(
-                reader,
-                files,
-                waiting,
-                api.session,
-                cluster=cluster_for(lake, api, reader, files, workers),
-                alone_bytes=self.config.spark_from_mib * 2**20,
-            )
+            return self._begin_run(lake, api, reader, files, waiting)
 
         run = begin_run(reader, waiting)
         run.compared = {"at": now_micros()} if is_first else known.compared

@@ -8,7 +8,6 @@ since it was read, or if it was being read when a run ended.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +17,7 @@ import structlog
 
 from chronolake.config import VERSIONED, CopiesTable, FileFormat
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.instants import datetime_of
 from chronolake.source.files.delta_versions import list_versions
 from chronolake.source.files.iceberg_snapshots import list_snapshots
 from chronolake.source.files.listing import fingerprint, root_of
@@ -513,4 +513,4 @@ def _only_position(name: str, state: LandedCopies) -> ChangeBatch:
 
 
 def _date(at_micros: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at_micros)).isoformat()
+    return datetime_of(at_micros).isoformat()

@@ -151,11 +151,7 @@ class FileReader:
             SourceError: a file is not complete, or lacks a column of the key.
             Exception: any error of Spark.
         """
-        self.inspect(files)
-        for file in files:
-            failure = self._headers.get(file)
-            if isinstance(failure, SourceError):
-                raise failure
+        self._expect_complete(files)
         match self.format:
             case FileFormat.PARQUET:
                 rows = self._parquet(files)
@@ -173,7 +169,7 @@ class FileReader:
                 rows = snapshot.load(str(file.path))
             case FileFormat.DELTA:
                 rows = self._delta(files[0])
-        types = {} if self.format in _TYPED else self.settings.column_types()
+        types = self._configured_types
         return typed_columns(rows, types, key, files[0])
 
     def read_places(
@@ -189,18 +185,26 @@ class FileReader:
             SourceError: a file is not complete, or lacks a column of the key.
             Exception: any error of Spark.
         """
-        self.inspect(files)
-        for file in files:
-            failure = self._headers.get(file)
-            if isinstance(failure, SourceError):
-                raise failure
-        types = {} if self.format in _TYPED else self.settings.column_types()
+        self._expect_complete(files)
+        types = self._configured_types
         frames = []
         for group in self._groups(files):
             rows = self._with_places(group)
             data, columns = typed_columns(rows, types, key, group[0], kept=(FILE, ROW))
             frames.append((data, columns))
         return union_frames(frames, kept=[(FILE, ROW)] * len(frames))
+
+    def _expect_complete(self, files: Sequence[SourceFile]) -> None:
+        """Raise the failure of the first file that is not complete."""
+        self.inspect(files)
+        for file in files:
+            failure = self._headers.get(file)
+            if isinstance(failure, SourceError):
+                raise failure
+
+    @property
+    def _configured_types(self) -> dict[str, ColumnType]:
+        return {} if self.format in _TYPED else self.settings.column_types()
 
     def _groups(self, files: Sequence[SourceFile]) -> list[list[SourceFile]]:
         """Return files that are read together: typed ones with the same schema."""
