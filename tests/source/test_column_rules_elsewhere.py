@@ -354,7 +354,7 @@ from pathlib import Path
 
 import chronolake
 
-@chronolake.stream(key="id", capture="CAPTURE", deletes="gone")
+@chronolake.stream(key="id", capture="CAPTURE")
 def people(state):
     yield json.loads(Path("FILE").read_text())
     state["n"] = 1

@@ -111,7 +111,7 @@ def _contents(path: Path) -> list[bytes]:
     if data[:4] == b"PAR1" == data[-4:]:
         found += _values(pq.read_table(path))
     elif data[:6] == b"ARROW1":
-        found += _values(pa.ipc.open_file(data).read_all())
+        found += _arrow_values(data)
     elif data[:4] == b"\xff\xff\xff\xff":
         found += _values(pa.ipc.open_stream(data).read_all())
     elif data[:2] == b"\x1f\x8b":
@@ -119,6 +119,21 @@ def _contents(path: Path) -> list[bytes]:
     elif data[:4] == _AVRO:
         found += _avro_blocks(data)
     return found
+
+
+def _arrow_values(data: bytes) -> Iterator[bytes]:
+    """Yield the values of an Arrow file, or of the part of one that a killed process wrote."""
+    # A file is a stream between a mark of 8 bytes and a footer.
+    try:
+        batches = pa.ipc.open_stream(data[8:])
+    except pa.ArrowInvalid:
+        return
+    while True:
+        try:
+            batch = batches.read_next_batch()
+        except (StopIteration, pa.ArrowInvalid, OSError):
+            return
+        yield from _values(pa.Table.from_batches([batch]))
 
 
 def _values(table: pa.Table) -> Iterable[bytes]:
