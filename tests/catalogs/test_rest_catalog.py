@@ -64,6 +64,7 @@ def test_every_command_works_on_a_lake_in_a_rest_catalog(accounts: Accounts) -> 
     there.run("verify", table)
 
 
+@pytest.mark.long
 def test_tables_on_s3_are_written_with_credentials_of_the_catalog(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, open_accounts: Open, s3_socket: str
 ) -> None:

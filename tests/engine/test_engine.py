@@ -207,6 +207,7 @@ def test_a_command_does_not_begin_without_its_client(running: Run, tmp_path: Pat
     assert output.read_bytes() == b""
 
 
+@pytest.mark.long
 def test_a_command_runs_without_an_engine_that_does_not_respond(running: Run) -> None:
     assert running.process is not None
     words = ("query", "SELECT 1 AS a", "--json")

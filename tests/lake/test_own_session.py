@@ -134,6 +134,7 @@ def test_a_runtime_for_another_version_of_spark_is_reported(tmp_path: Path) -> N
     assert printed.endswith(f"spark.jars.packages={iceberg},{sqlite}\n")
 
 
+@pytest.mark.long
 def test_a_lake_is_written_in_an_application_s_session(tmp_path: Path) -> None:
     files = ",".join(map(str, jars.paths(java_home())))
 

@@ -342,6 +342,7 @@ print(erase(purges_in(lake.spark, files), files, folder, guard=guard))
 """
 
 
+@pytest.mark.long
 def test_tasks_land_files_and_purged_values_are_erased(
     tmp_path: Path, bucket: BucketPath, proxy: FaultyProxy
 ) -> None:

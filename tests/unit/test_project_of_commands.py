@@ -261,6 +261,7 @@ def test_a_source_that_cannot_be_read_is_named_before_spark_starts(
     assert len(runs(load_project(project / "chronolake.yml").lake).runs) == 2
 
 
+@pytest.mark.long
 def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
     second = _PROJECT.partition("\n")[2].replace("crm", "other")
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
