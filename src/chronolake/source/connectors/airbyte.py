@@ -149,7 +149,11 @@ class AirbyteConnector(RecordSource):
     def _offered(self) -> list[_Offered]:
         """Return the configured streams."""
         wanted = self._config.only
-        return [stream for stream in self._catalog if wanted is None or stream.name in wanted]
+        return [
+            stream
+            for stream in self._catalog
+            if (wanted is None or stream.name in wanted) and self.is_selected(stream.name)
+        ]
 
     @cached_property
     def _catalog(self) -> list[_Offered]:

@@ -108,6 +108,7 @@ class FivetranProject(RecordSource):
 
     @cached_property
     def _tables(self) -> dict[str, Mapping[str, Any]]:
+        """Return the configured tables as the project declares them."""
         found: list[Mapping[str, Any]] = []
         with json_files({"config": self._settings}) as paths:
             for message in messages_in(self._start("schema", paths)):
@@ -122,15 +123,18 @@ class FivetranProject(RecordSource):
                 f"{self._config.path}: the connector declares no tables.",
                 hint=_DECLARE.format(name="orders"),
             )
-        wanted = self._config.only
-        for name in wanted or ():
+        for name in self._config.only or ():
             if name not in tables:
                 raise ConfigurationError(
                     f"{self.project.file}: pipelines.{self.pipeline}.source.only: the connector "
                     f"has no table {name!r}.",
                     hint=did_you_mean(name, tables, f"It has: {', '.join(tables) or 'none'}."),
                 )
-        return {name: table for name, table in tables.items() if wanted is None or name in wanted}
+        return {name: table for name, table in tables.items() if self._is_wanted(name)}
+
+    def _is_wanted(self, name: str) -> bool:
+        wanted = self._config.only
+        return (wanted is None or name in wanted) and self.is_selected(name)
 
     def streams(self) -> list[RecordStream]:
         """Return the tables that `schema` of the project or the configuration declares."""
@@ -198,7 +202,7 @@ class FivetranProject(RecordSource):
                 yield Emptied(name)
 
     def _expect_declared(self, name: str) -> None:
-        if name not in self._tables and self._config.only is None:
+        if name not in self._tables and self._is_wanted(name):
             raise SourceError(
                 f"The connector writes the table {name}, which its schema does not declare.",
                 hint=_DECLARE.format(name=name),

@@ -152,8 +152,13 @@ class SingerTap(RecordSource):
 
     @property
     def _chosen(self) -> list[_Offered]:
+        """Return the configured streams."""
         wanted = self._config.only
-        return [stream for stream in self._catalog if wanted is None or stream.name in wanted]
+        return [
+            stream
+            for stream in self._catalog
+            if (wanted is None or stream.name in wanted) and self.is_selected(stream.name)
+        ]
 
     def _offered(self, reported: Mapping[str, Any]) -> _Offered:
         name = reported.get("stream") or reported["tap_stream_id"]

@@ -72,8 +72,14 @@ class PythonFunctions(RecordSource):
                 default_table=declared.table,
             )
             for target in self.targets
-            for name, declared in target.streams.items()
+            for name, declared in self._streams_of(target).items()
         ]
+
+    def _streams_of(self, target: Target) -> dict[str, StreamDeclaration]:
+        """Return the streams of a function that `tables` of the pipeline selects."""
+        return {
+            name: declared for name, declared in target.streams.items() if self.is_selected(name)
+        }
 
     def check(
         self,
@@ -92,7 +98,7 @@ class PythonFunctions(RecordSource):
                     "has no key: a changed record is a new one",
                     fix=f"@chronolake.stream(key=…) above {target.path}",
                 )
-                for name, declared in target.streams.items()
+                for name, declared in self._streams_of(target).items()
                 if not declared.key
             ]
         return results
@@ -120,7 +126,7 @@ class PythonFunctions(RecordSource):
                 continue
             if target.is_shared:
                 shared[target.path] = state
-            for name, declared in target.streams.items():
+            for name, declared in self._streams_of(target).items():
                 if declared.capture is not CaptureMethod.SNAPSHOT_DIFF:
                     found[name] = stream_offset(None if target.is_shared else state)
         if not found:
@@ -142,8 +148,8 @@ class PythonFunctions(RecordSource):
             if not names:
                 continue
             state = current.get(target.path) if target.is_shared else states[names[0]]
-            # The state of several streams moves only with all of them.
-            is_whole = len(names) == len(target.streams)
+            # The state of several streams moves only with all that are replicated.
+            is_whole = self._streams_of(target).keys() <= states.keys()
             try:
                 found = target.read(
                     self._config.config,

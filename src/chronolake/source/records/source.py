@@ -132,6 +132,10 @@ class RecordSource(ABC):
         """
         return Secrets(config, hides_messages=self.project.pipelines[self.pipeline].hides_messages)
 
+    def is_selected(self, stream: str) -> bool:
+        """Return whether `tables` of the pipeline selects a stream."""
+        return self.project.pipelines[self.pipeline].tables.select(stream)
+
     def folder_of(self, stream: str) -> ObjectFolder:
         """Return the folder where a stream's changes land."""
         return raw_folder(self.project, self.pipeline, stream)
