@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chronolake.config import CopiesSource, load_project
+from chronolake.errors import ConfigurationError
 from chronolake.source.files import copies as source
 from chronolake.source.files.copies import Copy, LandedCopies, circumstances, plan_copies
 from chronolake.source.files.listing import SourceFile
@@ -102,6 +103,14 @@ def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("d/{date:%Y}/{stream}/{date:%j}", "2026/o/031/p/part.csv", "o", "2026-01-31"),
         ("d/{date:%Y%m%dT%H%M%S%z}.csv", "20260131T020000+0200.csv", None, "2026-01-31"),
         ("d/{date:%s}.csv", "1769817600.csv", None, "2026-01-31"),
+        ("d/{date:%Y}/o_{date:%Y-%m-%d}.csv", "2026/o_2026-01-31.csv", None, "2026-01-31"),
+        ("d/{date:%y}/{date:%b}/{date}.csv", "26/jan/2026-01-31.csv", None, "2026-01-31"),
+        ("d/{date:%Y-%j}/{date:%m}.csv", "2026-031/01.csv", None, "2026-01-31"),
+        ("d/{date:%Y-%m-%d_%I%p}.csv", "2026-01-31_12AM.csv", None, "2026-01-31"),
+        ("d/{date:%Y}/{date:%m-%d}.csv", "2024/02-29.csv", None, "2024-02-29"),
+        ("d/{date:%Y}.csv", "2026.csv", None, "2026-01-01"),
+        ("d/{date:%s}/{date:%s}.csv", "1769817600/1769817600.csv", None, "2026-01-31"),
+        ("d/{date:%%%Y}.csv", "%2026.csv", None, "2026-01-01"),
     ],
 )
 def test_paths_contain_dates_and_names(
@@ -123,10 +132,35 @@ def test_paths_contain_dates_and_names(
         ("d/{date}", "2026-01-31/_SUCCESS"),
         ("d/{date}", "2026-01-31/.part.crc"),
         ("d/*.csv", "a/b.csv"),
+        ("d/{date:%Y}/o_{date:%Y-%m-%d}.csv", "2025/o_2026-01-31.csv"),
+        ("d/{date:%y}/{date}.csv", "25/2026-01-31.csv"),
+        ("d/{date:%Y-%j}/{date:%m}.csv", "2026-031/02.csv"),
+        ("d/{date:%b}/{date}.csv", "Feb/2026-01-31.csv"),
+        ("d/{date:%s}/{date:%s}.csv", "1769817600/1769817601.csv"),
     ],
 )
 def test_other_paths_do_not_match(template: str, path: str) -> None:
     assert PathTemplate(template, "UTC", "path").match(path) is None
+
+
+@pytest.mark.parametrize(
+    ("date", "words"),
+    [
+        ("{date:%m-%d}", "%m needs %Y or %y"),
+        ("{date:%H}", "%H needs %Y or %y"),
+        ("{date:daily}", "a date needs %Y or %y"),
+        ("{date:%Y-%d}", "%d needs %m"),
+        ("{date:%Y-%m}/{date:%H}", "%H needs %d or %j"),
+        ("{date}/{date:%M}", "%M needs %H or %I"),
+        ("{date:%Y-%m-%d_%I}", "%I needs %p"),
+        ("{date:%Y-%m-%d_%H%p}", "%p needs %I"),
+        ("{date:%s}_{date:%Y}", "%s and other parts"),
+        ("{date:%A}", "cannot contain %A"),
+    ],
+)
+def test_dates_that_are_not_complete_are_refused(date: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        _ = PathTemplate(f"d/{date}.csv", "UTC", "path").pattern
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Path templates: paths with the placeholders `{date:FORMAT}`, `{stream}` and `*`.
 
 `dumps/{stream}_{date:%Y-%m-%d}.parquet` matches `dumps/orders_2026-01-31.parquet`. Several dates in
-a path are parts of one date: `{date:%Y}/{date:%m}/{date:%d}/orders.csv`.
+a path are parts of one date: `{date:%Y}/{date:%m}/{date:%d}/orders.csv`. A part that occurs twice
+has the same value in matching paths: `{date:%Y}/orders_{date:%Y-%m-%d}.csv`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from zoneinfo import ZoneInfo
 from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 _DIRECTIVE: Final = re.compile("%(.)")
@@ -40,7 +41,28 @@ _DIRECTIVES: Final = {
     "s": r"\d{1,11}",
     "%": "%",
 }
+#: Directives with which others are valid: at least one of each group. A year without a month begins
+#: in January, and so on, but no part can be guessed that is larger than one in the path.
+_YEAR, _MONTH, _DAY, _HOUR = ("Y", "y"), ("m", "b", "B", "j"), ("d", "j"), ("H", "I")
+_NEEDED: Final = {
+    "m": (_YEAR,),
+    "b": (_YEAR,),
+    "B": (_YEAR,),
+    "d": (_YEAR, _MONTH),
+    "j": (_YEAR,),
+    "H": (_YEAR, _MONTH, _DAY),
+    "I": (_YEAR, _MONTH, _DAY, ("p",)),
+    "p": (("I",),),
+    "M": (_HOUR,),
+    "S": (("M",),),
+    "f": (("S",),),
+}
+#: Directives for parts of a date that others may contain, too: their values must agree.
+_NUMBERS: Final = frozenset("YymdjHIMS")
+_NAMES: Final = frozenset("bBp")
 _STREAM: Final = "stream"
+#: The beginning of the names of a date's parts in regular expressions.
+_PART: Final = "date_"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -129,33 +151,39 @@ class PathTemplate:
         groups = found.groupdict()
         at_micros = None
         if self.formats:
-            texts = [groups[f"date{number}"] for number in range(len(self.formats))]
-            at_micros = self._parse_date(texts)
+            parts = {name[-1]: text for name, text in groups.items() if name.startswith(_PART)}
+            at_micros = self._parse_date(parts)
             if at_micros is None:
                 return None
         return Match(groups.get(_STREAM), at_micros)
 
-    def _parse_date(self, texts: list[str]) -> int | None:
-        """Return a date in microseconds since 1970; None if there is no such day or time."""
-        if self.formats == ["%s"]:
-            return int(texts[0]) * 1_000_000
+    def _parse_date(self, parts: Mapping[str, str]) -> int | None:
+        """Return a date in microseconds since 1970; None if there is no such day or time.
+
+        Args:
+            parts: the texts in the path, by directive.
+        """
+        if "s" in parts:
+            return int(parts["s"]) * 1_000_000
         try:
-            date = datetime.strptime(" ".join(texts), " ".join(self.formats))  # noqa: DTZ007
+            form = " ".join(f"%{directive}" for directive in parts)
+            date = datetime.strptime(" ".join(parts.values()), form)  # noqa: DTZ007
         except ValueError:
+            return None
+        if not all(_agrees(date, directive, text) for directive, text in parts.items()):
             return None
         if date.tzinfo is None:
             date = date.replace(tzinfo=ZoneInfo(self.time_zone))
         return (date - _EPOCH) // timedelta(microseconds=1)
 
     def _pieces(self, rest: str) -> Iterator[str]:
-        end, dates, has_stream = 0, 0, False
+        end, directives, has_stream = 0, list[str](), False
         for found in _PLACEHOLDER.finditer(rest):
             yield _literal(rest[end : found.start()])
             end = found.end()
             name, _, format_ = found[1].partition(":")
             if name == "date":
-                yield f"(?P<date{dates}>{self._date_pattern(format_ or _DEFAULT_FORMAT)})"
-                dates += 1
+                yield self._date_pattern(format_ or _DEFAULT_FORMAT, directives)
             elif found[1] == _STREAM:
                 yield f"(?P={_STREAM})" if has_stream else f"(?P<{_STREAM}>[^/]+?)"
                 has_stream = True
@@ -165,19 +193,71 @@ class PathTemplate:
                     hint="Write {date:%Y-%m-%d}, {stream} or *.",
                 )
         yield _literal(rest[end:])
+        if self.formats:
+            self._expect_date(directives)
 
-    def _date_pattern(self, format_: str) -> str:
+    def _expect_date(self, directives: Collection[str]) -> None:
+        """Raise unless directives determine a date.
+
+        Raises:
+            ConfigurationError: a part of the date is missing.
+        """
+        if set(directives) == {"s"}:
+            return
+        if "s" in directives:
+            raise ConfigurationError(
+                f"{self.place}: the path has %s and other parts of a date.",
+                hint="Write {date:%s} for seconds since 1970, or other directives.",
+            )
+        needed = [(f"%{name}", _NEEDED.get(name, ())) for name in directives]
+        for name, groups in [*needed, ("a date", (_YEAR,))]:
+            for group in groups:
+                if not set(group) & set(directives):
+                    options = " or ".join(f"%{option}" for option in group)
+                    raise ConfigurationError(
+                        f"{self.place}: the date in the path is not complete: {name} needs "
+                        f"{options}.",
+                        hint="Add that part to the path, such as {date:%Y-%m-%d}. Without any "
+                        "{date:…}, files have the time when they were written (type: files).",
+                    )
+
+    def _date_pattern(self, format_: str, directives: list[str]) -> str:
+        """Return the regular expression of a date.
+
+        Args:
+            format_: its format.
+            directives: those in the path before it; the format's own are added.
+
+        Raises:
+            ConfigurationError: it contains another directive.
+        """
         pieces, end = [], 0
         for found in _DIRECTIVE.finditer(format_):
-            if found[1] not in _DIRECTIVES or (found[1] == "s" and format_ != "%s"):
+            directive = found[1]
+            if directive not in _DIRECTIVES or (directive == "s" and format_ != "%s"):
                 raise ConfigurationError(
                     f"{self.place}: a date cannot contain {found[0]}.",
                     hint="Write directives of strftime with digits, such as %Y, %m, %d, %H, %M, %S "
                     "and %z; or %s alone, for seconds since 1970.",
                 )
-            pieces += [re.escape(format_[end : found.start()]), _DIRECTIVES[found[1]]]
+            pieces.append(re.escape(format_[end : found.start()]))
             end = found.end()
+            if directive == "%":
+                pieces.append("%")
+            elif directive in directives:
+                pieces.append(f"(?P={_PART}{directive})")
+            else:
+                pieces.append(f"(?P<{_PART}{directive}>{_DIRECTIVES[directive]})")
+                directives.append(directive)
         return "".join([*pieces, re.escape(format_[end:])])
+
+
+def _agrees(date: datetime, directive: str, text: str) -> bool:
+    """Return whether a date has a part as its path has it."""
+    own = date.strftime(f"%{directive}")
+    if directive in _NUMBERS:
+        return int(own) == int(text)
+    return directive not in _NAMES or own.casefold() == text.casefold()
 
 
 def _literal(text: str) -> str:
