@@ -189,6 +189,7 @@ def test_a_stream_that_the_connector_could_not_read_does_not_stop_others(shop: S
         ('raw(b\'{"type": "RECORD", "rec\'); sys.exit(1)', ["exit code 1"]),
         ('raw(b\'{"type": "REC\\xff\\n\')', ["not complete JSON"]),
         ("time.sleep(1000)", ["reported nothing for 2 seconds", "silent_seconds"]),
+        ("os.close(1); time.sleep(1000)", ["closed its output", "within 2 seconds"]),
         (
             (
                 "error = {'message': 'bad hidden-word', 'failure_type': 'config_error'}\n"

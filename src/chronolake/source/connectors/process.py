@@ -14,12 +14,14 @@ import subprocess
 import threading
 import time
 from collections import deque
+from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import structlog
 
 from chronolake.errors import MissingRequirementError, SourceError
 from chronolake.masking import HIDDEN
+from chronolake.termination import run_at_termination
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +36,8 @@ _READ_BYTES: Final = 2**20
 _MOST_LINE_BYTES: Final = 256 * 2**20
 #: Seconds that a connector has to end after it was asked to.
 _END_SECONDS: Final = 10.0
+#: The same if SIGTERM ends this process, which a service manager may kill soon.
+_TERMINATION_SECONDS: Final = 3.0
 _LINES_SHOWN: Final = 5
 _SHOWN_CHARACTERS: Final = 400
 
@@ -74,6 +78,8 @@ class ConnectorProcess:
         self._silent_seconds = silent_seconds
         self._last: deque[str] = deque(maxlen=_LINES_SHOWN)
         self._hidden = 0
+        self._at_termination = ExitStack()
+        self._at_termination.enter_context(run_at_termination(self._terminate))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
                 command,
@@ -85,6 +91,7 @@ class ConnectorProcess:
                 start_new_session=True,
             )
         except OSError as failure:
+            self._at_termination.close()
             raise MissingRequirementError(
                 f"The connector {self._name} cannot be started: {failure.strerror}.",
                 hint="Check source.command in chronolake.yml: the program, and its permissions.",
@@ -102,7 +109,7 @@ class ConnectorProcess:
         """
         try:
             yield from self._read_lines()
-            code = self._process.wait()
+            code = self._wait()
         finally:
             self.end()
         if code:
@@ -140,8 +147,24 @@ class ConnectorProcess:
                 yield from lines[:-1]
                 rest, size = [lines[-1]], len(lines[-1])
         # A connector that was killed may have written half a line.
-        if (last := b"".join(rest)) and not self._process.wait():
+        if (last := b"".join(rest)) and not self._wait():
             yield last
+
+    def _wait(self) -> int:
+        """Wait for the end of the process, and return its exit code.
+
+        Raises:
+            SourceError: it does not end, although it has closed its output.
+        """
+        try:
+            return self._process.wait(self._silent_seconds)
+        except subprocess.TimeoutExpired:
+            raise SourceError(
+                f"The connector {self._name} has closed its output, but did not end within "
+                f"{self._silent_seconds:,.0f} seconds, and was stopped.{self._shown()}",
+                hint="Run the sync again; it continues after the last state. If the connector "
+                "needs more time, set source.silent_seconds.",
+            ) from None
 
     def print(self, text: str, *, level: str = "info") -> None:
         """Log a message of the connector."""
@@ -197,6 +220,7 @@ class ConnectorProcess:
                     time.sleep(0.01)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._at_termination.close()
         self._errors.join()
         self._stdout.close()
         self._stderr.close()
@@ -207,6 +231,22 @@ class ConnectorProcess:
                 connector=self._name,
                 lines=self._hidden,
             )
+
+    def _terminate(self) -> None:
+        """End the process with all of its children, because this process ends."""
+        # The code that it interrupts may hold the lock of the process.
+        self._signal(signal.SIGTERM)
+        limit = time.monotonic() + _TERMINATION_SECONDS
+        while not self._has_ended() and time.monotonic() < limit:
+            time.sleep(0.01)
+        self._signal(signal.SIGKILL)
+
+    def _has_ended(self) -> bool:
+        try:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, options) is not None
+        except ChildProcessError:
+            return True
 
     def _signal(self, number: signal.Signals) -> None:
         try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronolake import exact_json
+from chronolake.private_folder import private_folder, write_private
 from chronolake.source.connectors.environments import environment, program_of
 from chronolake.source.connectors.process import ConnectorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from chronolake.config import ConnectorSection
     from chronolake.masking import Secrets
@@ -81,11 +81,11 @@ def json_files(contents: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     Yields:
         The paths of the files, by name.
     """
-    with tempfile.TemporaryDirectory(prefix="chronolake-connector-") as folder:
+    with private_folder("connector") as folder:
         paths = {}
         for name, value in contents.items():
-            path = Path(folder, f"{name}.json")
-            path.write_bytes(exact_json.dumps(value))
+            path = folder / f"{name}.json"
+            write_private(path, exact_json.dumps(value))
             paths[name] = str(path)
         yield paths
 

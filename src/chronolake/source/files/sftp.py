@@ -7,7 +7,6 @@ removed when they have landed. Tasks on other machines get copies in the lake's 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,7 @@ from chronolake.config import SftpSettings, StorageConfig
 from chronolake.errors import SourceError
 from chronolake.extras import require
 from chronolake.object_store import BucketPath
+from chronolake.private_folder import private_folder
 from chronolake.source.files.listing import SourceFile, list_files, root_of
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def staged(
             hint="Sync this pipeline with spark.master local[*], or copy the files to a bucket.",
         )
     copies: list[BucketPath] = []
-    with tempfile.TemporaryDirectory(prefix="chronolake-sftp-") as folder:
-        paths = [Path(folder, f"{n:06}-{file.path.name}") for n, file in enumerate(files)]
+    with private_folder("sftp") as folder:
+        paths = [folder / f"{n:06}-{file.path.name}" for n, file in enumerate(files)]
         places = [str(file.path) for file in files]
         _run(_download(places, paths, settings or SftpSettings()), places[0])
         found = []

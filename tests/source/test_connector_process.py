@@ -1,0 +1,103 @@
+"""The process of a connector ends with the command that started it, and so do its files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+_SECONDS: Final = 60
+#: A tap with a child; both of them may ignore SIGTERM.
+_TAP: Final = """
+import os, signal, sys, time
+if {ignores}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork():
+    with open("config-path.new", "w") as file:
+        file.write(sys.argv[2])
+    os.rename("config-path.new", "config-path")
+else:
+    with open("child.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("child.new", "child")
+time.sleep(600)
+"""
+
+
+def _wait_until(is_true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + _SECONDS
+    while not is_true():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+def _start(folder: Path, tap: str) -> subprocess.Popen[bytes]:
+    """Run a command that starts a tap."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    (folder / "tap.py").write_text(tap)
+    source = {
+        "type": "singer",
+        "command": [sys.executable, str(folder / "tap.py")],
+        "config": {"token": "hidden-word"},
+    }
+    content = {"lake": {"path": "lake"}, "pipelines": {"shop": {"source": source}}}
+    (folder / "chronolake.yml").write_text(yaml.safe_dump(content))
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "CHRONOLAKE_ENGINE": "off"}
+    command = [sys.executable, "-m", "chronolake", "discover", "shop", "--project", str(folder)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("ignores", [False, True], ids=["heeds", "ignores"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_stopped_command_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, *, ignores: bool
+) -> None:
+    process = _start(tmp_path, _TAP.format(ignores=ignores))
+    _wait_until(lambda: (tmp_path / "config-path").exists() and (tmp_path / "child").exists())
+    config = Path((tmp_path / "config-path").read_text())
+    child = int((tmp_path / "child").read_text())
+    assert b"hidden-word" in config.read_bytes()
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    assert stat.S_IMODE(config.parent.stat().st_mode) == 0o700
+    process.send_signal(number)
+    assert process.wait(_SECONDS) == -number
+    if number is signal.SIGKILL:
+        os.killpg(os.getpgid(child), signal.SIGKILL)
+        # What a killed process has left is removed by the next one.
+        assert config.exists()
+        assert _start(tmp_path, "raise SystemExit(1)").wait(_SECONDS)
+    else:
+        _wait_until(lambda: not _is_running(child))
+    assert list((tmp_path / "tmp").glob("chronolake-connector-*")) == []
+
+
+def test_the_folder_of_a_running_command_is_kept(tmp_path: Path) -> None:
+    process = _start(tmp_path, _TAP.format(ignores=False))
+    try:
+        _wait_until((tmp_path / "config-path").exists)
+        config = Path((tmp_path / "config-path").read_text())
+        assert _start(tmp_path, "raise SystemExit(1)").wait(_SECONDS)
+        assert config.exists()
+    finally:
+        process.terminate()
+        process.wait(_SECONDS)
+    assert not config.parent.exists()
