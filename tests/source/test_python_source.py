@@ -164,6 +164,26 @@ def test_each_record_of_a_log_is_a_change(shop: Functions) -> None:
     assert shop.versions("note") == notes
 
 
+def test_nested_values_may_be_changed_after_they_were_yielded(shop: Functions) -> None:
+    code = """
+        @chronolake.stream(key="id")
+        def orders():
+            row = {"id": 0, "tags": [], "more": {"inner": [{"n": 0}]}}
+            for number in range(3):
+                row["id"] = number
+                row["tags"].append(number)
+                row["more"]["inner"][0]["n"] = number
+                yield row
+    """
+    shop.write(code)
+    shop.sync()
+    assert shop.versions("tags", "more") == [
+        ("[0]", '{"inner":[{"n":0}]}', True),
+        ("[0,1]", '{"inner":[{"n":1}]}', True),
+        ("[0,1,2]", '{"inner":[{"n":2}]}', True),
+    ]
+
+
 @pytest.mark.long
 def test_a_function_yields_several_streams_with_one_state(shop: Functions) -> None:
     code = """

@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-import orjson
 import pyarrow as pa
 
 from chronolake.errors import SourceError
@@ -21,6 +20,9 @@ from chronolake.exact_json import LongNumber
 _PLAIN: Final = frozenset(
     {type(None), bool, int, float, str, LongNumber, date, datetime, time, Decimal, bytes, UUID}
 )
+
+#: Types that JSON has, and that cannot be changed.
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, LongNumber})
 
 Rows: TypeAlias = dict[str, Any] | pa.RecordBatch
 
@@ -69,18 +71,14 @@ def _record_of(item: Any) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as columns have it: nested values become what JSON has."""
+    """Return a value as columns have it: nested values become what JSON has.
+
+    Nested values are copied: their author may change and yield them again.
+    """
     type_ = type(value)
     if type_ in _PLAIN:
         return value
-    if type_ is dict or type_ is list:
-        try:
-            # Most nested values are JSON already.
-            orjson.dumps(value)
-        except TypeError:
-            return _json_of(value)
-        return value
-    return _plain_of(value)
+    return _json_of(value) if type_ is dict or type_ is list else _plain_of(value)
 
 
 def _exact_type_of(value: Any) -> Any:
@@ -139,6 +137,12 @@ def _json_of(value: Any) -> Any:
     Raises:
         SourceError: JSON has no such value.
     """
+    # Most nested values consist of these types, which are faster to compare.
+    type_ = type(value)
+    if type_ in _SCALARS:
+        return value
+    if type_ is list:
+        return [_json_of(inner) for inner in value]
     if isinstance(value, str | bool | int | float | None):
         return value
     if isinstance(value, Mapping):
