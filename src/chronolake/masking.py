@@ -20,6 +20,9 @@ HIDDEN: Final = "(not shown, because columns have rules; source.show_messages sh
 #: A text that may be a key, whatever its name: letters and digits without spaces.
 _LIKE_A_KEY: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{16,}")
 
+#: Digits of numbers that are masked: a shorter one may be a part of any number in a message.
+_LEAST_DIGITS: Final = 4
+
 _MISSING: Final = object()
 _WORDS: Final = (
     r"passw|passphrase|pwd|secret|token|credential|signature|bearer|cookie|assertion|authorization"
@@ -106,7 +109,7 @@ class Secrets:
     """
 
     def __init__(self, config: object, *, hides_messages: bool = False) -> None:
-        """Collect the texts that have the name of a secret, or that may be keys.
+        """Collect the texts and numbers with the name of a secret, and texts that may be keys.
 
         Args:
             config: the configuration, with values as JSON has them.
@@ -124,10 +127,16 @@ class Secrets:
         return mask_text(text)
 
 
+def _count_digits(value: float) -> int:
+    return sum(sign.isdigit() for sign in str(value))
+
+
 def _secrets_in(value: object, *, is_named: bool) -> Iterator[str]:
     match value:
         case str() if (is_named and value) or _LIKE_A_KEY.fullmatch(value):
             yield value
+        case int() | float() if is_named and _count_digits(value) >= _LEAST_DIGITS:
+            yield str(value)
         case dict():
             for name, inner in value.items():
                 named = is_named or is_secret(str(name), keys=True)

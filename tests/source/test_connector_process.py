@@ -15,6 +15,10 @@ from typing import Final
 import pytest
 import yaml
 
+from chronolake.pipeline.streams import source_of
+from chronolake.source.protocol import ChangeSource, StreamFailure
+from support.connectors import Shop, stream
+
 _SECONDS: Final = 60
 #: A tap with a child; both of them may ignore SIGTERM.
 _TAP: Final = """
@@ -88,6 +92,40 @@ def test_a_stopped_command_leaves_nothing(
     else:
         _wait_until(lambda: not _is_running(child))
     assert list((tmp_path / "tmp").glob("chronolake-connector-*")) == []
+
+
+def test_a_connector_gets_only_configured_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("OTHER_TOKEN", "of-another-connector")
+    monkeypatch.setenv("LC_TIME", "C.UTF-8")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:1")
+    monkeypatch.setenv("SSL_CERT_FILE", "/certificates")
+    shop = Shop(tmp_path)
+    read = """
+        expected = {"LC_TIME": "C.UTF-8", "https_proxy": "http://proxy.example:1", "OWN": "set",
+                    "SSL_CERT_FILE": "/certificates"}
+        assert {name: os.environ.get(name) for name in expected} == expected, os.environ
+        assert {"PATH", "HOME"} <= os.environ.keys(), os.environ
+        assert not {"PYTHONPATH", "OTHER_TOKEN", "JAVA_HOME"} & os.environ.keys(), os.environ
+        print(f"pin {config['pin_token']}, page {config['page']}, {os.environ['OWN_TOKEN']}")
+        record("orders", id=1, note="a")
+    """
+    shop.airbyte(
+        [stream("orders")],
+        read,
+        config={"pin_token": 73919, "page": 1234},
+        environment={"OWN": "set", "OWN_TOKEN": "hidden-word"},
+    )
+    source = source_of(shop.project, "shop")
+    assert isinstance(source, ChangeSource)
+    read_all = list(source.read(shop.lake, {"orders": None}, full_refresh=True))
+    assert not any(isinstance(found, StreamFailure) for found in read_all), read_all
+    output = capsys.readouterr().out
+    assert "page 1234" in output
+    assert "73919" not in output
+    assert "hidden-word" not in output
 
 
 def test_the_folder_of_a_running_command_is_kept(tmp_path: Path) -> None:

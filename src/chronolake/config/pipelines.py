@@ -457,7 +457,10 @@ class ConnectorSection(Section):
         "${TOKEN}.",
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Environment variables of the program."
+        default_factory=dict,
+        repr=False,
+        description="Environment variables of the program. Of those of chronolake, it gets only "
+        "PATH, HOME, the locale, the time zone, proxies and certificates.",
     )
     only: list[str] | None = Field(
         default=None, min_length=1, description="The streams to replicate. Default: all streams."
@@ -522,7 +525,10 @@ class FivetranSource(Section):
         description="Instead of that environment: a Python program with these packages.",
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Environment variables of the project."
+        default_factory=dict,
+        repr=False,
+        description="Environment variables of the project. Of those of chronolake, it gets only "
+        "PATH, HOME, the locale, the time zone, proxies and certificates.",
     )
     only: list[str] | None = Field(
         default=None, min_length=1, description="The tables to replicate. Default: all tables."

@@ -104,7 +104,7 @@ class AirbyteConnector(RecordSource):
     def __init__(self, project: Project, pipeline: str, config: AirbyteSource) -> None:
         super().__init__(project, pipeline)
         self._config = config
-        secrets = self.secrets_of(config.config)
+        secrets = self.secrets_of([config.config, config.environment])
         self._program = Program(config, project.file.parent, pipeline, secrets)
         self._tokens: TokenStore | None = None
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from chronolake.config import FivetranSource, Project
+    from chronolake.masking import Secrets
     from chronolake.source.records.messages import Message
 
 _FILE: Final = "connector.py"
@@ -78,6 +79,10 @@ class FivetranProject(RecordSource):
             )
         return found
 
+    @property
+    def _secrets(self) -> Secrets:
+        return self.secrets_of([self._settings, self._config.environment])
+
     @cached_property
     def _python(self) -> list[str]:
         """Return the Python that runs the project; its packages are installed if necessary."""
@@ -101,7 +106,7 @@ class FivetranProject(RecordSource):
             [*self._python, *words, *arguments_of(paths, ["config", "state"])],
             pipeline=self.pipeline,
             folder=self._folder,
-            secrets=self.secrets_of(self._settings),
+            secrets=self._secrets,
             silent_seconds=self._config.silent_seconds,
             variables=self._config.environment,
         )
@@ -182,7 +187,7 @@ class FivetranProject(RecordSource):
                 yield Progress(message["value"])
             return
         if kind == "ERROR":
-            said = self.secrets_of(self._settings).mask(str(message["message"]))
+            said = self._secrets.mask(str(message["message"]))
             raise SourceError(
                 f"The connector reports: {said}",
                 hint="Run the sync again; it continues after the last state.",

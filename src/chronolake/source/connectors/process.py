@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: Environment variables that a connector gets. Others may be secrets of other connectors, or change
+#: which modules its Python imports.
+_INHERITED: Final = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)
+#: The same for names in lower case, and for the beginnings of names.
+_PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+_LOCALE: Final = "LC_"
 _READ_BYTES: Final = 2**20
 #: A line is kept in memory as a whole.
 _MOST_LINE_BYTES: Final = 256 * 2**20
@@ -40,6 +49,14 @@ _END_SECONDS: Final = 10.0
 _TERMINATION_SECONDS: Final = 3.0
 _LINES_SHOWN: Final = 5
 _SHOWN_CHARACTERS: Final = 400
+
+
+def _inherited() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.lower() in _PROXIES or name.startswith(_LOCALE)
+    }
 
 
 class ConnectorProcess:
@@ -67,7 +84,7 @@ class ConnectorProcess:
             folder: its working folder.
             secrets: what logs and errors must not contain.
             silent_seconds: how long it may report nothing.
-            variables: further environment variables.
+            variables: environment variables. Of those of this process, it gets only some.
 
         Raises:
             MissingRequirementError: the program does not exist, or cannot be run.
@@ -84,7 +101,7 @@ class ConnectorProcess:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
                 command,
                 cwd=folder,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
+                env={**_inherited(), "PYTHONUNBUFFERED": "1", **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -101,7 +101,7 @@ class SingerTap(RecordSource):
     def __init__(self, project: Project, pipeline: str, config: SingerSource) -> None:
         super().__init__(project, pipeline)
         self._config = config
-        secrets = self.secrets_of(config.config)
+        secrets = self.secrets_of([config.config, config.environment])
         self._program = Program(config, project.file.parent, pipeline, secrets)
 
     @cached_property

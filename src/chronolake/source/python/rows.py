@@ -139,12 +139,10 @@ def _json_of(value: Any) -> Any:
     """
     # Most nested values consist of these types, which are faster to compare.
     type_ = type(value)
-    if type_ in _SCALARS:
+    if type_ in _SCALARS or isinstance(value, str | bool | int | float | None):
         return value
     if type_ is list:
         return [_json_of(inner) for inner in value]
-    if isinstance(value, str | bool | int | float | None):
-        return value
     if isinstance(value, Mapping):
         return {str(name): _json_of(inner) for name, inner in value.items()}
     for kind, convert in _CONVERSIONS:
