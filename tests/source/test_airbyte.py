@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -392,6 +393,64 @@ def test_the_state_of_a_stream_that_is_not_resumable_is_not_used(shop: Shop) -> 
     shop.airbyte(_SNAPSHOT, _pages("b"))
     shop.sync()
     assert shop.versions("note") == [("b", True)] * 3
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"type": "RECORD"}, "RECORD without `record.stream`"),
+        ({"type": "RECORD", "record": None}, "RECORD without `record.stream`"),
+        ({"type": "RECORD", "record": {"stream": "orders"}}, "RECORD without `record.data`"),
+        (
+            {"type": "RECORD", "record": {"stream": "orders", "data": None}},
+            "`record.data` is null, and not an object",
+        ),
+        (
+            {"type": "RECORD", "record": {"stream": "orders", "data": ["secret-value"]}},
+            "`record.data` is a list, and not an object",
+        ),
+        ({"type": "STATE", "state": None}, "`state` is null, and not an object"),
+        ({"type": "STATE", "state": {"type": "STREAM"}}, "stream without its name"),
+        ({"type": "TRACE"}, "TRACE without `trace`"),
+    ],
+)
+def test_a_message_without_its_content_is_an_error(
+    shop: Shop, message: dict[str, Any], words: str
+) -> None:
+    read = f"""
+        record("orders", id=1, note="a", at="2026-11-01T10:00:00Z")
+        stream_state("orders", {{"n": 1}})
+        raw(b"noise\\n")
+        raw(json.dumps({message!r}).encode() + b"\\n")
+    """
+    shop.airbyte(_POLLED, read)
+    shop.fail(f"connector {Path(sys.executable).name} wrote", words)
+    (found,) = shop.run().streams
+    assert found.error is not None
+    assert "secret-value" not in found.error
+    assert "line 4" in found.error or "STREAM" in str(message)
+    assert shop.versions("id") == [(1, True)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "LOG", "log": "text"},
+        {"type": "LOG"},
+        {"type": "CONTROL", "control": None},
+        {"type": "TRACE", "trace": {"type": "STREAM_STATUS", "stream_status": []}},
+        {"type": "OTHER", "stream": []},
+    ],
+)
+def test_a_message_without_consequences_may_have_any_content(
+    shop: Shop, message: dict[str, Any]
+) -> None:
+    raw = f"raw(json.dumps({message!r}).encode() + b'\\n')"
+    shop.airbyte(_SNAPSHOT, f"{raw}\nrecord('orders', id=1, note='a')")
+    source = source_of(shop.project, "shop")
+    assert isinstance(source, ChangeSource)
+    found = list(source.read(shop.lake, {"orders": None}, full_refresh=True))
+    assert not any(isinstance(item, StreamFailure) for item in found), found
 
 
 def test_records_are_found_by_their_stream_or_are_an_error(shop: Shop) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chronolake.config import FivetranSource
-from chronolake.errors import ConfigurationError
+from chronolake.errors import ConfigurationError, SourceError
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
 from chronolake.source.connectors.environments import environment
@@ -102,6 +102,14 @@ def test_what_is_before_an_error_is_kept(shop: Shop) -> None:
 def test_an_undeclared_table_is_an_error(shop: Shop) -> None:
     shop.fivetran(_TABLES, 'op.upsert("items", {"id": 1})')
     shop.fail("items", "schema does not declare")
+
+
+def test_an_operation_without_a_row_is_an_error(shop: Shop) -> None:
+    shop.fivetran(_TABLES, 'op.upsert("orders", None)')
+    shop.fail("connector.py wrote a message UPSERT", "`data` is null")
+    shop.fivetran([{"primary_key": ["id"]}], "pass")
+    with pytest.raises(SourceError, match="a table without a name"):
+        source_of(shop.project, "shop").discover()
 
 
 def test_tables_that_only_the_configuration_declares(shop: Shop) -> None:

@@ -133,6 +133,11 @@ def test_only_configured_streams_are_selected(shop: Shop) -> None:
             ["the key note", "catalog has id"],
         ),
         ("time.sleep(1000)", ["reported nothing for 2 seconds"]),
+        ("emit(type='RECORD', stream='orders')", ["RECORD without `record`", "line 3"]),
+        ("emit(type='RECORD', stream='orders', record=None)", ["`record` is null"]),
+        ("emit(type='RECORD', record={})", ["RECORD without `stream`"]),
+        ("emit(type='STATE', value=None)", ["`value` is null, and not an object"]),
+        ("emit(type='SCHEMA', stream='orders')", ["SCHEMA without `schema`"]),
     ],
 )
 def test_what_was_read_before_an_error_is_kept(shop: Shop, then: str, words: list[str]) -> None:

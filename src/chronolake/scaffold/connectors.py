@@ -122,7 +122,7 @@ def _airbyte_schema(
     # Before the errors that mean that it is another kind of program.
     _ = runner.command
     try:
-        for message in messages_in(runner.start("spec")):
+        for message in messages_in(runner.start("spec"), {"SPEC": {"spec": dict}}):
             if message["type"] == "SPEC":
                 found: Mapping[str, Any] = message["spec"].get("connectionSpecification") or {}
                 return found

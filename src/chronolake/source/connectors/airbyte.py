@@ -27,6 +27,7 @@ from chronolake.source.connectors.json_lines import (
 from chronolake.source.connectors.program import Program, arguments_of, json_files
 from chronolake.source.protocol import ALL_STREAMS, CaptureMethod, CheckResult, Level
 from chronolake.source.records.identity import Identity
+from chronolake.source.records.lookup import MISSING, look_up
 from chronolake.source.records.messages import Complete, Failure, Progress
 from chronolake.source.records.reader import RecordStream, shared_offset, stream_offset
 from chronolake.source.records.schema import declared_columns
@@ -47,9 +48,21 @@ _UPDATED: Final = "airbyte-config"
 #: Fields that connectors add to records which they read from a log.
 _DELETED_AT: Final = "_ab_cdc_deleted_at"
 _UPDATED_AT: Final = "_ab_cdc_updated_at"
+#: The fields of a message for the log.
+_LOGGED: Final = ("message", "level")
 #: Types of cursors that may be the time of a record's change.
 _TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.STRING}
 _ADVICE: Final = "Set another key for the stream: source.keys in chronolake.yml."
+
+
+#: What messages contain (`messages_in`).
+_CONTENT: Final = {
+    "CATALOG": {"catalog.streams": list},
+    "CONNECTION_STATUS": {"connectionStatus": dict},
+    "RECORD": {"record.stream": str, "record.data": dict},
+    "STATE": {"state": dict},
+    "TRACE": {"trace": dict},
+}
 
 
 @dataclass(frozen=True)
@@ -167,6 +180,12 @@ class AirbyteConnector(RecordSource):
                 f"The connector of {self.pipeline} did not report its streams.",
                 hint="Run `chronolake check`; the log contains its messages.",
             )
+        for reported in catalog["streams"]:
+            if not isinstance(look_up(reported, ["name"]), str):
+                raise SourceError(
+                    f"The connector of {self.pipeline} reported a stream without a name.",
+                    hint=REPORT,
+                )
         found = [self._offered_of(reported) for reported in catalog["streams"]]
         names = [stream.name for stream in found]
         for name in [*(self._config.only or ()), *self._config.keys, *self._config.cursors]:
@@ -316,16 +335,15 @@ class AirbyteConnector(RecordSource):
         """
         reported: SourceError | None = None
         try:
-            for message in messages_in(process):
+            for message in messages_in(process, _CONTENT):
                 match message["type"]:
                     case "LOG":
-                        entry = message.get("log") or {}
-                        process.print(
-                            str(entry.get("message")), level=str(entry.get("level")).lower()
-                        )
+                        text, level = (look_up(message, ["log", key]) for key in _LOGGED)
+                        shown = exact_json.dumps(message).decode() if text is MISSING else text
+                        process.print(str(shown), level=str(level).lower())
                     case "CONTROL":
-                        control = message.get("control") or {}
-                        if updated := (control.get("connectorConfig") or {}).get(_CONFIG):
+                        updated = look_up(message, ["control", "connectorConfig", _CONFIG])
+                        if isinstance(updated, dict):
                             self._keep_settings(updated)
                     case "TRACE" if (error := self._error_in(message)) is not None:
                         if _descriptor_in(message["trace"].get("error")) is None:
@@ -341,10 +359,10 @@ class AirbyteConnector(RecordSource):
         trace = message.get("trace") or {}
         if trace.get("type") != "ERROR":
             return None
-        error = trace.get("error") or {}
-        said = self._program.secrets.mask(
-            str(error.get("message") or error.get("internal_message"))
-        )
+        error = trace.get("error")
+        error = error if isinstance(error, dict) else {}
+        text = error.get("message") or error.get("internal_message") or "an error without a message"
+        said = self._program.secrets.mask(str(text))
         is_ours = error.get("failure_type") == "config_error"
         return SourceError(
             f"The connector reports: {said}",
@@ -395,7 +413,14 @@ class AirbyteConnector(RecordSource):
             yield from groups.pass_on()
             if message["type"] == "STATE":
                 state = message["state"]
-                known = by_descriptor.get(_descriptor_in(state.get("stream")) or ("", ""))
+                descriptor = _descriptor_in(state.get("stream"))
+                if state.get("type") == "STREAM" and descriptor is None:
+                    raise SourceError(
+                        f"The connector {process.name} wrote a state of a stream without its name "
+                        "(`stream_descriptor.name`).",
+                        hint=REPORT,
+                    )
+                known = by_descriptor.get(descriptor or ("", ""))
                 _expect_counted(state, known, since_state)
                 yield from _progress(state, known, is_whole=is_whole)
             elif message["type"] == "TRACE":
@@ -460,9 +485,11 @@ def _incomplete_error(stream: str) -> ChronolakeError:
     )
 
 
-def _descriptor_in(holder: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    found = (holder or {}).get("stream_descriptor")
-    return None if not found else (found.get("namespace") or "", found["name"])
+def _descriptor_in(holder: Any) -> tuple[str, str] | None:
+    name = look_up(holder, ["stream_descriptor", "name"])
+    if not isinstance(name, str):
+        return None
+    return holder["stream_descriptor"].get("namespace") or "", name
 
 
 def _state_for(chosen: list[_Offered], states: Mapping[str, Any], shared: Any) -> Any:

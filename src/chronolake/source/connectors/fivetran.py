@@ -55,6 +55,18 @@ _KINDS: Final = {
 }
 
 
+#: What operations contain (`messages_in`).
+_ROW: Final = {"table": str, "data": dict}
+_CONTENT: Final = {
+    "SCHEMA": {"tables": list},
+    "UPSERT": _ROW,
+    "UPDATE": _ROW,
+    "DELETE": _ROW,
+    "TRUNCATE": {"table": str},
+    "STATE": {"value": dict},
+}
+
+
 class FivetranProject(RecordSource):
     """The tables of a project of the Connector SDK."""
 
@@ -109,6 +121,7 @@ class FivetranProject(RecordSource):
             secrets=self._secrets,
             silent_seconds=self._config.silent_seconds,
             variables=self._config.environment,
+            name=_FILE,
         )
 
     @cached_property
@@ -116,9 +129,15 @@ class FivetranProject(RecordSource):
         """Return the configured tables as the project declares them."""
         found: list[Mapping[str, Any]] = []
         with json_files({"config": self._settings}) as paths:
-            for message in messages_in(self._start("schema", paths)):
+            for message in messages_in(self._start("schema", paths), _CONTENT):
                 if message["type"] == "SCHEMA":
                     found = message["tables"]
+        for table in found:
+            if not isinstance(table, dict) or not isinstance(table.get("table"), str):
+                raise SourceError(
+                    f"{self._config.path}: `schema` of {_FILE} returns a table without a name.",
+                    hint='Return a list of dictionaries, such as {"table": "orders"}.',
+                )
         tables = {_name_of(table.get("schema"), table["table"]): table for table in found}
         for name, key in self._config.keys.items():
             declared = tables.setdefault(name, {"table": name.rpartition(".")[2]})
@@ -166,7 +185,7 @@ class FivetranProject(RecordSource):
         is_whole = self._tables.keys() <= states.keys()
         with json_files(contents) as paths:
             groups = RecordGroups()
-            for message in messages_in(self._start("update", paths)):
+            for message in messages_in(self._start("update", paths), _CONTENT):
                 if message["type"] == "UPSERT":
                     name = _name_of(message["schema"], message["table"])
                     self._expect_declared(name)

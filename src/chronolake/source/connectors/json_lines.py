@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from chronolake import exact_json
 from chronolake.errors import SourceError
+from chronolake.source.records.lookup import MISSING, look_up
 from chronolake.source.records.messages import Records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from chronolake.source.connectors.process import ConnectorProcess
 
@@ -34,14 +36,40 @@ def undeclared_stream_error(name: str) -> SourceError:
     )
 
 
-def messages_in(process: ConnectorProcess) -> Iterator[dict[str, Any]]:
+#: What the messages of a type contain: the type of the value at each path, with dots.
+Content: TypeAlias = Mapping[str, Mapping[str, type]]
+
+_TYPES: Final[Mapping[type, str]] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    object: "a value",
+    type(None): "null",
+}
+
+
+def messages_in(
+    process: ConnectorProcess, content: Content | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the messages of a connector, which have a `type`; other lines are logged.
 
+    Args:
+        process: the connector.
+        content: what the messages have to contain.
+
     Raises:
-        SourceError: the connector ended with an error or was silent for too long; or a line begins
-            like a message and is not complete, because a record may be lost.
+        SourceError: the connector ended with an error or was silent for too long; a line begins
+            like a message and is not complete, because a record may be lost; or a message lacks a
+            part of its content.
     """
-    for line in process.lines():
+    required = {
+        kind: [(path.split("."), type_) for path, type_ in fields.items()]
+        for kind, fields in (content or {}).items()
+    }
+    for number, line in enumerate(process.lines(), 1):
         message = line
         if not line.lstrip().startswith(b"{"):
             noise, start, rest = line.partition(_START)
@@ -58,9 +86,29 @@ def messages_in(process: ConnectorProcess) -> Iterator[dict[str, Any]]:
                 "The connector wrote a message that is not complete JSON.", hint=REPORT
             ) from None
         if isinstance(found, dict) and isinstance(found.get("type"), str):
+            for path, type_ in required.get(found["type"], ()):
+                value = look_up(found, path)
+                if value is MISSING or not isinstance(value, type_):
+                    where = f"line {number:,} of its output"
+                    raise _content_error(process.name, where, found, path, type_)
             yield found
         else:
             process.print(line.decode("utf-8", "replace"))
+
+
+def _content_error(
+    connector: str, where: str, message: Mapping[str, Any], path: Sequence[str], type_: type
+) -> SourceError:
+    name = ".".join(path)
+    found = f"without `{name}`"
+    value = look_up(message, path)
+    if value is not MISSING:
+        shown = _TYPES.get(type(value), "a number")
+        found = f"whose `{name}` is {shown}, and not {_TYPES[type_]}"
+    return SourceError(
+        f"The connector {connector} wrote a message {message['type']} {found} ({where}).",
+        hint=REPORT,
+    )
 
 
 class RecordGroups:

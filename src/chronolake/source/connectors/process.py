@@ -64,6 +64,7 @@ class ConnectorProcess:
 
     Attributes:
         pipeline: the pipeline's name, for logs.
+        name: the connector's name, for logs and errors.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ConnectorProcess:
         secrets: Secrets,
         silent_seconds: float,
         variables: Mapping[str, str] | None = None,
+        name: str | None = None,
     ) -> None:
         """Start a connector.
 
@@ -85,12 +87,13 @@ class ConnectorProcess:
             secrets: what logs and errors must not contain.
             silent_seconds: how long it may report nothing.
             variables: environment variables. Of those of this process, it gets only some.
+            name: the connector's name; None: that of the program.
 
         Raises:
             MissingRequirementError: the program does not exist, or cannot be run.
         """
         self.pipeline = pipeline
-        self._name = os.path.basename(command[0])  # noqa: PTH119 - a command, not a path
+        self.name = name or os.path.basename(command[0])  # noqa: PTH119 - a command, not a path
         self._secrets = secrets
         self._silent_seconds = silent_seconds
         self._last: deque[str] = deque(maxlen=_LINES_SHOWN)
@@ -110,7 +113,7 @@ class ConnectorProcess:
         except OSError as failure:
             self._at_termination.close()
             raise MissingRequirementError(
-                f"The connector {self._name} cannot be started: {failure.strerror}.",
+                f"The connector {self.name} cannot be started: {failure.strerror}.",
                 hint="Check source.command in chronolake.yml: the program, and its permissions.",
             ) from None
         self._stdout = cast("IO[bytes]", self._process.stdout)
@@ -141,7 +144,7 @@ class ConnectorProcess:
             while True:
                 if not selector.select(self._silent_seconds):
                     raise SourceError(
-                        f"The connector {self._name} has reported nothing for "
+                        f"The connector {self.name} has reported nothing for "
                         f"{self._silent_seconds:,.0f} seconds, and was stopped.{self._shown()}",
                         hint="Run the sync again; it continues after the last state. If the "
                         "connector needs more time, set source.silent_seconds.",
@@ -155,7 +158,7 @@ class ConnectorProcess:
                     size += len(first)
                     if size > _MOST_LINE_BYTES:
                         raise SourceError(
-                            f"The connector {self._name} wrote a line of more than "
+                            f"The connector {self.name} wrote a line of more than "
                             f"{_MOST_LINE_BYTES >> 20} MiB.",
                             hint="Leave out the stream or the field that is so large.",
                         )
@@ -177,7 +180,7 @@ class ConnectorProcess:
             return self._process.wait(self._silent_seconds)
         except subprocess.TimeoutExpired:
             raise SourceError(
-                f"The connector {self._name} has closed its output, but did not end within "
+                f"The connector {self.name} has closed its output, but did not end within "
                 f"{self._silent_seconds:,.0f} seconds, and was stopped.{self._shown()}",
                 hint="Run the sync again; it continues after the last state. If the connector "
                 "needs more time, set source.silent_seconds.",
@@ -192,7 +195,7 @@ class ConnectorProcess:
         if level in {"error", "fatal"}:
             self._last.append(shown)
         write = log.warning if level in {"error", "fatal", "warn", "warning"} else log.info
-        write("connector_log", pipeline=self.pipeline, connector=self._name, line=shown)
+        write("connector_log", pipeline=self.pipeline, connector=self.name, line=shown)
 
     def _log_errors(self) -> None:
         for line in self._stderr:
@@ -209,7 +212,7 @@ class ConnectorProcess:
             else f"was ended by {signal.Signals(-code).name}"
         )
         return SourceError(
-            f"The connector {self._name} {how}.{self._shown()}",
+            f"The connector {self.name} {how}.{self._shown()}",
             hint="What it reported before is kept, up to its last state. The log contains all of "
             "its messages.",
         )
@@ -245,7 +248,7 @@ class ConnectorProcess:
             log.info(
                 "connector_log_hidden",
                 pipeline=self.pipeline,
-                connector=self._name,
+                connector=self.name,
                 lines=self._hidden,
             )
 

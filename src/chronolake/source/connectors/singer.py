@@ -46,6 +46,16 @@ _TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.STRING}
 _ADVICE: Final = "Set another key for the stream: source.keys in chronolake.yml."
 
 
+#: What messages contain (`messages_in`).
+_CONTENT: Final = {
+    "RECORD": {"stream": str, "record": dict},
+    "SCHEMA": {"stream": str, "schema": dict},
+    "STATE": {"value": dict},
+    "ACTIVATE_VERSION": {"stream": str, "version": object},
+    "BATCH": {"stream": str},
+}
+
+
 @dataclass(frozen=True)
 class _Offered:
     """A stream that a tap offers.
@@ -139,10 +149,10 @@ class SingerTap(RecordSource):
         Raises:
             SourceError: the catalog has no such stream.
         """
-        if reported is None:
+        if not isinstance(reported, str):
             return None
         if reported not in self._names:
-            raise undeclared_stream_error(str(reported))
+            raise undeclared_stream_error(reported)
         return self._names[reported]
 
     @cached_property
@@ -269,7 +279,7 @@ class SingerTap(RecordSource):
     ) -> Iterator[Message]:
         groups = RecordGroups()
         snapshots = {stream.name for stream in self._chosen if stream.method == _FULL}
-        for message in messages_in(process):
+        for message in messages_in(process, _CONTENT):
             kind, stream = message["type"], self._name_of(message.get("stream"))
             if kind == "STATE":
                 yield from groups.pass_on()
