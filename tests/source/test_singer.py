@@ -13,6 +13,7 @@ from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
 from chronolake.source.protocol import ALL_STREAMS
 from chronolake.types import START
+from support.commands import run_words
 from support.connectors import Shop, tap_stream
 
 _FULL = [tap_stream("orders")]
@@ -156,6 +157,31 @@ def test_a_tap_that_cannot_discover_is_refused(shop: Shop) -> None:
     shop.configure({"type": "singer", "command": [sys.executable, "-c", "print('no catalog')"]})
     with pytest.raises(SourceError, match="did not report its streams"):
         source_of(shop.project, "shop").discover()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"exclude": ["nite"]},
+        {"mask": {"nite": "x"}},
+        {"hash": ["nite"], "hash_key": "0123456789abcdef"},
+        {"rename": {"nite": "text"}},
+        {"type": {"nite": "STRING"}},
+    ],
+)
+def test_a_column_that_the_catalog_lacks_is_reported(
+    shop: Shop, columns: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.singer(_POLLED, "pass")
+    source = {"type": "singer", "command": [sys.executable, "singer_connector.py"]}
+    shop.configure(source, streams={"orders": {"columns": columns}})
+    code, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
+    assert code == 0, "records may have columns that the catalog lacks"
+    assert "warning" in reported
+    assert "the stream has no column 'nite'" in " ".join(reported.split())
+    shop.configure(source, streams={"orders": {"columns": {"exclude": ["note"]}}})
+    _, reported, _ = run_words(capsys, "check", "--project", str(shop.folder))
+    assert "warning" not in reported
 
 
 def test_messages_may_name_a_stream_by_its_id(shop: Shop) -> None:

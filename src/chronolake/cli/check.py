@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+#: Types of sources whose streams are in a catalog, with columns that it may lack.
+_CATALOGS: Final = frozenset({"airbyte", "singer"})
 _Result = TypeVar("_Result")
 _WIDTH: Final = max(map(len, _STYLES)) + 1
 
@@ -181,18 +183,25 @@ def _check_streams(
 def _check_columns(
     project: Project, name: str, source: Source, streams: list[Stream]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the errors of a database's columns that are known from its catalog."""
-    from chronolake.pipeline.state import expect_described
+    """Yield the errors of columns that are known from the catalog of a database or connector."""
+    from chronolake.pipeline.state import expect_described, expect_known
     from chronolake.pipeline.streams import pipeline_of
     from chronolake.source.protocol import DescribedSource, DescribedStream
 
-    if pipeline_of(project, name).source.type != "postgres":
-        return
-    if not isinstance(source, DescribedSource):
+    kind = pipeline_of(project, name).source.type
+    if kind not in {"postgres", *_CATALOGS} or not isinstance(source, DescribedSource):
         return
     by_name = {stream.name: stream for stream in streams}
     for described in source.describe_streams(list(by_name)):
         what = f"pipelines.{name}: {described.stream}"
+        if kind in _CATALOGS:
+            try:
+                if isinstance(described, DescribedStream):
+                    expect_known(by_name[described.stream], described)
+            except ConfigurationError as failure:
+                message = f"{failure.message} The catalog may be incomplete."
+                yield _result(what, "warning", message, failure.hint, ok=True)
+            continue
         try:
             if not isinstance(described, DescribedStream):
                 raise described.error

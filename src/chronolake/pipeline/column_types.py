@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 from chronolake.arrow_tasks import to_spark
 from chronolake.config import OnCastError, is_pattern, matches
+from chronolake.errors import ConfigurationError
+from chronolake.formatting import did_you_mean
 from chronolake.frames import select
 from chronolake.landing import ColumnRules
 from chronolake.parsing.columns import TEXT_KINDS
@@ -37,6 +39,7 @@ class ColumnTypes:
         on_error: what happens to values that do not fit.
         place: the stream's path in chronolake.yml, for messages.
         names: the source's names of renamed columns, for data whose columns have been renamed.
+        of_stream: the names and patterns of the stream's own settings.
     """
 
     types: tuple[tuple[str, ColumnType], ...] = ()
@@ -44,6 +47,7 @@ class ColumnTypes:
     on_error: OnCastError = OnCastError.FAIL
     place: str = ""
     names: tuple[tuple[str, str], ...] = ()
+    of_stream: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: PipelineConfig, stream: str, rules: ColumnRules, *, place: str) -> Self:
@@ -57,7 +61,26 @@ class ColumnTypes:
         ]
         given = (section.on_cast_error for section in sections)
         on_error = next(filter(None, given), OnCastError.FAIL)
-        return cls(tuple(types), rules, on_error, place)
+        of_stream = () if own is None else tuple(own.columns.types)
+        return cls(tuple(types), rules, on_error, place, of_stream=of_stream)
+
+    def expect_known(self, columns: Sequence[str], *, place: str) -> None:
+        """Raise if a type of the stream names a column that does not exist.
+
+        Args:
+            columns: the names of all columns in the source.
+            place: the stream's path in chronolake.yml, for the message.
+
+        Raises:
+            ConfigurationError: the stream does not have such a column.
+        """
+        folded = {column.casefold() for column in columns}
+        for name in self.of_stream:
+            if not is_pattern(name) and name.casefold() not in folded:
+                raise ConfigurationError(
+                    f"{place}.columns.type: the stream has no column {name!r}.",
+                    hint=did_you_mean(name, columns, f"It has: {', '.join(columns)}."),
+                )
 
     def renamed(self, names: Mapping[str, str]) -> Self:
         """Return the types for columns that have been renamed; `names` are the new names."""

@@ -106,6 +106,21 @@ def expect_free(position: StreamOffset) -> None:
         expect_filled_by(position.stream, position.owner)
 
 
+def expect_known(stream: Stream, described_stream: DescribedStream) -> None:
+    """Raise if a setting of a stream names a column that its source does not declare.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    known = [column.name for column in described_stream.columns]
+    stream.rules.expect_known([*known, *described_stream.excluded], place=stream.place)
+    names = [column.name for column in stream.rules.columns(described_stream.columns)]
+    stream.names.expect_known(names, place=stream.place)
+    stream.types.expect_known(known, place=stream.place)
+    if stream.tracked is not None:
+        stream.tracked.expect_known(names, place=stream.place)
+
+
 def expect_described(config: LakeConfig, stream: Stream, described_stream: DescribedStream) -> None:
     """Raise if columns are invalid for a stream's table, or if the table has another key.
 
@@ -118,15 +133,11 @@ def expect_described(config: LakeConfig, stream: Stream, described_stream: Descr
             excluded or masked.
         SourceError: the table identifies records by other columns.
     """
-    known = [column.name for column in described_stream.columns]
-    stream.rules.expect_known([*known, *described_stream.excluded], place=stream.place)
+    expect_known(stream, described_stream)
     key = [column.name for column in described_stream.columns if column.primary_key]
     stream.rules.expect_stored(key, place=stream.place)
     columns = stream.rules.columns(described_stream.columns)
     names = [column.name for column in columns]
-    stream.names.expect_known(names, place=stream.place)
-    if stream.tracked is not None:
-        stream.tracked.expect_known(names, place=stream.place)
     stream.names.expect_fit(names, place=stream.place)
     (position,) = table_offsets(config, [stream])
     if position.mode is None or position.owner != stream.identity:

@@ -6,11 +6,20 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.errors import SourceError
 from chronolake.landing import ColumnRules
 from chronolake.masking import Secrets
-from chronolake.source.protocol import ALL_STREAMS, StreamDescriptor, raw_folder, spool_folder
+from chronolake.source.protocol import (
+    ALL_STREAMS,
+    DescribedStream,
+    StreamDescriptor,
+    StreamFailure,
+    raw_folder,
+    spool_folder,
+)
 from chronolake.source.records.reader import RecordReader, state_of
 from chronolake.stream_modes import StreamCapabilities
+from chronolake.types import Column
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,6 +82,23 @@ class RecordSource(ABC):
             )
             for stream in self._streams_with_rules()
         ]
+
+    def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
+        """Yield the columns that streams declare; their records may have more."""
+        for stream in self._streams_with_rules():
+            if stream.name not in names:
+                continue
+            if not stream.declared:
+                failure = SourceError(
+                    f"The stream {stream.name} does not declare its columns.",
+                    hint="Run `chronolake sync` first: then its table has the columns.",
+                )
+                yield StreamFailure(stream.name, failure)
+                continue
+            key = stream.identity.columns
+            types = stream.identity.add_key_column(stream.declared)
+            columns = [Column(name, kind, name in key) for name, kind in types.items()]
+            yield DescribedStream(stream.name, columns)
 
     def _streams_with_rules(self) -> list[RecordStream]:
         """Return the streams with the rules of their columns.
