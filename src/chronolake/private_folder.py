@@ -25,13 +25,13 @@ _OWNER: Final = ".owner"
 
 
 @contextmanager
-def private_folder(purpose: str) -> Iterator[Path]:
+def private_folder(prefix: str) -> Iterator[Path]:
     """Create a folder that exists until the block ends.
 
     Args:
-        purpose: a part of its name, and of those that are removed if their process was killed.
+        prefix: the beginning of its name. Folders with the same prefix are removed if their process
+            was killed.
     """
-    prefix = f"chronolake-{purpose}-"
     _remove_abandoned(prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
         folder = Path(path)

@@ -120,6 +120,17 @@ def test_other_sources_know_nothing_of_these_settings(tmp_path: Path, setting: s
     assert "is only supported for sources of the type declarative" in str(refused.value)
 
 
+def test_other_sources_than_complete_reads_do_not_become_empty(tmp_path: Path) -> None:
+    file = tmp_path / "chronolake.yml"
+    source = "{type: data_lake_v2, path: lake, org: X}"
+    file.write_text(
+        f"pipelines:\n  crm:\n    source: {source}\n"
+        "    streams: {a: {may_become_empty: true}}\n"
+    )
+    with pytest.raises(ConfigurationError, match="type declarative, python, airbyte or singer"):
+        load_project(file)
+
+
 _NOW = datetime(2026, 3, 31, 2, 0, 5, tzinfo=UTC)
 
 

@@ -421,6 +421,19 @@ def test_values_of_another_type_and_damaged_text_files_are_rejected(tmp_path: Pa
     assert shop.history("id", "name") == _orders({1: [1, 2], 4: [1, 3]})
 
 
+def test_a_value_that_does_not_fit_a_configured_type_is_named(tmp_path: Path) -> None:
+    more = "    columns: {type: {size: LONG}}\n"
+    shop = Dumps(tmp_path, more=more, path="dumps/orders_{date}.csv")
+    (shop.dumps / "orders_2026-01-01.csv").write_text("id,size\n1,5\n")
+    bad = shop.dumps / "orders_2026-01-02.csv"
+    bad.write_text("id,size\n1,secret\n")
+    reported = shop.sync().error or ""
+    assert "A value of the column size, of the type STRING, does not fit LONG" in reported
+    assert "columns.type sets." in reported
+    assert str(bad) in reported
+    assert "secret" not in reported
+
+
 def test_a_copy_may_be_a_folder_and_a_date_may_have_a_zone(tmp_path: Path) -> None:
     shop = Dumps(
         tmp_path,

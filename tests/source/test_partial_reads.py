@@ -155,6 +155,9 @@ def test_records_of_jdbc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, error = run(*words, "--slice", "item=one")
     assert code == 1
     assert "'one' is not a value of the column item" in error
+    code, error = run(*words, "--slice", '{"item": null}')
+    assert code == 2
+    assert "item is null" in error
     code, error = run(*words, "--slice", "colour=red")
     assert code == 1
     assert "The table parts has no column colour." in error

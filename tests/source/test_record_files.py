@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chronolake.config import load_project
 from chronolake.core import verify
 from chronolake.lake import Lake
 from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, DELETED, START, TableName
+from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.processes import KILLED, run_command
 
@@ -157,6 +159,8 @@ def test_a_deleted_record_is_marked_in_a_soft_delete_table(tmp_path: Path) -> No
         ("modified: at", b"id,at\n1,soon\n", "is not of the type TIMESTAMP"),
         ("types: {id: LONG}", b"id\nx\n", "is not of the type LONG"),
         ("key: [id]", b"", "it has no header"),
+        ("key: [id]", b"id,a\n1,x\n,y\n", "A row has no id: row 2 of the file a.csv."),
+        ("key: [id], modified: a", b"id,a\n1,\n", "A row has no a: row 1 of the file a.csv."),
     ],
 )
 def test_files_that_cannot_be_read_are_reported(
@@ -166,6 +170,30 @@ def test_files_that_cannot_be_read_are_reported(
     shop.write("a.csv", content)
     (stream,) = sync(shop.lake, shop.project, "shop").streams
     assert reason in (stream.error or "")
+
+
+@pytest.mark.parametrize("kind", ["files", "copies"])
+def test_a_missing_folder_is_an_error_and_an_empty_one_is_not(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    date = "_{date}" if kind == "copies" else "*"
+    shop = Exports(tmp_path, f"path: 'exports/orders{date}.csv', key: [id]")
+    file = tmp_path / "chronolake.yml"
+    file.write_text(file.read_text().replace("type: files", f"type: {kind}"))
+    shop.project = load_project(file)
+    shop.exports.rmdir()
+    code, reported, _ = run_words(capsys, "check", "--project", str(tmp_path))
+    assert code == 1
+    assert "does not exist" in reported
+    (stream,) = sync(shop.lake, shop.project, "shop").streams
+    assert "folder with the source's files does not exist" in (stream.error or "")
+    assert str(shop.exports) in (stream.error or "")
+    shop.exports.mkdir()
+    code, reported, _ = run_words(capsys, "check", "--project", str(tmp_path))
+    assert code == 0
+    assert "matches no files" in reported
+    shop.sync()
+    assert "no_files_match" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -146,6 +146,14 @@ def test_only_known_servers_and_users(
         "key of the SFTP server": {"private_key": key, "known_hosts": str(known)},
         "does not accept the user": {"private_key": str(wrong), "host_key": host},
         "does not accept": {"password": f"not {PASSWORD}", "host_key": host},
+        "source.sftp.private_key names cannot be read: No such file": {
+            "private_key": str(tmp_path / "missing"),
+            "host_key": host,
+        },
+        "source.sftp.known_hosts names does not exist": {
+            "private_key": key,
+            "known_hosts": str(tmp_path / "missing"),
+        },
         "cannot be read. (file": {"private_key": "PRIVATE KEY", "host_key": host},
     }
     known.write_text(f"[127.0.0.1]:{server.port} {other}\n")

@@ -455,7 +455,7 @@ def _parse_record(text: str, option: str) -> dict[str, str]:
     """Return the values of columns: `id=5`, `order=5,line=2`, or an object in JSON.
 
     Raises:
-        BadParameter: the text has none of these forms.
+        BadParameter: the text has none of these forms, or a value is null.
     """
     if not text.startswith("{"):
         return dict(parse_pairs(text.split(","), option))
@@ -463,6 +463,11 @@ def _parse_record(text: str, option: str) -> dict[str, str]:
         found = loads(text)
     except ValueError:
         raise typer.BadParameter(f"{text} is not valid JSON", param_hint=option) from None
+    for name, value in found.items():
+        if value is None:
+            raise typer.BadParameter(
+                f"{name} is null: only records with a value can be selected", param_hint=option
+            )
     return {
         name: value if isinstance(value, str) else dumps(value) for name, value in found.items()
     }

@@ -798,7 +798,8 @@ class PipelineConfig(Section):
         }
         for place, section in sections.items():
             for key in sorted(refused & section.model_fields_set):
-                raise ValueError(
-                    f"{place}{key} is only supported for sources of the type declarative"
-                )
+                kinds = "declarative"
+                if key == "may_become_empty":
+                    kinds += ", python, airbyte or singer"
+                raise ValueError(f"{place}{key} is only supported for sources of the type {kinds}")
         return self

@@ -17,6 +17,7 @@ retractions at its time after them.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -58,6 +59,10 @@ _KEYLESS: Final = 3
 #: What is in the table at the time is undone.
 _RETRACTION: Final = 4
 
+#: Messages of `files.formats` and `column_types` about a value with another type.
+_BAD_VALUE: Final = re.compile(
+    r"(A value of the column .+?(?: is not of the type [^.]+| does not fit .+?, which .+? sets))\."
+)
 _NUMBER: Final = f"{RESERVED}number"
 _RECORD: Final = f"{RESERVED}record"
 _KIND: Final = f"{RESERVED}kind"
@@ -431,8 +436,9 @@ def _data_of(description: TableDescription) -> Sequence[Column]:
 
 def _reason_of(failure: Exception) -> str:
     """Return why a copy cannot be read, without its values."""
-    text = str(failure)
-    if "is not of the type" in text:
-        begin = text.index("A value of the column")
-        return text[begin : text.index(".", begin) + 1]
-    return "it cannot be read: a file is damaged, or not of the format."
+    found = _BAD_VALUE.search(str(failure))
+    return (
+        f"{found[1]}."
+        if found is not None
+        else "it cannot be read: a file is damaged, or not of the format."
+    )

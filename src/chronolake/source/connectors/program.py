@@ -81,7 +81,7 @@ def json_files(contents: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     Yields:
         The paths of the files, by name.
     """
-    with private_folder("connector") as folder:
+    with private_folder("chronolake-connector-") as folder:
         paths = {}
         for name, value in contents.items():
             path = folder / f"{name}.json"

@@ -27,10 +27,12 @@ from chronolake.source.protocol import (
     COPY,
     CaptureMethod,
     ChangeBatch,
+    CheckResult,
     CopiesLanded,
     CopyBatch,
     CopyRejected,
     DatedCopy,
+    Level,
     StreamDescriptor,
     StreamFailure,
     raw_folder,
@@ -245,6 +247,20 @@ class DatedCopies:
             )
             for name in self._names
         ]
+
+    def check(
+        self,
+        *,
+        create: bool,  # noqa: ARG002 - there is nothing to create
+        positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - files do not depend on them
+    ) -> list[CheckResult]:
+        """Check that the folder exists, and has copies."""
+        count = sum(map(len, self._copies.values()))
+        where = self._config.path or "copies"
+        if not count:
+            fix = "Correct source.path in chronolake.yml, unless they are still to come."
+            return [CheckResult(where, Level.WARNING, "matches no files", fix=fix)]
+        return [CheckResult(where, Level.OK, "1 copy" if count == 1 else f"{count:,} copies")]
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
@@ -494,6 +510,8 @@ class DatedCopies:
             if match is not None and match.at_micros is not None:
                 stream = match.stream if template.has_stream and match.stream else name
                 files.setdefault((stream, match.at_micros), []).append(file)
+        if not files:
+            log.warning("no_files_match", pipeline=self._pipeline, path=template.text)
         found: dict[str, list[Copy]] = {}
         for (stream, at), of_copy in sorted(files.items()):
             copies = found.setdefault(stream, [])

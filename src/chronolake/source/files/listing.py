@@ -47,10 +47,10 @@ def root_of(text: str, base: Path, storage: StorageConfig) -> Location:
 
 
 def list_files(root: Location) -> Iterator[SourceFile]:
-    """Yield the files below a folder, in no particular order; none if it does not exist.
+    """Yield the files below a folder, in no particular order.
 
     Raises:
-        SourceError: the folder cannot be read.
+        SourceError: the folder does not exist, or cannot be read. Buckets have no folders.
         ObjectStoreError: the store refuses, or does not respond.
     """
     if isinstance(root, BucketPath):
@@ -60,8 +60,18 @@ def list_files(root: Location) -> Iterator[SourceFile]:
             modified = int(stored.modified.timestamp()) * 1_000_000
             yield SourceFile(stored.path, name, stored.size, identity or f"{modified}", modified)
         return
-    if root.exists():
-        yield from _list_folder(root)
+    if not root.exists():
+        raise missing_folder_error(str(root))
+    yield from _list_folder(root)
+
+
+def missing_folder_error(folder: str) -> SourceError:
+    """Return the error for a folder of a source that does not exist."""
+    return SourceError(
+        "The folder with the source's files does not exist.",
+        file=folder,
+        hint="Correct source.path in chronolake.yml, or create the folder.",
+    )
 
 
 def _list_folder(root: Path) -> Iterator[SourceFile]:

@@ -11,15 +11,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import structlog
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.errors import SourceError
+from chronolake.formatting import format_count
 from chronolake.source.files.listing import fingerprint
 from chronolake.source.files.path_template import PathTemplate
 from chronolake.source.files.sftp import list_source, staged
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
+    CheckResult,
+    Level,
     StreamDescriptor,
     StreamFailure,
     raw_folder,
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from chronolake.source.files.formats import FileReader
     from chronolake.source.files.listing import SourceFile
     from chronolake.source.protocol import Offset
+
+log = structlog.get_logger(__name__)
 
 #: The key of events: a row's file, and its number in it.
 EVENT_KEY: Final = ("source_file", "source_row")
@@ -69,6 +75,20 @@ class RecordFiles:
             )
             for name in self._names
         ]
+
+    def check(
+        self,
+        *,
+        create: bool,  # noqa: ARG002 - there is nothing to create
+        positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - files do not depend on them
+    ) -> list[CheckResult]:
+        """Check that the folder exists, and has matching files."""
+        count = sum(map(len, self._files.values()))
+        where = self._config.path
+        if not count:
+            fix = "Correct source.path in chronolake.yml, unless they are still to come."
+            return [CheckResult(where, Level.WARNING, "matches no files", fix=fix)]
+        return [CheckResult(where, Level.OK, f"matches {format_count(count, 'file')}")]
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
@@ -117,6 +137,8 @@ class RecordFiles:
             if match is not None:
                 at = file.modified_micros if match.at_micros is None else match.at_micros
                 found.setdefault(match.stream or default, []).append((at, file))
+        if not found:
+            log.warning("no_files_match", pipeline=self._pipeline, path=config.path)
         for files in found.values():
             files.sort(key=lambda item: (item[0], item[1].name))
         return found
@@ -184,7 +206,13 @@ class RecordFiles:
         placed = rows.join(broadcast(places), rows[FILE] == places[_LOCATION])
         by_name = {column.name: column for column in columns}
         data = [column for column in columns if column.name != config.deleted]
-        cells = [quote(column.name) for column in data]
+        keys = set(config.key or ())
+        cells = [
+            f"coalesce({quote(column.name)}, {_missing(column.name)}) AS {quote(column.name)}"
+            if column.name in keys
+            else quote(column.name)
+            for column in data
+        ]
         if config.key is None:
             for event_column in EVENT_KEY:
                 if event_column in by_name:
@@ -226,8 +254,7 @@ class RecordFiles:
             return _TIME
         self._expect_column(modified, columns)
         found = micros_of(columns[modified], self._config.time_zone)
-        error = literal(f"A row has no {modified}.")
-        return f"coalesce({found}, raise_error({error}))"
+        return f"coalesce({found}, {_missing(modified)})"
 
     def _expect_column(self, name: str, columns: Mapping[str, Column]) -> None:
         if name not in columns:
@@ -236,6 +263,14 @@ class RecordFiles:
                 file=self._config.path,
                 hint=f"Their columns are {', '.join(columns)}.",
             )
+
+
+def _missing(column: str) -> str:
+    """Return SQL that raises an error for a row without a value, with its file and number."""
+    from chronolake.source.files.formats import ROW  # noqa: PLC0415 - loads Spark
+
+    begin, place = literal(f"A row has no {column}: row "), literal(" of the file ")
+    return f"raise_error(concat({begin}, {ROW} + 1, {place}, {_NAME}, '.'))"
 
 
 def _batches(

@@ -18,7 +18,12 @@ from chronolake.errors import SourceError
 from chronolake.extras import require
 from chronolake.object_store import BucketPath
 from chronolake.private_folder import private_folder
-from chronolake.source.files.listing import SourceFile, list_files, root_of
+from chronolake.source.files.listing import (
+    SourceFile,
+    list_files,
+    missing_folder_error,
+    root_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -42,11 +47,12 @@ def is_sftp(path: str) -> bool:
 
 
 def list_server(root: str, settings: SftpSettings | None) -> list[SourceFile]:
-    """Return the files below a folder of a server; none if it does not exist.
+    """Return the files below a folder of a server.
 
     Raises:
         MissingExtraError: the client is not installed.
-        SourceError: the server cannot be reached, is not the known one, or refuses.
+        SourceError: the folder does not exist, or the server cannot be reached, is not the known
+            one, or refuses.
     """
     found: list[SourceFile] = _run(_list(root.rstrip("/"), settings or SftpSettings()), root)
     return found
@@ -102,7 +108,7 @@ def staged(
             hint="Sync this pipeline with spark.master local[*], or copy the files to a bucket.",
         )
     copies: list[BucketPath] = []
-    with private_folder("sftp") as folder:
+    with private_folder("chronolake-sftp-") as folder:
         paths = [folder / f"{n:06}-{file.path.name}" for n, file in enumerate(files)]
         places = [str(file.path) for file in files]
         _run(_download(places, paths, settings or SftpSettings()), places[0])
@@ -184,13 +190,32 @@ def _options(url: str, settings: SftpSettings) -> dict[str, Any]:
         options |= {"password": settings.password, "client_keys": None}
     if settings.private_key is not None:
         key = settings.private_key
-        text = key if "PRIVATE KEY" in key else Path(key).expanduser().read_text(encoding="utf-8")
+        text = key if "PRIVATE KEY" in key else _read_key(Path(key).expanduser())
         options["client_keys"] = [asyncssh.import_private_key(text, settings.passphrase)]
     if settings.host_key is not None:
         options["known_hosts"] = ([asyncssh.import_public_key(settings.host_key)], [], [])
     elif settings.known_hosts is not None:
-        options["known_hosts"] = str(Path(settings.known_hosts).expanduser())
+        known = Path(settings.known_hosts).expanduser()
+        if not known.is_file():
+            raise SourceError(
+                "The file that source.sftp.known_hosts names does not exist.",
+                file=str(known),
+                hint="Create it, or set source.sftp.host_key to the server's public key.",
+            )
+        options["known_hosts"] = str(known)
     return options
+
+
+def _read_key(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None) or "it is not a text"
+        raise SourceError(
+            # Not its name: a key without its header may have been taken for one.
+            f"The file that source.sftp.private_key names cannot be read: {reason}.",
+            hint="Set source.sftp.private_key to a file with a private key, or to the key itself.",
+        ) from None
 
 
 @asynccontextmanager
@@ -223,7 +248,9 @@ async def _list(root: str, settings: SftpSettings) -> list[SourceFile]:
             try:
                 entries = await client.readdir(str(folder))
             except asyncssh.SFTPNoSuchFile:
-                # It does not exist, or was removed meanwhile.
+                if folder == base:
+                    raise missing_folder_error(root) from None
+                # It was removed meanwhile.
                 continue
             for entry in entries:
                 if entry.filename in {".", ".."}:
