@@ -429,10 +429,23 @@ def parse_table_name(text: str) -> TableName:
         raise typer.BadParameter(f"{failure.message} {failure.hint}", param_hint="TABLE") from None
 
 
+class _Screen(Console):
+    """A console that does not end the process if the reader of its output has closed it."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that other writers of the output raise."""
+        raise BrokenPipeError
+
+
+def discard_stdout() -> None:
+    """Discard what is printed from now on, also what was not flushed: its reader is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return the console for people; without a terminal it is 100 columns wide."""
     # Names may look like Rich's markup or emoji codes.
-    make = partial(Console, stderr=stderr, highlight=False, markup=False, emoji=False)
+    make = partial(_Screen, stderr=stderr, highlight=False, markup=False, emoji=False)
     screen = make()
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen = make(width=100)
@@ -537,8 +550,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if _is_interrupted(failure):
             sys.exit(_INTERRUPTED)
         if isinstance(failure, BrokenPipeError):
-            # The reader, such as `head`, has closed the pipe. Nothing must be flushed into it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader, such as `head`, has closed the pipe.
+            discard_stdout()
             sys.exit(0)
         known = _known_error(failure)
         if debug or known is None:

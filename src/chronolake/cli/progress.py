@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from chronolake.cli.app import console
+from chronolake.cli.app import console, discard_stdout
 from chronolake.formatting import size
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.runs import Status
@@ -92,6 +92,7 @@ class Progress:
 
     def __init__(self, lake: Lake, *, json: bool) -> None:
         self.json = json
+        self._is_closed = False
         self._screen = console()
         self._tasks: dict[str, TaskID] = {}
         self._landed: dict[str, int] = {}
@@ -121,7 +122,16 @@ class Progress:
         self._bars.stop()
 
     def show(self, event: Event) -> None:
-        """Show an event."""
+        """Show an event; the run goes on if the output's reader, such as `head`, has closed it."""
+        if self._is_closed:
+            return
+        try:
+            self._show(event)
+        except BrokenPipeError:
+            self._is_closed = True
+            discard_stdout()
+
+    def _show(self, event: Event) -> None:
         if self.json:
             line = orjson.dumps(_as_json(event), option=orjson.OPT_APPEND_NEWLINE)
             sys.stdout.write(line.decode())
