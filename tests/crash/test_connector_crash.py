@@ -89,11 +89,25 @@ def both(state):
     shop.configure({"type": "python", "run": "crash_functions:both"})
 
 
+def _fivetran(shop: Shop) -> None:
+    tables = [{"table": name, "primary_key": ["id"]} for name in ("orders", "items")]
+    update = """
+day = state.get("day", 0) + 1
+if day <= int(open("../day").read()):
+    for name in ("orders", "items"):
+        op.upsert(name, {"id": 1, "note": f"day {day}"})
+        op.upsert(name, {"id": day + 1, "note": "new"})
+    op.checkpoint({"day": day})
+"""
+    shop.fivetran(tables, update, **shop.fivetran_stand_in())
+
+
 _SHORT: Final = ("airbyte", "land.checkpointed", 1)
 _SOURCES: Final[dict[str, Callable[[Shop], None]]] = {
     "airbyte": _airbyte,
     "airbyte-global": _airbyte_global,
     "singer": _singer,
+    "fivetran": _fivetran,
     "python": _python,
 }
 

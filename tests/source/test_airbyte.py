@@ -21,6 +21,7 @@ from chronolake.source.protocol import (
 from chronolake.source.records import reader
 from chronolake.types import START
 from support.connectors import Shop, stream
+from support.datalakes import iceberg
 
 _SNAPSHOT = [stream("orders")]
 _POLLED = [stream("orders", cursor="at", at="time")]
@@ -451,6 +452,32 @@ def test_a_message_without_consequences_may_have_any_content(
     assert isinstance(source, ChangeSource)
     found = list(source.read(shop.lake, {"orders": None}, full_refresh=True))
     assert not any(isinstance(item, StreamFailure) for item in found), found
+
+
+@pytest.mark.long
+def test_a_million_records_without_a_state_land(shop: Shop) -> None:
+    read = """
+        for number in range(1_000_000):
+            sys.stdout.write(
+                '{"type": "RECORD", "record": {"stream": "orders", "emitted_at": 0, "data": '
+                f'{{"id": {number}, "note": "a", "at": "2026-11-01T10:00:00Z"}}}}}}\\n'
+            )
+    """
+    shop.airbyte(_POLLED, read)
+    shop.sync()
+    found = iceberg(shop.project, "shop", "orders").scan(selected_fields=("id",)).to_arrow()
+    assert found.num_rows == 1_000_000
+    assert len(found["id"].unique()) == 1_000_000
+
+
+def test_a_record_after_the_end_of_its_stream_is_an_error(shop: Shop) -> None:
+    read = """
+        record("orders", id=1, note="a", at="2026-11-01T10:00:00Z")
+        status("orders", "COMPLETE")
+        record("orders", id=2, note="b", at="2026-11-01T10:00:00Z")
+    """
+    shop.airbyte(_POLLED, read)
+    shop.fail("a record of the stream orders after the end of the stream")
 
 
 def test_records_are_found_by_their_stream_or_are_an_error(shop: Shop) -> None:

@@ -17,6 +17,7 @@ import structlog
 import yaml
 
 from chronolake.config import load_project
+from chronolake.source.connectors.environments import environment
 from chronolake.types import ACTIVE
 from support.connectors import Shop, stream, tap_stream
 from support.processes import run_command, run_command_until_failpoint
@@ -161,22 +162,7 @@ for row in given["rows"]:
 op.checkpoint({{"day": 1}})
 {_LAST}
 """
-    # The real package is used where real connectors are tested; the runner replaces all of it.
-    package = people.shop.folder / "sdk" / "fivetran_connector_sdk.py"
-    package.parent.mkdir()
-    package.write_text(
-        "class Operations:\n    pass\n\n\n"
-        "class Logging:\n    class Level:\n        INFO = 1\n\n\n"
-        "class Connector:\n"
-        "    def __init__(self, update, schema):\n"
-        "        self.update_method, self.schema_method = update, schema\n"
-    )
-    people.shop.fivetran(
-        tables,
-        update,
-        python=sys.executable,
-        environment={"PYTHONPATH": str(package.parent)},
-    )
+    people.shop.fivetran(tables, update, **people.shop.fivetran_stand_in())
 
 
 def _python(people: People, *, is_arrow: bool = False) -> None:
@@ -199,6 +185,28 @@ def people():
     people.shop.configure({"type": "python", "run": f"{name}:people"})
 
 
+def _dlt(people: People) -> None:
+    (packages,) = (environment(["dlt==1.31.0"]) / "lib").glob("python*/site-packages")
+    if str(packages) not in sys.path:
+        # It stays there: dlt imports more of itself when the process ends.
+        sys.path.append(str(packages))
+    code = f"""
+import json
+from pathlib import Path
+import dlt
+
+@dlt.resource(primary_key="id", write_disposition="replace")
+def people():
+    given = json.loads(Path({str(people.given)!r}).read_text())
+    yield given["rows"]
+    if given["ending"] != "well":
+        raise ValueError(f"cannot convert {{given}}") from KeyError(repr(given))
+"""
+    name = f"dlt_functions_{people.shop.folder.parent.name.replace('-', '_')}"
+    (people.shop.folder / f"{name}.py").write_text(code)
+    people.shop.configure({"type": "python", "run": f"{name}:people"})
+
+
 _KINDS: Final[dict[str, Callable[[People], None]]] = {
     "airbyte": _airbyte,
     "airbyte-incremental": lambda people: _airbyte(people, cursor="at"),
@@ -207,11 +215,16 @@ _KINDS: Final[dict[str, Callable[[People], None]]] = {
     "fivetran": _fivetran,
     "python": _python,
     "python-arrow": lambda people: _python(people, is_arrow=True),
+    "dlt": _dlt,
 }
-_SNAPSHOTS: Final = {"airbyte", "singer", "python", "python-arrow"}
+_SNAPSHOTS: Final = {"airbyte", "singer", "python", "python-arrow", "dlt"}
+#: It installs a package, which uses what newer versions of others deprecate.
+_OF_DLT: Final = [pytest.mark.long, pytest.mark.filterwarnings("default")]
 
 
-@pytest.fixture(params=_KINDS)
+@pytest.fixture(
+    params=[pytest.param(kind, marks=_OF_DLT if kind == "dlt" else []) for kind in _KINDS]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

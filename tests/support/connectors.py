@@ -223,6 +223,23 @@ class Shop:
         )
         self.configure({"type": "fivetran", "path": "connector", **source})
 
+    def fivetran_stand_in(self) -> dict[str, Any]:
+        """Write a package in place of the SDK, and return the settings of a source that uses it.
+
+        The runner replaces all operations of the SDK. The real package is used in
+        `test_fivetran`.
+        """
+        package = self.folder / "sdk" / "fivetran_connector_sdk.py"
+        package.parent.mkdir(exist_ok=True)
+        package.write_text(
+            "class Operations:\n    pass\n\n\n"
+            "class Logging:\n    class Level:\n        INFO = 1\n\n\n"
+            "class Connector:\n"
+            "    def __init__(self, update, schema):\n"
+            "        self.update_method, self.schema_method = update, schema\n"
+        )
+        return {"python": sys.executable, "environment": {"PYTHONPATH": str(package.parent)}}
+
     def _write_program(self, kind: str, code: str, **source: Any) -> None:
         program = self.folder / f"{kind}_connector.py"
         program.write_text(code)
