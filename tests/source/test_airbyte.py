@@ -239,13 +239,13 @@ def test_noise_between_messages_is_logged(shop: Shop, capsys: pytest.CaptureFixt
     assert "hidden-word" not in output
 
 
-def test_a_state_that_counts_records_which_did_not_come_is_not_stored(shop: Shop) -> None:
+def test_a_state_that_counts_missing_records_is_not_stored(shop: Shop) -> None:
     read = """
         stream_state("orders", {"n": 1}, sourceStats={"recordCount": 1.0})
         record("orders", id=1, note="a", at="2026-11-01T10:00:00Z")
     """
     shop.airbyte(_POLLED, read)
-    shop.fail("counts 1 records, but 0 came")
+    shop.fail("counts 1 records, but the connector has reported 0")
     assert not Store.open(shop.project.lake).checkpoints("shop").get("orders", {}).get("state")
 
 

@@ -431,7 +431,7 @@ def test_a_sync_continues_after_a_pipeline_of_dlt(
     state.write_text('{"sources": {"other": {"resources": {"users": {}}}}}')
     code_, _, error = run_words(capsys, *words, "--project", str(shop.folder))
     assert code_ == 1
-    assert "it has states for other" in " ".join(error.split())
+    assert "It has states for other" in " ".join(error.split())
     state.write_text('{"sources": {"whole": {"resources": {"users": {}}}}}')
     code_, _, error = run_words(capsys, *words, "--project", str(shop.folder))
     assert "names the stream 'users', which the source does not have" in " ".join(error.split())

@@ -621,9 +621,9 @@ def test_an_existing_file_is_kept(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["--from", "nothing"], 1, "There is no nothing."),
+        (["--from", "nothing"], 1, "nothing does not exist."),
         (["--from", "mysql://me:hidden@host/db"], 1, "No pipeline can be proposed for mysql://"),
-        (["--from", "no_module:orders"], 1, "There is no Python module no_module."),
+        (["--from", "no_module:orders"], 1, "The Python module no_module does not exist."),
         (["--name", "shop"], 2, "need --from"),
         (["--from", "x", "--source-config", "none.json"], 1, "none.json cannot be read"),
     ],

@@ -357,7 +357,7 @@ def test_records_without_a_key_are_identified_by_their_content(shop: Functions) 
     [
         ("x = 1", f"{MODULE}:orders", "", ["has no orders"]),
         ("orders = 1", f"{MODULE}:orders", "", ["not a function", "int"]),
-        ("x = 1", "missing_module:orders", "", ["There is no Python module missing_module"]),
+        ("x = 1", "missing_module:orders", "", ["The Python module missing_module does not exist"]),
         ("import missing_inner", f"{MODULE}:orders", "", ["missing_inner", "not installed"]),
         ("1 / 0", f"{MODULE}:orders", "", ["cannot be imported", "ZeroDivisionError"]),
         ("x = 1", "orders", "", ["not the path of a function"]),

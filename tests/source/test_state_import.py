@@ -169,7 +169,7 @@ def test_states_of_streams_replace_that_of_all(
         ([{**_CAMEL, "streamDescriptor": {"name": "ordrs"}}], "'ordrs', which the source does not"),
         ([{**_CAMEL, "streamDescriptor": {}}], "no descriptor with a name"),
         ([{**_CAMEL, "streamState": 5}], "The state of the stream orders is not an object"),
-        ([{**_CAMEL_USERS, "streamState": None}], "none for a stream"),
+        ([{**_CAMEL_USERS, "streamState": None}], "does not contain a stream"),
         ([_CAMEL, {"type": "GLOBAL", "global": _GLOBAL}], "both a state of all streams and"),
         ({"type": "GLOBAL"}, "A global state has no `global`"),
         ({"stateType": "not_set"}, "It contains no state"),

@@ -44,9 +44,9 @@ def status(stream, value):
     emit(type="TRACE", trace={"type": "STREAM_STATUS", "stream_status": inner})
 
 def state_of(stream):
-    for one in state or []:
-        if one["stream"]["stream_descriptor"]["name"] == stream:
-            return one["stream"]["stream_state"]
+    for found in state or []:
+        if found["stream"]["stream_descriptor"]["name"] == stream:
+            return found["stream"]["stream_state"]
 
 if sys.argv[1] == "spec" and SPEC is not None:
     emit(type="SPEC", spec={"connectionSpecification": SPEC})

@@ -13,7 +13,7 @@ from chronolake.config import CopiesSource, load_project
 from chronolake.errors import ConfigurationError
 from chronolake.source.files import copies as source
 from chronolake.source.files.copies import Copy, LandedCopies, circumstances, plan_copies
-from chronolake.source.files.listing import SourceFile
+from chronolake.source.files.file_list import SourceFile
 from chronolake.source.files.path_template import PathTemplate
 from chronolake.source.protocol import ChangeBatch, StreamFailure
 

@@ -1,6 +1,6 @@
 """Names and patterns of tables and columns in chronolake.yml.
 
-`*` stands for any text, `?` for one character, `[…]` for one of several. The case of letters does
+`*` matches any text, `?` one character, `[…]` one of several characters. The case of letters does
 not matter: a name that is meant to be left out must not be read because of it.
 """
 

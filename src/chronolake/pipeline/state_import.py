@@ -73,7 +73,7 @@ def read_state(file: Path) -> Any:
         text = sys.stdin.buffer.read() if file == _STANDARD_INPUT else file.read_bytes()
     except FileNotFoundError:
         raise ConfigurationError(
-            f"There is no file {file}.", hint="Check the path of the state."
+            f"The file {file} does not exist.", hint="Check the path of the state."
         ) from None
     except OSError as failure:
         raise error_of(failure, file) from failure
@@ -136,7 +136,7 @@ def plan_import(
     offsets = {name: found[name] for name in [*names, ALL_STREAMS] if name in found}
     if not offsets:
         raise ConfigurationError(
-            f"The state has none for a stream that {pipeline} reads incrementally.",
+            f"The state does not contain a stream that {pipeline} reads incrementally.",
             hint="`chronolake discover` lists the streams with their cursors.",
         )
     if ALL_STREAMS in known and ALL_STREAMS not in offsets:
@@ -159,7 +159,7 @@ def _greatest_token(config: LakeConfig, streams: list[Stream]) -> int:
     try:
         existing = set(inspect.names(config))
     except LakeError:
-        # There is no lake yet.
+        # The lake does not exist yet.
         return 0
     stored = [
         look_up(config, stream.table).iceberg.properties.get(LEASE_PROPERTY)

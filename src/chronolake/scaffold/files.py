@@ -124,7 +124,7 @@ def _groups(root: Path, files: Sequence[Path]) -> list[FileGroup]:
     if not by_template:
         listed = ", ".join(sorted(others)) or "none"
         raise ConfigurationError(
-            f"There are no data files in {root}; endings of its files: {listed}.",
+            f"{root} contains no data files; endings of its files: {listed}.",
             hint="Files of the formats Parquet, CSV and JSON lines are supported: .parquet, .csv, "
             ".tsv, .jsonl, .ndjson and .json, also with .gz or .zst.",
         )

@@ -106,7 +106,7 @@ def _local_proposals(request: Request) -> list[ProposedPipeline]:
         return [connectors.propose_package(request)]
     if request.is_function:
         return [connectors.propose_function(request)]
-    raise ConfigurationError(f"There is no {request.origin}.", hint=_EXAMPLES)
+    raise ConfigurationError(f"{request.origin} does not exist.", hint=_EXAMPLES)
 
 
 def _path_proposals(request: Request, path: Path) -> list[ProposedPipeline]:

@@ -516,7 +516,7 @@ def check_restart_after_changes(new_subject: NewSubject) -> None:
 
 
 def check_repeated_rows(new_subject: NewSubject) -> None:
-    """Check that a batch that was lost comes again with the same rows."""
+    """Check that a batch that was lost is repeated with the same rows."""
     _, points = _reference(new_subject)
     for point in filter(None, points):
         subject, run = new_subject(), _Run()
@@ -767,7 +767,7 @@ def _plain(value: Any) -> Any:
 
 
 def _list(found: Any) -> str:
-    shown = [", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in found]
+    shown = [", ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in found]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more
 

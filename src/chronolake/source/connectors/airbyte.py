@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from chronolake.config import AirbyteSource, Project
+    from chronolake.source.connectors.json_lines import Content
     from chronolake.source.connectors.process import ConnectorProcess
     from chronolake.source.protocol import Offset, TokenStore
     from chronolake.source.records.messages import Message
@@ -56,7 +57,7 @@ _ADVICE: Final = "Set another key for the stream: source.keys in chronolake.yml.
 
 
 #: What messages contain (`messages_in`).
-_CONTENT: Final = {
+_CONTENT: Final[Content] = {
     "CATALOG": {"catalog.streams": list},
     "CONNECTION_STATUS": {"connectionStatus": dict},
     "RECORD": {"record.stream": str, "record.data": dict},
@@ -66,7 +67,7 @@ _CONTENT: Final = {
 
 
 @dataclass(frozen=True)
-class _Offered:
+class _OfferedStream:
     """A stream that the connector offers.
 
     Attributes:
@@ -96,7 +97,7 @@ class _Offered:
         """Return the connector's namespace and name of the stream."""
         return self.reported.get("namespace") or "", self.reported["name"]
 
-    def configured(self) -> dict[str, Any]:
+    def catalog_entry(self) -> dict[str, Any]:
         """Return the stream as the catalog for `read` has it."""
         is_incremental = self.cursor is not None
         return {
@@ -129,17 +130,17 @@ class AirbyteConnector(RecordSource):
     def _settings(self) -> dict[str, Any]:
         """Return the connector's configuration, as it has updated it."""
         stored = None if self._tokens is None else self._tokens.load_token(_UPDATED)
-        if stored is not None and stored["given"] == self._given:
+        if stored is not None and stored["given"] == self._config_digest:
             return dict(stored[_CONFIG])
         return self._config.config
 
     @property
-    def _given(self) -> str:
+    def _config_digest(self) -> str:
         return hashlib.sha256(exact_json.dumps(self._config.config, sort_keys=True)).hexdigest()
 
     def _keep_settings(self, updated: Mapping[str, Any]) -> None:
         if self._tokens is not None:
-            kept = {"given": self._given, _CONFIG: dict(updated)}
+            kept = {"given": self._config_digest, _CONFIG: dict(updated)}
             self._tokens.renew(_UPDATED, lambda _: kept)
 
     def _descriptor_of(self, record: Mapping[str, Any]) -> tuple[str, str]:
@@ -159,7 +160,7 @@ class AirbyteConnector(RecordSource):
         return same[0]
 
     @property
-    def _offered(self) -> list[_Offered]:
+    def _selected(self) -> list[_OfferedStream]:
         """Return the configured streams."""
         wanted = self._config.only
         return [
@@ -169,7 +170,7 @@ class AirbyteConnector(RecordSource):
         ]
 
     @cached_property
-    def _catalog(self) -> list[_Offered]:
+    def _catalog(self) -> list[_OfferedStream]:
         """Return all streams of the connector."""
         catalog: Any = None
         for message in self._run("discover"):
@@ -197,7 +198,7 @@ class AirbyteConnector(RecordSource):
                 )
         return found
 
-    def _offered_of(self, reported: Mapping[str, Any]) -> _Offered:
+    def _offered_of(self, reported: Mapping[str, Any]) -> _OfferedStream:
         namespace = reported.get("namespace")
         name = f"{namespace}.{reported['name']}" if namespace else reported["name"]
         chosen = self._config.keys.get(name)
@@ -211,13 +212,13 @@ class AirbyteConnector(RecordSource):
                 cursor = (field,)
             elif default or reported.get("source_defined_cursor"):
                 cursor = tuple(default)
-        return _Offered(name, reported, key, cursor)
+        return _OfferedStream(name, reported, key, cursor)
 
     def streams(self) -> list[RecordStream]:
         """Return the configured streams, which the connector reports."""
-        return [self._stream(offered) for offered in self._offered]
+        return [self._stream(offered) for offered in self._selected]
 
-    def _stream(self, offered: _Offered) -> RecordStream:
+    def _stream(self, offered: _OfferedStream) -> RecordStream:
         schema = offered.reported.get("json_schema") or {}
         declared = declared_columns(schema)
         capture = CaptureMethod.OBSERVED_CHANGES
@@ -284,14 +285,14 @@ class AirbyteConnector(RecordSource):
         if states is not None:
             return {
                 stream.name: stream_offset(state)
-                for stream, state in self._incremental(states)
+                for stream, state in self._select_incremental(states)
                 if state is not None
             }
         inner = ((found.shared or {}).get("global") or {}).get("stream_states") or ()
         named = {_descriptor_in(stream) or ("", ""): None for stream in inner}
         # Streams with an offset are not new.
         known: dict[str, Offset] = {
-            stream.name: stream_offset(None) for stream, _ in self._incremental(named)
+            stream.name: stream_offset(None) for stream, _ in self._select_incremental(named)
         }
         return {**known, ALL_STREAMS: shared_offset(found.shared).position}
 
@@ -305,14 +306,16 @@ class AirbyteConnector(RecordSource):
             return None
         return {by_name[name]: state or None for name, state in data.items()}
 
-    def _incremental(self, states: Mapping[tuple[str, str], Any]) -> Iterator[tuple[_Offered, Any]]:
+    def _select_incremental(
+        self, states: Mapping[tuple[str, str], Any]
+    ) -> Iterator[tuple[_OfferedStream, Any]]:
         """Yield the configured streams that are read incrementally, with their states.
 
         Raises:
             ConfigurationError: the connector does not have a stream.
         """
         known = {stream.descriptor: stream for stream in self._catalog}
-        wanted = {stream.name for stream in self._offered}
+        wanted = {stream.name for stream in self._selected}
         for descriptor, state in states.items():
             if descriptor not in known:
                 name = ".".join(filter(None, descriptor))
@@ -325,9 +328,9 @@ class AirbyteConnector(RecordSource):
         """Run a command that needs only the configuration, and yield its messages."""
         with json_files({_CONFIG: self._settings}) as paths:
             process = self._program.start(command, *arguments_of(paths, [_CONFIG]))
-            yield from self._parsed(process)
+            yield from self._parse(process)
 
-    def _parsed(self, process: ConnectorProcess) -> Iterator[dict[str, Any]]:
+    def _parse(self, process: ConnectorProcess) -> Iterator[dict[str, Any]]:
         """Yield a connector's messages, except those for logs and of updated configurations.
 
         Raises:
@@ -380,27 +383,27 @@ class AirbyteConnector(RecordSource):
         new: Collection[str],  # noqa: ARG002
     ) -> Iterator[Message]:
         """Run `read`, and yield the records and states of the selected streams."""
-        chosen = [stream for stream in self._offered if stream.name in states]
+        chosen = [stream for stream in self._selected if stream.name in states]
         contents: dict[str, Any] = {
             _CONFIG: self._settings,
-            "catalog": {"streams": [stream.configured() for stream in chosen]},
+            "catalog": {"streams": [stream.catalog_entry() for stream in chosen]},
         }
         if (state := _state_for(chosen, states, shared)) is not None:
             contents["state"] = state
-        is_whole = len(chosen) == len(self._offered)
+        is_whole = len(chosen) == len(self._selected)
         with json_files(contents) as paths:
             names = (_CONFIG, "catalog", "state")
             process = self._program.start("read", *arguments_of(paths, names))
             yield from self._messages_of(process, chosen, is_whole=is_whole)
 
     def _messages_of(
-        self, process: ConnectorProcess, chosen: list[_Offered], *, is_whole: bool
+        self, process: ConnectorProcess, chosen: list[_OfferedStream], *, is_whole: bool
     ) -> Iterator[Message]:
         by_descriptor = {stream.descriptor: stream for stream in chosen}
         groups = RecordGroups()
         since_state: Counter[str] = Counter()
         ended: set[str] = set()
-        for message in self._parsed(process):
+        for message in self._parse(process):
             if message["type"] == "RECORD":
                 record = message["record"]
                 known = by_descriptor.get((record.get("namespace") or "", record["stream"]))
@@ -431,7 +434,7 @@ class AirbyteConnector(RecordSource):
         yield from (Complete(stream.name) for stream in chosen if stream.name not in ended)
 
     def _outcomes(
-        self, message: Mapping[str, Any], known: Mapping[tuple[str, str], _Offered]
+        self, message: Mapping[str, Any], known: Mapping[tuple[str, str], _OfferedStream]
     ) -> Iterator[Complete | Failure]:
         """Yield the end of a stream, if a trace reports one."""
         error = self._error_in(message)
@@ -448,23 +451,23 @@ class AirbyteConnector(RecordSource):
 
 
 def _expect_counted(
-    state: Mapping[str, Any], stream: _Offered | None, since_state: Counter[str]
+    state: Mapping[str, Any], stream: _OfferedStream | None, since_state: Counter[str]
 ) -> None:
-    """Raise if a stream's state counts more records than came since the one before it."""
+    """Raise if a stream's state counts more records than it has reported since the state before."""
     if stream is None:
         return
-    came = since_state.pop(stream.name, 0)
+    reported = since_state.pop(stream.name, 0)
     claimed = (state.get("sourceStats") or {}).get("recordCount") or 0
-    if claimed > came:
+    if claimed > reported:
         raise SourceError(
-            f"The connector's state of {stream.name} counts {claimed:,.0f} records, but {came:,} "
-            "came before it.",
+            f"The connector's state of {stream.name} counts {claimed:,.0f} records, but the "
+            f"connector has reported {reported:,} since the state before.",
             hint=REPORT,
         )
 
 
 def _progress(
-    state: Mapping[str, Any], stream: _Offered | None, *, is_whole: bool
+    state: Mapping[str, Any], stream: _OfferedStream | None, *, is_whole: bool
 ) -> Iterator[Progress]:
     """Yield the state in a message; all records before it were passed on."""
     if state.get("type") == "STREAM":
@@ -492,7 +495,7 @@ def _descriptor_in(holder: Any) -> tuple[str, str] | None:
     return holder["stream_descriptor"].get("namespace") or "", name
 
 
-def _state_for(chosen: list[_Offered], states: Mapping[str, Any], shared: Any) -> Any:
+def _state_for(chosen: list[_OfferedStream], states: Mapping[str, Any], shared: Any) -> Any:
     """Return the content of the state file, or None if everything is read from the start."""
     if isinstance(shared, dict) and "global" in shared:
         return [{"type": "GLOBAL", "global": shared["global"]}]

@@ -47,7 +47,7 @@ def environment(requirements: Sequence[str]) -> Path:
     if (place / _COMPLETE).is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place.with_suffix(".lock")):
+    with _lock(place.with_suffix(".lock")):
         if not (place / _COMPLETE).is_file():
             # What an interrupted installation left is not known.
             shutil.rmtree(place, ignore_errors=True)
@@ -57,7 +57,7 @@ def environment(requirements: Sequence[str]) -> Path:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def _lock(file: Path) -> Iterator[None]:
     with file.open("a") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import FivetranSource, Project
     from chronolake.masking import Secrets
+    from chronolake.source.connectors.json_lines import Content
     from chronolake.source.records.messages import Message
 
 _FILE: Final = "connector.py"
@@ -56,8 +57,8 @@ _KINDS: Final = {
 
 
 #: What operations contain (`messages_in`).
-_ROW: Final = {"table": str, "data": dict}
-_CONTENT: Final = {
+_ROW: Final[dict[str, type]] = {"table": str, "data": dict}
+_CONTENT: Final[Content] = {
     "SCHEMA": {"tables": list},
     "UPSERT": _ROW,
     "UPDATE": _ROW,

@@ -147,7 +147,7 @@ def singer_state(content: Any) -> dict[str, Any]:
     """Return the state of a tap in a file of Singer or Meltano.
 
     Args:
-        content: a state, a STATE message, or a list of them, of which the last one counts.
+        content: a state, a STATE message, or a list of them; the last one is used.
 
     Raises:
         ConfigurationError: it has another form.

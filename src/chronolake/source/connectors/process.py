@@ -51,7 +51,7 @@ _LINES_SHOWN: Final = 5
 _SHOWN_CHARACTERS: Final = 400
 
 
-def _inherited() -> dict[str, str]:
+def _inherited_variables() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
@@ -104,7 +104,7 @@ class ConnectorProcess:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
                 command,
                 cwd=folder,
-                env={**_inherited(), "PYTHONUNBUFFERED": "1", **(variables or {})},
+                env={**_inherited_variables(), "PYTHONUNBUFFERED": "1", **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

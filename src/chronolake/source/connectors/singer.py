@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from chronolake.config import Project, SingerSource
+    from chronolake.source.connectors.json_lines import Content
     from chronolake.source.connectors.process import ConnectorProcess
     from chronolake.source.protocol import Offset
     from chronolake.source.records.messages import Message
@@ -47,7 +48,7 @@ _ADVICE: Final = "Set another key for the stream: source.keys in chronolake.yml.
 
 
 #: What messages contain (`messages_in`).
-_CONTENT: Final = {
+_CONTENT: Final[Content] = {
     "RECORD": {"stream": str, "record": dict},
     "SCHEMA": {"stream": str, "schema": dict},
     "STATE": {"value": dict},
@@ -57,7 +58,7 @@ _CONTENT: Final = {
 
 
 @dataclass(frozen=True)
-class _Offered:
+class _OfferedStream:
     """A stream that a tap offers.
 
     Attributes:
@@ -74,7 +75,7 @@ class _Offered:
     method: str
     cursor: str | None
 
-    def configured(self, *, is_selected: bool) -> dict[str, Any]:
+    def catalog_entry(self, *, is_selected: bool) -> dict[str, Any]:
         """Return the stream as the catalog of a run has it."""
         metadata = [
             {**entry, "metadata": {**entry.get("metadata", {}), "selected": is_selected}}
@@ -115,7 +116,7 @@ class SingerTap(RecordSource):
         self._program = Program(config, project.file.parent, pipeline, secrets)
 
     @cached_property
-    def _catalog(self) -> list[_Offered]:
+    def _catalog(self) -> list[_OfferedStream]:
         """Return all streams of the tap."""
         with json_files({"config": self._config.config}) as paths:
             process = self._program.start(*arguments_of(paths, ["config"]), "--discover")
@@ -127,7 +128,7 @@ class SingerTap(RecordSource):
                 f"The tap of {self.pipeline} did not report its streams.",
                 hint="Run the tap with --discover: it must print a catalog, and nothing else.",
             ) from None
-        found = [self._offered(stream) for stream in reported]
+        found = [self._offered_of(stream) for stream in reported]
         names = [stream.name for stream in found]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SourceError(
@@ -161,7 +162,7 @@ class SingerTap(RecordSource):
         return by_id | {stream.name: stream.name for stream in self._catalog}
 
     @property
-    def _chosen(self) -> list[_Offered]:
+    def _selected(self) -> list[_OfferedStream]:
         """Return the configured streams."""
         wanted = self._config.only
         return [
@@ -170,7 +171,7 @@ class SingerTap(RecordSource):
             if (wanted is None or stream.name in wanted) and self.is_selected(stream.name)
         ]
 
-    def _offered(self, reported: Mapping[str, Any]) -> _Offered:
+    def _offered_of(self, reported: Mapping[str, Any]) -> _OfferedStream:
         name = reported.get("stream") or reported["tap_stream_id"]
         metadata = _stream_metadata(reported)
         key = (
@@ -195,13 +196,15 @@ class SingerTap(RecordSource):
         )
         if name in self._config.cursors:
             method = _INCREMENTAL
-        return _Offered(name, reported, tuple(key), method, None if method == _FULL else cursor)
+        return _OfferedStream(
+            name, reported, tuple(key), method, None if method == _FULL else cursor
+        )
 
     def streams(self) -> list[RecordStream]:
         """Return the configured streams, which the tap reports."""
-        return [self._stream(offered) for offered in self._chosen]
+        return [self._stream(offered) for offered in self._selected]
 
-    def _stream(self, offered: _Offered) -> RecordStream:
+    def _stream(self, offered: _OfferedStream) -> RecordStream:
         declared = declared_columns(offered.reported.get("schema") or {})
         captures = {
             _FULL: CaptureMethod.SNAPSHOT_DIFF,
@@ -238,7 +241,7 @@ class SingerTap(RecordSource):
         for name in bookmarks:
             if name not in by_id:
                 raise unknown_stream_error(name, [stream.name for stream in self._catalog])
-        chosen = {stream.name for stream in self._chosen}
+        chosen = {stream.name for stream in self._selected}
         found: dict[str, Offset] = {ALL_STREAMS: shared_offset(state).position}
         for given, bookmark in bookmarks.items():
             version = bookmark.get(_VERSION) if isinstance(bookmark, dict) else None
@@ -251,7 +254,9 @@ class SingerTap(RecordSource):
         self, states: Mapping[str, Any], shared: Any, *, new: Collection[str]
     ) -> Iterator[Message]:
         """Run the tap, and yield the records and states of the selected streams."""
-        catalog = [stream.configured(is_selected=stream.name in states) for stream in self._catalog]
+        catalog = [
+            stream.catalog_entry(is_selected=stream.name in states) for stream in self._catalog
+        ]
         contents: dict[str, Any] = {
             "config": self._config.config,
             "catalog": {"streams": catalog},
@@ -263,7 +268,7 @@ class SingerTap(RecordSource):
             name: None if name in new or state is None else state.get(_VERSION)
             for name, state in states.items()
         }
-        is_whole = {stream.name for stream in self._chosen} <= states.keys()
+        is_whole = {stream.name for stream in self._selected} <= states.keys()
         with json_files(contents) as paths:
             names = ("config", "catalog", "state")
             process = self._program.start(*arguments_of(paths, names))
@@ -278,7 +283,7 @@ class SingerTap(RecordSource):
         is_whole: bool,
     ) -> Iterator[Message]:
         groups = RecordGroups()
-        snapshots = {stream.name for stream in self._chosen if stream.method == _FULL}
+        snapshots = {stream.name for stream in self._selected if stream.method == _FULL}
         for message in messages_in(process, _CONTENT):
             kind, stream = message["type"], self._name_of(message.get("stream"))
             if kind == "STATE":

@@ -19,10 +19,10 @@ from chronolake.config import VERSIONED, CopiesTable, FileFormat
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.instants import datetime_of
 from chronolake.source.files.delta_versions import list_versions
+from chronolake.source.files.file_list import fingerprint, root_of
 from chronolake.source.files.iceberg_snapshots import list_snapshots
-from chronolake.source.files.listing import fingerprint, root_of
 from chronolake.source.files.path_template import PathTemplate
-from chronolake.source.files.sftp import list_source, staged
+from chronolake.source.files.sftp import list_source, stage
 from chronolake.source.protocol import (
     COPY,
     CaptureMethod,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from chronolake.config import CopiesSource, Project
     from chronolake.lake import Lake
     from chronolake.landing import ObjectFolder
+    from chronolake.source.files.file_list import SourceFile
     from chronolake.source.files.formats import FileReader
-    from chronolake.source.files.listing import SourceFile
     from chronolake.source.protocol import Offset
 
 log = structlog.get_logger(__name__)
@@ -298,7 +298,7 @@ class DatedCopies:
             reader = reader or self._reader(lake, name)
             files = [file for copy in plan.copies for file in copy.files]
             hides = self._project.pipelines[self._pipeline].hides_values
-            with staged(files, self._config.sftp, lake, is_hidden=hides) as local:
+            with stage(files, self._config.sftp, lake, is_hidden=hides) as local:
                 places = dict(zip(files, local, strict=True))
                 yield from self._read_copies(reader, name, plan, state, refused, places=places)
             now = LandedCopies.of(self._positions.get(name, offset))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from chronolake.errors import SourceError
 from chronolake.extras import require
-from chronolake.source.files.listing import SourceFile, list_files
+from chronolake.source.files.file_list import SourceFile, list_files
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def list_versions(folder: Path) -> list[tuple[int, SourceFile]]:
     """Return the versions of a table that can be read, with their times.
 
     Versions that change no row (OPTIMIZE, VACUUM) are left out. Of versions that follow each other
-    within two milliseconds, the last one counts. The identity of each is its number.
+    within two milliseconds, the last one is used. The identity of each is its number.
 
     Args:
         folder: the table's folder.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import FileSettings, StorageConfig
     from chronolake.landing import Location
-    from chronolake.source.files.listing import SourceFile
+    from chronolake.source.files.file_list import SourceFile
     from chronolake.types import Column
 
 _ENDINGS: Final = {
@@ -547,7 +547,7 @@ def _read_csv(
                     rows = _rows_of_csv(content, delimiter, schema)
                     yield from _add_places(rows, location) if has_places else rows
             except (pa.ArrowException, OSError, EOFError) as failure:
-                raise _damaged(location, failure) from None
+                raise _damage_error(location, failure) from None
 
 
 def _rows_of_csv(
@@ -611,7 +611,7 @@ def _read_lines(
                 with _open(location, storage) as content:
                     yield from _add_places(_lines_of(content), location)
             except (pa.ArrowException, OSError, EOFError) as failure:
-                raise _damaged(location, failure) from None
+                raise _damage_error(location, failure) from None
 
 
 def _lines_of(content: pa.NativeFile) -> Iterator[pa.RecordBatch]:
@@ -627,7 +627,7 @@ def _texts(lines: list[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(found, pa.binary()).cast(pa.string())})
 
 
-def _damaged(location: str, failure: Exception) -> SourceError:
+def _damage_error(location: str, failure: Exception) -> SourceError:
     reason = getattr(failure, "strerror", None)
     return SourceError(
         f"The file cannot be read: {reason or 'it is damaged, or not complete'}.",

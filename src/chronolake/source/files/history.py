@@ -13,9 +13,9 @@ import structlog
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.landing import ColumnRules
-from chronolake.source.files.listing import fingerprint
+from chronolake.source.files.file_list import fingerprint
 from chronolake.source.files.path_template import PathTemplate
-from chronolake.source.files.sftp import list_source, staged
+from chronolake.source.files.sftp import list_source, stage
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import HistorySource, Project
     from chronolake.lake import Lake
-    from chronolake.source.files.listing import SourceFile
+    from chronolake.source.files.file_list import SourceFile
     from chronolake.source.protocol import Offset
     from chronolake.types import Column
 
@@ -86,7 +86,7 @@ class HistoryTable:
                     reads = before.get("reads", 0) + 1
                     position = {"fingerprint": found, "reads": reads}
                     hides = self._project.pipelines[self._pipeline].hides_values
-                    with staged(files, self._config.sftp, lake, is_hidden=hides) as local:
+                    with stage(files, self._config.sftp, lake, is_hidden=hides) as local:
                         yield self._read(lake, name, local, position)
             except SourceError as failure:
                 yield StreamFailure(name, failure)
@@ -107,7 +107,7 @@ class HistoryTable:
         files = [file for file in listed if template.match(file.name) is not None]
         if not files:
             raise SourceError(
-                "There are no files with versions.",
+                "No file matches the path.",
                 file=self._config.path,
                 hint="Check `path`: a file, a folder, a path with *, or the metadata file of an "
                 "Iceberg table.",

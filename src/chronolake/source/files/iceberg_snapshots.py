@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from chronolake.errors import SourceError
-from chronolake.source.files.listing import SourceFile
+from chronolake.source.files.file_list import SourceFile
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def list_snapshots(folder: Path) -> list[tuple[int, SourceFile]]:
 
     Snapshots without changes (compactions) are left out, and so are those that were never current
     because the same commit added another one. Of snapshots that follow each other within two
-    milliseconds, the last one counts. The identity of each is its number.
+    milliseconds, the last one is used. The identity of each is its number.
 
     Args:
         folder: the table's folder.
@@ -48,7 +48,7 @@ def list_snapshots(folder: Path) -> list[tuple[int, SourceFile]]:
         for snapshot in metadata.get("snapshots", [])
     }
     found: list[tuple[int, SourceFile]] = []
-    for entry in _committed(metadata):
+    for entry in _committed_snapshots(metadata):
         number, at_micros = entry["snapshot-id"], entry["timestamp-ms"] * 1_000
         if number not in operations or operations[number] == "replace":
             # It has expired, or has the rows of the one before it.
@@ -60,7 +60,7 @@ def list_snapshots(folder: Path) -> list[tuple[int, SourceFile]]:
     return found
 
 
-def _committed(metadata: dict[str, Any]) -> list[dict[str, Any]]:
+def _committed_snapshots(metadata: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of the log of snapshots that were the last ones of their commits."""
     entries: list[dict[str, Any]] = metadata.get("snapshot-log", [])
     commits = {entry["timestamp-ms"] for entry in metadata.get("metadata-log", [])}
@@ -86,7 +86,7 @@ def _newest_metadata(folder: Path) -> Path:
     ]
     if not numbered:
         raise SourceError(
-            "There is no metadata of an Iceberg table.",
+            "The folder contains no metadata of an Iceberg table.",
             file=str(folder / "metadata"),
             hint="Set `path` to the folder of the table, which contains `metadata`.",
         )

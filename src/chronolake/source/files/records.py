@@ -16,9 +16,9 @@ import structlog
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.formatting import format_count
-from chronolake.source.files.listing import fingerprint
+from chronolake.source.files.file_list import fingerprint
 from chronolake.source.files.path_template import PathTemplate
-from chronolake.source.files.sftp import list_source, staged
+from chronolake.source.files.sftp import list_source, stage
 from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from chronolake.config import FilesSource, Project
     from chronolake.lake import Lake
+    from chronolake.source.files.file_list import SourceFile
     from chronolake.source.files.formats import FileReader
-    from chronolake.source.files.listing import SourceFile
     from chronolake.source.protocol import Offset
 
 log = structlog.get_logger(__name__)
@@ -159,7 +159,7 @@ class RecordFiles:
             landed |= {file.name: prints[file.name] for _, file in files}
             position = {"files": dict(landed), "read": number + len(files)}
             listed_files = [file for _, file in files]
-            with staged(listed_files, self._config.sftp, lake, is_hidden=self._is_hidden) as local:
+            with stage(listed_files, self._config.sftp, lake, is_hidden=self._is_hidden) as local:
                 times = [at for at, _ in files]
                 dated = list(zip(times, local, strict=True))
                 yield self._read_files(reader, name, dated, position)

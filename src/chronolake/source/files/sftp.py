@@ -18,7 +18,7 @@ from chronolake.errors import SourceError
 from chronolake.extras import require
 from chronolake.object_store import BucketPath
 from chronolake.private_folder import private_folder
-from chronolake.source.files.listing import (
+from chronolake.source.files.file_list import (
     SourceFile,
     list_files,
     missing_folder_error,
@@ -80,7 +80,7 @@ def list_source(
 
 
 @contextmanager
-def staged(
+def stage(
     files: Sequence[SourceFile], settings: SftpSettings | None, lake: Lake, *, is_hidden: bool
 ) -> Iterator[list[SourceFile]]:
     """Download files of a server, until the block ends; other files stay where they are.

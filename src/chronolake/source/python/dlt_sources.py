@@ -137,7 +137,7 @@ class DltTarget:
         groups = YieldedRecords()
         try:
             for stream, item, meta in _items_of(source, current):
-                yield from self._declared(stream, meta)
+                yield from self._declare(stream, meta)
                 yield from groups.add(stream, item)
         except ChronolakeError:
             raise
@@ -194,7 +194,7 @@ class DltTarget:
                 of_resources.pop(name, None)
                 name = parents.get(name)
 
-    def _declared(self, stream: str, meta: Any) -> Iterator[Declared]:
+    def _declare(self, stream: str, meta: Any) -> Iterator[Declared]:
         """Yield the types that are declared with records.
 
         Raises:

@@ -29,6 +29,6 @@ def failure_of(path: str, failure: Exception, secrets: Secrets) -> SourceError:
     )
 
 
-def described(failure: Exception) -> str:
+def describe_failure(failure: Exception) -> str:
     """Return the type and the message of an exception, with secrets masked."""
     return mask_text(f"{type(failure).__name__}: {failure}")

@@ -131,8 +131,8 @@ class PythonFunctions(RecordSource):
                     found[name] = stream_offset(None if target.is_shared else state)
         if not found:
             raise ConfigurationError(
-                f"The state has none for a source of dlt that {self.pipeline} reads; it has states "
-                f"for {', '.join(sources) or 'no source'}.",
+                f"The state does not contain a source of dlt that {self.pipeline} reads. It has "
+                f"states for {', '.join(sources) or 'no source'}.",
                 hint="Set source.run to the source or resource that dlt's pipeline has loaded.",
             )
         return {**found, **({ALL_STREAMS: shared_offset(shared).position} if shared else {})}

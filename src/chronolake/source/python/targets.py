@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.formatting import did_you_mean
 from chronolake.source.python.declarations import StreamDeclaration, declarations_of
-from chronolake.source.python.failures import described
+from chronolake.source.python.failures import describe_failure
 from chronolake.source.python.functions import Function, is_dlt
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _import(name: str, folder: Path) -> Any:
             name == failure.name or name.startswith(f"{failure.name}.")
         ):
             raise ConfigurationError(
-                f"There is no Python module {name}.",
+                f"The Python module {name} does not exist.",
                 hint=f"Create {name.replace('.', '/')}.py beside chronolake.yml, or install its "
                 "package.",
             ) from None
@@ -167,7 +167,7 @@ def _import(name: str, folder: Path) -> Any:
         raise
     except Exception as failure:
         raise ConfigurationError(
-            f"The Python module {name} cannot be imported: {described(failure)}",
+            f"The Python module {name} cannot be imported: {describe_failure(failure)}",
             hint="Correct the module.",
         ) from failure
 
