@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,6 +113,10 @@ _SOURCES: Final[dict[str, Callable[[Shop], None]]] = {
 }
 
 
+#: Their changes have no times of their own: after a crash, equal versions may follow each other.
+_WITHOUT_TIMES: Final = {"fivetran"}
+
+
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
     path = list(sys.path)
@@ -141,7 +146,14 @@ def test_a_sync_may_be_killed_at_every_step(shop: Shop, source: str, point: str,
             assert not run_command_until_failpoint(*words, failpoint="")
             break
     for table in ("orders", "items"):
-        assert shop.versions("id", "note", table=table) == _expected()
+        found = shop.versions("id", "note", table=table)
+        if source in _WITHOUT_TIMES:
+            found = [
+                version
+                for version, after in pairwise([*found, (None, None, None)])
+                if version[:2] != after[:2]
+            ]
+        assert found == _expected()
 
 
 def _expected() -> list[tuple[Any, ...]]:
