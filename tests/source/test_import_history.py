@@ -218,9 +218,9 @@ def test_missing_columns_and_files_are_named(imported: Imported, tmp_path: Path)
     path = _write(tmp_path / "snapshot.parquet", [_snapshot(1, "a", 0, None)])
     for words, reason in {
         (path, "--start", "begin", "--end", "dbt_valid_to"): "no column begin",
-        (tmp_path / "none.parquet", *_DBT): "no files with versions",
+        (tmp_path / "none.parquet", *_DBT): "No file matches the path",
         (path, *_DBT, "--time-zone", "Berlin"): "unknown time zone",
-        (tmp_path / "file", *_DBT): "no files with versions",
+        (tmp_path / "file", *_DBT): "No file matches the path",
     }.items():
         code, reported = imported.run(*map(str, words))
         assert code == 1
