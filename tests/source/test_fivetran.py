@@ -73,6 +73,24 @@ def test_operations_change_the_tables_and_checkpoints_continue(shop: Shop) -> No
     assert shop.versions("id", "note") == third
 
 
+def test_a_table_without_rows_does_not_begin_the_others_again(shop: Shop) -> None:
+    update = """
+        op.upsert("orders", {"id": state.get("n", 0)})
+        op.checkpoint({"n": state.get("n", 0) + 1})
+        if state.get("n", 0) == 1:
+            raise OSError("cut")
+    """
+    shop.fivetran([*_TABLES, {"table": "refunds", "primary_key": ["id"]}], update)
+    shop.sync()
+    shop.fail("cut")
+    shop.sync()
+    assert shop.versions("id") == [(0, True), (1, True), (2, True)]
+    # A new table needs all of its rows.
+    shop.fivetran([*_TABLES, {"table": "notes", "primary_key": ["id"]}], update)
+    shop.sync()
+    assert _state(shop) == {"n": 1}
+
+
 def test_a_project_for_an_earlier_sdk_is_a_generator(shop: Shop) -> None:
     update = """
         yield op.upsert(table="orders", data={"id": 1, "note": "a"})

@@ -233,6 +233,50 @@ def test_the_state_of_all_streams_waits_for_a_stream_that_fails(shop: Functions)
     assert shop.versions("id") == shop.versions("id", stream="items") == [(1, True)]
 
 
+def test_a_stream_without_records_does_not_begin_the_others_again(shop: Functions) -> None:
+    code = """
+        @chronolake.streams(orders={"key": "id", "capture": "polling"},
+                            refunds={"key": "id", "capture": "polling"})
+        def both(state):
+            yield "orders", {"id": state.get("run", 0)}
+            state["run"] = state.get("run", 0) + 1
+    """
+    shop.write(code, f"{MODULE}:both")
+    for _ in range(3):
+        shop.sync()
+    assert shop.versions("id") == [(0, True), (1, True), (2, True)]
+
+
+def test_a_new_stream_that_was_cut_off_is_read_from_the_start_again(shop: Functions) -> None:
+    code = """
+        @chronolake.streams(orders={{"key": "id", "capture": "polling"}} {more})
+        def both(state):
+            for number in range(state.get("run", 0), 2):
+                yield "orders", {{"id": number}}
+                if {has_items}:
+                    yield "items", {{"id": number}}
+                    if {is_cut}:
+                        raise OSError("cut")
+            state["run"] = 2
+    """
+    run, more = f"{MODULE}:both", ', items={"key": "id", "capture": "polling"}'
+    # A function of one stream, as of two, has one state here.
+    more_before = ', others={"key": "id"}'
+    shop.write(code.format(more=more_before, has_items=False, is_cut=False), run)
+    shop.sync()
+    both = more_before + more
+    shop.write(code.format(more=both, has_items=True, is_cut=True), run)
+    assert {stream.stream for stream in shop.run().streams if stream.error} == {
+        "orders",
+        "items",
+        "others",
+    }
+    assert shop.versions("id", stream="items") == [(0, True)]
+    shop.write(code.format(more=both, has_items=True, is_cut=False), run)
+    shop.sync()
+    assert shop.versions("id", stream="items") == [(0, True), (1, True)]
+
+
 def test_values_have_the_types_of_python_and_arrow(shop: Functions) -> None:
     shop.write(
         """

@@ -9,7 +9,7 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.source.protocol import ALL_STREAMS, CaptureMethod, CheckResult, Level
 from chronolake.source.python.targets import ImportingTarget, load_target
 from chronolake.source.records.identity import Identity
-from chronolake.source.records.messages import Failure, Progress
+from chronolake.source.records.messages import Complete, Failure, Progress
 from chronolake.source.records.reader import RecordStream, shared_offset, state_of, stream_offset
 from chronolake.source.records.source import RecordSource
 
@@ -211,7 +211,7 @@ class PythonFunctions(RecordSource):
             self._config.config, state, streams=[stream], new=[], secrets=secrets, window=window
         )
         for message in found:
-            if not isinstance(message, Progress) and message.stream == stream:
+            if not isinstance(message, Progress | Complete) and message.stream == stream:
                 yield message
 
     def _target_of(self, stream: str) -> Target:

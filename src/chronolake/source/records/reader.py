@@ -5,7 +5,9 @@ A batch lands together with the latest state that was reported before its end. T
 records after the state land, too, and are read again by the next run. A record that lands again
 without a change is ignored (`ChangeBatch.may_repeat`).
 
-A state that all streams share is stored after the batches of all streams have landed.
+A state that all streams share is stored after the batches of all streams have landed. From then on,
+or when it is complete, each of the streams has an offset, also without records: a stream without an
+offset is new, and new streams need all of their records.
 
 Streams without changes of their own (`CaptureMethod.SNAPSHOT_DIFF`) are compared with their table
 when all of their records have been read. An incomplete read changes nothing. Its records are kept
@@ -81,6 +83,8 @@ _RESUMABLE: Final = "_resumable"
 _STATE: Final = "state"
 _TYPES: Final = "types"
 _LAST: Final = "last_micros"
+#: In the offset of a stream that has landed in part, and that no state continues.
+_NEW: Final = "is_new"
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,11 @@ class RecordStream:
 def state_of(position: Offset | None) -> Any:
     """Return the source's state in an offset, or None."""
     return None if position is None else position.get(_STATE)
+
+
+def is_new(position: Offset | None) -> bool:
+    """Return whether all records of a stream are needed: no state continues its first read."""
+    return position is None or bool(position.get(_NEW))
 
 
 def stream_offset(state: Any) -> Offset:
@@ -253,8 +262,18 @@ class _Pending:
 
     @property
     def has_news(self) -> bool:
+        """Return whether there are records, a state or the end of a first read to land."""
+        return self.has_records_or_state or (self.is_done and self.is_new)
+
+    @property
+    def has_records_or_state(self) -> bool:
         """Return whether there are records or a state to land."""
         return self.has_records or self._has_state
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether no state that has landed continues the stream's first read."""
+        return not self.position or is_new(self.position)
 
     def progress(self) -> Iterator[ReadProgress]:
         """Yield how many records were read, if these are many more than reported before."""
@@ -383,13 +402,20 @@ class _Pending:
     def next_position(self) -> dict[str, Any]:
         """Return the offset after all records so far."""
         types = self.shape.current_types()
-        is_stored = self._has_state and self.kept is None
-        return {
+        own = {_STATE: self._state} if self._has_state and self.kept is None else {}
+        position = {
             **self.position,
-            **({_STATE: self._state} if is_stored else {}),
+            **own,
             _TYPES: _types_as_json(types),
             _LAST: max(self._last, self.position.get(_LAST, 0) + 1),
         }
+        if self.is_new and not (own or self.is_done):
+            return {**position, _NEW: True}
+        return _without_new(position)
+
+    def continued_position(self) -> dict[str, Any]:
+        """Return the offset after a state of all streams that continues this one was stored."""
+        return _without_new(self.position or self.next_position())
 
     def note_landed(self, position: dict[str, Any]) -> None:
         """Set the offset that has landed."""
@@ -437,6 +463,10 @@ class _Pending:
         """Return the stored columns so far, including the key."""
         identity = self.stream.identity
         return identity.rules.columns(self.shape.columns(identity.columns))
+
+
+def _without_new(position: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in position.items() if name != _NEW}
 
 
 class RecordReader:
@@ -568,8 +598,12 @@ class RecordReader:
     def _land(self, pending: _Pending) -> Iterator[Batch]:
         if pending.is_failed or not pending.has_news:
             return
-        parts = pending.take()
         position = pending.next_position()
+        if pending.position and not pending.has_records_or_state:
+            # Its columns were declared with its records.
+            yield from self._land_offset(pending, position)
+            return
+        parts = pending.take()
         yield pending.batch(self._lake, parts, position)
         self._note_landed(pending, parts, position)
 
@@ -584,8 +618,7 @@ class RecordReader:
         position = pending.next_position()
         if not any(column.primary_key for column in pending.columns):
             # No record has ever been read.
-            yield ChangeBatch(pending.stream.name, None, (), position)
-            self._note_landed(pending, parts, position)
+            yield from self._land_offset(pending, position)
             return
         found = pending.snapshot(self._lake, parts, position)
         yield replace(found, may_be_empty=found.may_be_empty or may_be_empty)
@@ -615,6 +648,13 @@ class RecordReader:
         if self._shared is not None and is_safe:
             yield shared_offset(self._shared.state)
             self._shared = None
+            for pending in self._streams.values():
+                if pending.is_new and not pending.is_snapshot:
+                    yield from self._land_offset(pending, pending.continued_position())
+
+    def _land_offset(self, pending: _Pending, position: dict[str, Any]) -> Iterator[Batch]:
+        yield ChangeBatch(pending.stream.name, None, (), position)
+        self._note_landed(pending, [], position)
 
     def _end(self, failure: ChronolakeError | None) -> Iterator[Batch]:
         for pending in self._streams.values():

@@ -17,7 +17,7 @@ from chronolake.source.protocol import (
     raw_folder,
     spool_folder,
 )
-from chronolake.source.records.reader import RecordReader, state_of
+from chronolake.source.records.reader import RecordReader, is_new, state_of
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column
 
@@ -61,7 +61,8 @@ class RecordSource(ABC):
         Args:
             states: the streams to read, with the state of each, or None.
             shared: the state that all streams share, or None.
-            new: those of the streams of which nothing has landed, or that are read again.
+            new: those of the streams that are read for the first time, or again: all of their
+                records are needed.
 
         Raises:
             ChronolakeError: the source cannot be read any further.
@@ -127,7 +128,7 @@ class RecordSource(ABC):
         states = {name: state_of(stored) for name, stored in known.items()}
         states |= self._reader.kept_states()
         shared = None if full_refresh else self._shared
-        new = {name for name, stored in known.items() if stored is None}
+        new = {name for name, stored in known.items() if is_new(stored)}
         yield from self._reader.read(self.messages(states, shared, new=new))
 
     def read_messages(
