@@ -8,6 +8,7 @@ Python workers would start for seconds.
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from chronolake.errors import ChronolakeError, LakeError
 from chronolake.frames import map_in_arrow
+from chronolake.types import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Up to this size, the driver reads rows itself, in less time than Spark needs to start a task.
 FEW_BYTES: Final = 2**20
+#: A field of a schema: its name, perhaps quoted, and its type.
+_FIELD: Final = re.compile(r"(`(?:[^`]|``)*`|\S+?)\s*[:\s]\s*(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,27 @@ def rows_at(
         return session.createDataFrame(shared).coalesce(1).repartition(tasks)
 
     return ArrowRows(distribute, read, schema, places if size <= FEW_BYTES and is_local else None)
+
+
+def types_in(schema: str) -> dict[str, str]:
+    """Return the types of a schema (DDL) by column; Spark parses it only in a session."""
+    found: dict[str, str] = {}
+    field, depth, is_quoted = "", 0, False
+    for letter in f"{schema},":
+        is_quoted ^= letter == "`"
+        depth += 0 if is_quoted else (letter in "<(") - (letter in ">)")
+        if letter != "," or depth or is_quoted:
+            field += letter
+        elif field.strip():
+            name, kind = _FIELD.fullmatch(field.strip()).groups()  # type: ignore[union-attr]
+            found[name[1:-1].replace("``", "`") if name[0] == "`" else name] = kind
+            field = ""
+    return found
+
+
+def schema_of(types: Mapping[str, str]) -> str:
+    """Return a schema (DDL) for the types of columns."""
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in types.items())
 
 
 def are_here(rows: ArrowRows | DataFrame) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,22 @@ def test_the_state_of_all_streams_waits_for_a_stream_that_fails(shop: Functions)
     shop.write(code.format(key="id"), run)
     shop.sync()
     assert shop.versions("id") == shop.versions("id", stream="items") == [(1, True)]
+
+
+@pytest.mark.long
+def test_a_command_renames_and_discards_columns_of_few_records(shop: Functions) -> None:
+    code = """
+        @chronolake.stream(key="id")
+        def orders():
+            yield {{"id": 1, "note": "{note}" {more}}}
+    """
+    shop.settings = "columns: {rename: {note: remark}}\nschema_changes: discard\n"
+    shop.write(code.format(note="a", more=""))
+    words = ("sync", "shop", "--no-engine", "--project", str(shop.folder))
+    subprocess.run([sys.executable, "-m", "chronolake", *words], check=True)
+    shop.write(code.format(note="b", more=', "extra": 1'))
+    subprocess.run([sys.executable, "-m", "chronolake", *words], check=True)
+    assert shop.versions("id", "remark") == [(1, "a", False), (1, "b", True)]
 
 
 def test_a_stream_without_records_does_not_begin_the_others_again(shop: Functions) -> None:

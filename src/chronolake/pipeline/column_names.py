@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.arrow_tasks import ArrowRows
+from chronolake.arrow_tasks import ArrowRows, schema_of, types_in
 from chronolake.change_set import OMITTED, RESERVED
 from chronolake.errors import ConfigurationError
 from chronolake.formatting import did_you_mean
@@ -172,12 +172,8 @@ def _unused_name(name: str, taken: set[str]) -> str:
 def _rename_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataFrame | ArrowRows:
     if not isinstance(rows, ArrowRows):
         return _rename_frame(rows, names)
-    from pyspark.sql.types import StructType  # noqa: PLC0415 - not for commands without Spark
-
-    schema = StructType.fromDDL(rows.schema)
-    for field in schema.fields:
-        field.name = names.get(field.name, field.name)
-    return rows.then(partial(_rename_batches, names=dict(names)), schema.toDDL())
+    types = {names.get(name, name): kind for name, kind in types_in(rows.schema).items()}
+    return rows.then(partial(_rename_batches, names=dict(names)), schema_of(types))
 
 
 def _rename_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:

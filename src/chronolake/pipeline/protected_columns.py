@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chronolake.arrow_tasks import ArrowRows, map_in_tasks
+from chronolake.arrow_tasks import ArrowRows, map_in_tasks, types_in
 from chronolake.frames import select
 from chronolake.landing import Protection
 from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation, Snapshot
@@ -66,10 +66,7 @@ def protect_batch(batch: Landable, rules: ColumnRules, *, place: str) -> Landabl
 def _protect_rows(rows: DataFrame | ArrowRows, protection: Protection) -> DataFrame | ArrowRows:
     if not isinstance(rows, ArrowRows):
         return _protect_frame(rows, protection)
-    from pyspark.sql.types import StructType  # noqa: PLC0415 - not for commands without Spark
-
-    fields = StructType.fromDDL(rows.schema).fields
-    types = {field.name: field.dataType.simpleString() for field in fields}
+    types = types_in(rows.schema)
     return rows.then(protection, protection.ddl(list(types), types))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from chronolake.arrow_tasks import ArrowRows
+from chronolake.arrow_tasks import ArrowRows, schema_of, types_in
 from chronolake.config import SchemaChanges
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
@@ -242,10 +242,8 @@ def _without_columns(batch: Landable, names: set[str]) -> Landable:
 def _drop(rows: Any, names: set[str]) -> Any:
     if not isinstance(rows, ArrowRows):
         return select(rows, (quote(name) for name in rows.columns if name not in names))
-    from pyspark.sql.types import StructType  # noqa: PLC0415 - not for commands without Spark
-
-    kept = [field for field in StructType.fromDDL(rows.schema) if field.name not in names]
-    return rows.then(_Keep(tuple(field.name for field in kept)), StructType(kept).toDDL())
+    kept = {name: kind for name, kind in types_in(rows.schema).items() if name not in names}
+    return rows.then(_Keep(tuple(kept)), schema_of(kept))
 
 
 @dataclass(frozen=True)
