@@ -311,6 +311,17 @@ def test_streams_without_a_cursor_have_history_of_their_reads(shop: Shop) -> Non
     assert spans("notes", "text") == [("first", 1, 2), ("second", 1, None)]
 
 
+def test_the_last_of_a_record_in_a_complete_read_is_valid(shop: Shop) -> None:
+    shop.configure(own="customers: {mode: history}")
+    for names in ("ab", "bab", "ba"):
+        shop.customers = [{"id": 1, "name": name} for name in names] + [{"id": 2, "name": "x"}]
+        for _ in range(2):
+            shop.sync_or_fail()
+    found = shop.table("customers").select(["id", "name", ACTIVE]).to_pylist()
+    after = [(1, "a", True), (1, "b", False), (2, "x", True)]
+    assert sorted(tuple(row.values()) for row in found) == after
+
+
 def test_record_that_moves_between_pages_is_not_deleted(shop: Shop) -> None:
     """A record of the first page is deleted, so that a later one moves into that page."""
     requester = '      requester: {$ref: "#/definitions/requester", path: /customers}\n'

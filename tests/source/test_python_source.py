@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 import chronolake
+from chronolake.arrow_tasks import FEW_BYTES
 from chronolake.errors import ConfigurationError
+from chronolake.lake import Lake
 from chronolake.pipeline.streams import source_of
+from chronolake.pipeline.sync import sync
 from chronolake.types import DELETED, START
 from support.datalakes import iceberg
 from support.python_functions import MODULE, Functions
@@ -248,6 +251,37 @@ def test_a_command_renames_and_discards_columns_of_few_records(shop: Functions) 
     shop.write(code.format(note="b", more=', "extra": 1'))
     subprocess.run([sys.executable, "-m", "chronolake", *words], check=True)
     assert shop.versions("id", "remark") == [(1, "a", False), (1, "b", True)]
+
+
+_TWICE = """
+    @chronolake.stream(key="id")
+    def orders():
+        for note in {notes}:
+            yield {{"id": 1, "note": note}}
+        yield {{"id": 2, "note": "x"}}
+"""
+
+
+@pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0])
+def test_the_last_of_a_record_in_a_complete_read_is_valid(
+    shop: Functions, monkeypatch: pytest.MonkeyPatch, few_bytes: int
+) -> None:
+    monkeypatch.setattr("chronolake.arrow_tasks.FEW_BYTES", few_bytes)
+    for notes in ["ab", "bab", "ba"]:
+        shop.write(_TWICE.format(notes=list(notes)))
+        shop.sync()
+        shop.sync()
+    assert shop.versions("id", "note") == [(1, "b", False), (1, "a", True), (2, "x", True)]
+
+
+def test_a_complete_read_with_repeated_records_starts_no_spark(shop: Functions) -> None:
+    shop.write(_TWICE.format(notes=["a", "b"]))
+    shop.sync()
+    lake = Lake.prepare(shop.project.lake)
+    result = sync(lake, shop.project, "shop")
+    assert [stream.error for stream in result.streams] == [None]
+    assert not lake.has_started
+    assert shop.versions("id", "note") == [(1, "b", True), (2, "x", True)]
 
 
 def test_a_stream_without_records_does_not_begin_the_others_again(shop: Functions) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chronolake.arrow_tasks import FEW_BYTES
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
@@ -87,6 +88,35 @@ def test_a_new_version_of_a_stream_deletes_what_it_lacks(shop: Shop) -> None:
     shop.singer(_POLLED, read.format(version=2, keys=[5], then=""))
     shop.sync()
     assert [key for key, active in shop.versions("id") if active] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0])
+def test_a_delete_after_a_new_version_deletes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, few_bytes: int
+) -> None:
+    monkeypatch.setattr("chronolake.arrow_tasks.FEW_BYTES", few_bytes)
+    log = [tap_stream("orders", method="LOG_BASED")]
+    first = """
+        record("orders", 1, id=1, note="a")
+        record("orders", 1, id=2, note="a")
+        emit(type="STATE", value={"n": 1})
+    """
+    shop.singer(log, first)
+    shop.sync()
+    second = """
+        for key in (1, 2, 3):
+            record("orders", 2, id=key, note="a")
+        emit(type="ACTIVATE_VERSION", stream="orders", version=2)
+        record("orders", 2, id=1, note="b")
+        for key in (2, 3):
+            record("orders", 2, id=key, note="a", _sdc_deleted_at="2026-11-02T00:00:00Z")
+        record("orders", 2, id=3, note="c")
+        emit(type="STATE", value={"n": 2})
+    """
+    shop.singer(log, second)
+    shop.sync()
+    after = [(1, "a", False), (1, "b", True), (2, "a", False), (3, "c", True)]
+    assert shop.versions("id", "note") == after
 
 
 def test_records_that_a_log_reports_as_deleted_are_deleted(shop: Shop) -> None:

@@ -20,7 +20,7 @@ from chronolake.pipeline.copy_diff import diff_copies
 from chronolake.pipeline.key_changes import fill_omitted_values
 from chronolake.pipeline.protected_columns import protect_batch
 from chronolake.pipeline.reconcile import TableComparison, expect_empty
-from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats
+from chronolake.pipeline.snapshot_diff import diff_snapshot, drop_repeats, keep_last_rows
 from chronolake.pipeline.table_writer import StoredTable, TableWriter
 from chronolake.source.protocol import (
     COMPARED,
@@ -206,6 +206,8 @@ class StreamLanding:
         yield self._table_due
         table = self.lake.catalog.find(self.stream.table)
         self._expect_same_key(table, snapshot.columns)
+        if table is not None or are_here(snapshot.rows):
+            snapshot = keep_last_rows(snapshot)
         is_plain = snapshot.present is None and not snapshot.texts and not self.full_refresh
         if is_plain and self._change_nothing(snapshot.rows, snapshot.columns, is_complete=True):
             return [], False
@@ -213,7 +215,7 @@ class StreamLanding:
             expect_empty(self.lake, table, snapshot.stream)
         versions, columns = diff_snapshot(self.lake, snapshot, table)
         if table is not None and snapshot.again is not None and _has_deletions(versions):
-            snapshot = self._read_again(snapshot)
+            snapshot = keep_last_rows(self._read_again(snapshot))
             versions, columns = diff_snapshot(self.lake, snapshot, table)
         if self.full_refresh:
             self._land_control(ControlKind.RESYNCED, {"at": snapshot.at_micros})

@@ -12,13 +12,14 @@ modification time are returned in every run. A version of such a record would re
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.functions import expr
 
-from chronolake.arrow_tasks import to_arrow, to_spark
+from chronolake.arrow_tasks import ArrowRows, are_here, schema_of, to_arrow, to_spark, types_in
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.row_hash import hash_of, hashed_columns
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from chronolake.arrow_tasks import ArrowRows
     from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -55,6 +55,7 @@ _NEW_VALUES: Final = f"{RESERVED}new_values"
 _OLD_VALUES: Final = f"{RESERVED}old_values"
 _IS_PRESENT: Final = f"{RESERVED}is_present"
 _KEY: Final = f"{RESERVED}key_"
+_RANK: Final = f"{RESERVED}rank"
 
 #: Conditions for the current rows of a table.
 PRESENT: Final = {
@@ -126,6 +127,74 @@ class Sides:
         return found
 
 
+def keep_last_rows(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot with the last row of each record, without deleted records.
+
+    Spark does it, unless the driver reads the rows.
+    """
+    if snapshot.order is None:
+        return snapshot
+    key = [column.name for column in snapshot.columns if column.primary_key]
+    last = _LastRows(tuple(key), snapshot.order, snapshot.exists)
+    if isinstance(snapshot.rows, ArrowRows) and are_here(snapshot.rows):
+        found: ArrowRows | DataFrame = last.apply_here(snapshot.rows)
+    else:
+        found = last.apply_in_spark(to_spark(snapshot.rows))
+    return replace(snapshot, rows=found, is_distinct=True, order=None, exists=None)
+
+
+@dataclass(frozen=True)
+class _LastRows:
+    """A step that keeps the last row of each record; called with all of the rows.
+
+    Attributes:
+        key: the key columns.
+        order: see `Snapshot`.
+        exists: see `Snapshot`.
+    """
+
+    key: tuple[str, ...]
+    order: str
+    exists: str | None
+
+    def apply_here(self, rows: ArrowRows) -> ArrowRows:
+        """Return rows that the driver reads after this step."""
+        types = types_in(rows.schema)
+        kept = {name: kind for name, kind in types.items() if self._is_kept(name)}
+        # If Spark reads them after all, one task does.
+        one_task = replace(rows, places=lambda: rows.places().coalesce(1))
+        return one_task.then(self, schema_of(kept))
+
+    def apply_in_spark(self, rows: DataFrame) -> DataFrame:
+        """Return rows after this step."""
+        keys = ", ".join(map(quote, self.key))
+        order = f"OVER (PARTITION BY {keys} ORDER BY {quote(self.order)} DESC)"
+        exists = "" if self.exists is None else f" AND {quote(self.exists)}"
+        ranked = rows.selectExpr("*", f"row_number() {order} AS {_RANK}")
+        kept = (quote(name) for name in rows.columns if self._is_kept(name))
+        return select(ranked.where(f"{_RANK} = 1{exists}"), kept)
+
+    def _is_kept(self, name: str) -> bool:
+        return name not in {self.order, self.exists}
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the last row of each record."""
+        found = list(batches)
+        if not found:
+            return
+        rows = pa.Table.from_batches(found)
+        rows = rows.take(pc.sort_indices(rows[self.order]))
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        keys = pa.table({**{name: rows[name] for name in self.key}, _RANK: numbers})
+        last = keys.group_by(list(self.key)).aggregate([(_RANK, "max")])
+        rows = rows.take(last[f"{_RANK}_max"].sort())
+        if self.exists is not None:
+            rows = rows.filter(rows[self.exists])
+        yield from rows.select(
+            [name for name in rows.column_names if self._is_kept(name)]
+        ).to_batches()
+
+
 def diff_snapshot(
     lake: Lake, snapshot: Snapshot, table: IcebergTable | None
 ) -> tuple[DataFrame | ArrowRows, list[Column]]:
@@ -133,7 +202,7 @@ def diff_snapshot(
 
     Args:
         lake: the lake whose Spark session is used.
-        snapshot: the snapshot of the source.
+        snapshot: the snapshot of the source; if there is a table, with one row for each record.
         table: the table with all landed files applied; None if nothing has landed.
 
     Returns:
@@ -243,29 +312,59 @@ def _comparable_hashes(
 def _versions_of_all(snapshot: Snapshot) -> ArrowRows:
     """Return versions of all records of a snapshot, because there is no table to compare with."""
     rows = to_arrow(snapshot.rows)
-    begin = partial(
-        _begin_versions, at=snapshot.at_micros, sequence=snapshot.sequence, present=snapshot.present
+    begin = _BeginVersions(
+        snapshot.at_micros, snapshot.sequence, snapshot.present, snapshot.order, snapshot.exists
     )
+    types = types_in(rows.schema).items()
+    kept = schema_of({name: kind for name, kind in types if name not in begin.dropped})
     names = f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint"
-    return rows.then(begin, f"{rows.schema}, {names}")
+    exists = "" if snapshot.exists is None else f", {PROVIDES_DATA} boolean"
+    return rows.then(begin, f"{kept}, {names}{exists}")
 
 
-def _begin_versions(
-    batches: Iterable[pa.RecordBatch], *, at: int, sequence: str, present: str | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records that exist as versions, on an executor."""
-    for batch in batches:
-        rows = batch if present is None else batch.filter(batch[present])
-        never = pa.nulls(rows.num_rows, pa.int64())
-        facts = {
-            MODIFIED: pa.repeat(pa.scalar(at, pa.int64()), rows.num_rows),
-            SEQUENCE: pa.repeat(sequence, rows.num_rows),
-            DELETED_AT: never,
-            PURGED_AT: never,
-        }
-        for name, values in facts.items():
-            rows = rows.append_column(name, values)
-        yield rows
+@dataclass(frozen=True)
+class _BeginVersions:
+    """A step that makes versions of the records that exist; it is sent to executors.
+
+    If a record occurs several times, the last of its versions wins when they are applied.
+
+    Attributes:
+        at: the time of the versions.
+        sequence: where their sequences begin.
+        present: see `Snapshot`.
+        order: see `Snapshot`.
+        exists: see `Snapshot`.
+    """
+
+    at: int
+    sequence: str
+    present: str | None
+    order: str | None
+    exists: str | None
+
+    @property
+    def dropped(self) -> set[str | None]:
+        """Return the columns that versions do not have."""
+        return {self.order, self.exists}
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield versions."""
+        for batch in batches:
+            rows = batch if self.present is None else batch.filter(batch[self.present])
+            never = pa.nulls(rows.num_rows, pa.int64())
+            at = pa.repeat(pa.scalar(self.at, pa.int64()), rows.num_rows)
+            sequences = pa.repeat(self.sequence, rows.num_rows)
+            facts = {MODIFIED: at, SEQUENCE: sequences, DELETED_AT: never, PURGED_AT: never}
+            if self.order is not None:
+                order = rows[self.order].cast(pa.string())
+                facts[SEQUENCE] = pc.binary_join_element_wise(sequences, order, "")
+            if self.exists is not None:
+                facts[DELETED_AT] = pc.if_else(rows[self.exists], never, at)
+                facts[PROVIDES_DATA] = rows[self.exists]
+            rows = rows.select([name for name in rows.schema.names if name not in self.dropped])
+            for name, values in facts.items():
+                rows = rows.append_column(name, values)
+            yield rows
 
 
 def _struct(values: Iterable[str]) -> str:

@@ -189,11 +189,14 @@ class _Table:
         if not landed.rows and not batch.may_be_empty:
             return
         order = (batch.at_micros, len(batch.sequence), batch.sequence)
+        rows = list(landed.rows)
+        if batch.order is not None:
+            name = batch.order
+            rows.sort(key=lambda row: row[name])
+        flags = [flag for flag in (batch.present, batch.exists) if flag is not None]
         found = {
-            landed.key_of(row): landed.data_of(row)
-            if batch.present is None or row[batch.present]
-            else None
-            for row in landed.rows
+            landed.key_of(row): landed.data_of(row) if all(row[flag] for flag in flags) else None
+            for row in rows
         }
         missing = self.records.keys() - found.keys() if batch.present is None else ()
         for key, data in [*found.items(), *((key, None) for key in missing)]:

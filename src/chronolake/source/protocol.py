@@ -196,6 +196,10 @@ class Snapshot:
             the data columns: `rows` are the records that were looked up, and the column says which
             of them exist. Rows of missing records contain only the key.
         is_distinct: whether the source guarantees that no record occurs twice in `rows`.
+        order: a column of `rows` in addition to the data columns, or None. If a record occurs
+            several times, the row with its greatest value is valid.
+        exists: None if all records exist. Otherwise a boolean column of `rows` in addition to the
+            data columns: whether the row is a record, and not the deletion of one.
         may_be_empty: False if there are no rows, and the stream must not be taken as emptied if it
             had rows before.
         texts: for some columns, a column of `rows` in addition to the data columns that contains
@@ -215,6 +219,8 @@ class Snapshot:
     numbers: Mapping[str, int] | None = None
     present: str | None = None
     is_distinct: bool = True
+    order: str | None = None
+    exists: str | None = None
     may_be_empty: bool = True
     texts: Mapping[str, str] = field(default_factory=dict)
     is_protected: bool = False

@@ -27,7 +27,7 @@ from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.times import micros_of
 from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
-from chronolake.source.records.pending_files import read_files
+from chronolake.source.records.pending_files import WHOLE_RECORDS, read_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ class CompleteRead:
             columns = self.run.files.columns()
             return Reconciliation(
                 self.stream.name,
-                to_spark(read_files(lake, self.waiting.parts, columns, facts=True)),
+                to_spark(read_files(lake, self.waiting.parts, columns, WHOLE_RECORDS)),
                 columns,
                 sum(part.rows for part in self.waiting.parts),
                 micros_of(begun),

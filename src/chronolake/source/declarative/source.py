@@ -49,6 +49,7 @@ from chronolake.source.protocol import (
     spool_folder,
 )
 from chronolake.source.records.pending_files import (
+    WHOLE_RECORDS,
     PendingFiles,
     group_by_columns,
     read_files,
@@ -445,7 +446,7 @@ class _PendingRecords:
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
             columns = columns or _merge_columns(given for given, _ in groups)
-            rows = read_files(self.lake, parts, columns, facts=True)
+            rows = read_files(self.lake, parts, columns, WHOLE_RECORDS)
             yield ChangeBatch(
                 self.name,
                 rows,
@@ -458,5 +459,5 @@ class _PendingRecords:
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            rows = read_files(self.lake, group, given, facts=True)
+            rows = read_files(self.lake, group, given, WHOLE_RECORDS)
             yield ChangeBatch(self.name, rows, given, position, is_protected=True)

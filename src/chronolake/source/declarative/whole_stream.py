@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from chronolake.change_set import SEQUENCE
 from chronolake.errors import ChronolakeError, SourceError
 from chronolake.source.declarative.manifests.capabilities import may_miss_records
 from chronolake.source.protocol import ChangeBatch, ReadProgress, Snapshot, StreamFailure
@@ -78,12 +79,13 @@ class WholeStream:
             parts, columns = self.run.waiting.parts, self.run.files.columns()
             return Snapshot(
                 self.name,
-                read_files(lake, parts, columns),
+                read_files(lake, parts, columns, (SEQUENCE,)),
                 columns,
                 at,
                 f"{at:016x}",
                 position,
                 is_distinct=False,
+                order=SEQUENCE,
                 may_be_empty=may_become_empty or bool(parts),
                 is_protected=True,
             )

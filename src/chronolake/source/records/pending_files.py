@@ -252,7 +252,7 @@ class PendingFiles:
 
 
 def read_files(
-    lake: Lake, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
+    lake: Lake, parts: Sequence[Part], columns: Sequence[Column], facts: Sequence[str] = ()
 ) -> ArrowRows:
     """Return the records of files that may have different columns, in the form that `land` reads.
 
@@ -260,9 +260,8 @@ def read_files(
         lake: the lake whose Spark session reads them, unless they are few.
         parts: the files.
         columns: the result's columns; each is at least as wide as in every file.
-        facts: whether the result contains record versions, with the technical columns of the files.
+        facts: the technical columns of the result, which the files have (`Part.facts`).
     """
-    names = (parts[0].facts if parts else WHOLE_RECORDS) if facts else ()
     known = [f"{quote(column.name)} {column.type.sql}" for column in columns]
     size = sum(part.bytes for part in parts)
     lake.note_work(size)
@@ -276,9 +275,9 @@ def read_files(
             _read_batches,
             open_file=lake.executor_files.opener,
             columns=tuple(columns),
-            facts=names,
+            facts=tuple(facts),
         ),
-        ", ".join([*known, *(f"{name} {_FACTS[name][1]}" for name in names)]),
+        ", ".join([*known, *(f"{name} {_FACTS[name][1]}" for name in facts)]),
         size=size,
         is_local=lake.has_files_of_tasks,
         publish=lake.executor_files.publish,

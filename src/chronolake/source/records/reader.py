@@ -434,7 +434,7 @@ class _Pending:
         is_undated = (self._is_undated and not is_log) or self._is_resumed
         return ChangeBatch(
             self.stream.name,
-            read_files(lake, parts, columns, facts=True),
+            read_files(lake, parts, columns, WITH_OMISSIONS),
             columns,
             position,
             may_repeat=may_repeat,
@@ -448,12 +448,14 @@ class _Pending:
         self._last = at
         return Snapshot(
             self.stream.name,
-            read_files(lake, parts, self.columns),
+            read_files(lake, parts, self.columns, (SEQUENCE, PROVIDES_DATA)),
             self.columns,
             at,
             f"{at:016x}",
             {**position, _LAST: at},
             is_distinct=False,
+            order=SEQUENCE,
+            exists=PROVIDES_DATA,
             may_be_empty=bool(parts) or self.stream.may_become_empty,
             is_protected=True,
         )
