@@ -123,6 +123,28 @@ def test_changed_records_have_their_own_times_and_may_be_marked_as_deleted(
     assert shop.versions("id", "note") == after
 
 
+@pytest.mark.parametrize(
+    ("unset", "mark"), [(0, 1), ("false", "true"), ("", "2026-11-02T00:00:00Z"), (None, 5)]
+)
+def test_only_values_that_are_set_mark_deleted_records(
+    shop: Functions, unset: object, mark: object
+) -> None:
+    code = """
+        @chronolake.stream(key="id", deletes="gone", capture="polling")
+        def orders():
+            yield {{"id": 1, "gone": {unset!r}}}
+            yield {{"id": 2, "gone": {mark!r}}}
+    """
+    shop.write(code.format(unset=unset, mark=unset))
+    shop.sync()
+    shop.write(code.format(unset=unset, mark=mark))
+    shop.sync()
+    assert shop.versions("id") == [(1, True), (2, False)]
+    shop.write(code.format(unset=unset, mark="maybe"))
+    (stream,) = shop.run().streams
+    assert "neither true nor false" in (stream.error or "")
+
+
 def test_a_state_counts_only_if_the_function_ends(shop: Functions) -> None:
     shop.write(_POLLED.format(log=_log((1, "a", 1, False)), then="raise OSError('cut')"))
     (stream,) = shop.run().streams

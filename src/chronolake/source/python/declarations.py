@@ -103,7 +103,8 @@ def stream(
         key: the field or fields that identify a record. Default: the whole record.
         cursor: the field with the time of a record's last change: a record's version begins then,
             and not when it was read.
-        deletes: the field that is set in records that were deleted: true, or a time.
+        deletes: the field that is set in records that were deleted: true, a number that is not 0,
+            or a time; null, false, 0 and an empty text are not set.
         capture: `snapshot` if each run yields all records (the default without a cursor), so that
             missing ones were deleted; `polling` if it yields those that have changed since the
             state (the default with a cursor); `log` if each record is a change of its own.

@@ -36,6 +36,7 @@ from chronolake.source.protocol import (
     Snapshot,
     StreamFailure,
 )
+from chronolake.source.records.deletions import are_marked
 from chronolake.source.records.messages import (
     Complete,
     Declared,
@@ -384,14 +385,23 @@ class _Pending:
         return pa.array([f"{self._sequence}{number:08x}" for number in range(first, first + count)])
 
     def _exist(self, values: Mapping[str, pa.Array], count: int) -> pa.Array:
-        """Return which records are not marked as deleted."""
+        """Return which records are not marked as deleted.
+
+        Raises:
+            SourceError: a mark cannot be understood.
+        """
         field_ = self.stream.deleted_by
         if field_ is None or field_ not in values:
             return pa.repeat(pa.scalar(True), count)
-        marks = values[field_]
-        if pa.types.is_boolean(marks.type):
-            return pc.invert(pc.fill_null(marks, False))
-        return pc.is_null(marks)
+        is_deleted = are_marked(values[field_])
+        if is_deleted is None:
+            raise SourceError(
+                f"The stream {self.stream.name} marks deleted records in {field_}, but a text "
+                "there is neither true nor false, a number or a time.",
+                column=field_,
+                hint="Set it to true or a time in deleted records, and leave it empty in others.",
+            )
+        return pc.invert(is_deleted)
 
     def take(self) -> list[Part]:
         """Return the files of the records so far, which land next."""
