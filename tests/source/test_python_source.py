@@ -350,6 +350,44 @@ def test_a_new_stream_that_was_cut_off_is_read_from_the_start_again(shop: Functi
     assert shop.versions("id", stream="items") == [(0, True), (1, True)]
 
 
+def test_a_function_that_fails_holds_back_no_other_state_and_keeps_its_own(
+    shop: Functions,
+) -> None:
+    code = """
+        LOG = {{"key": "id", "capture": "log"}}
+
+        @chronolake.streams(a=LOG, b=LOG)
+        def one(state):
+            assert state.get("n", 0) == {run}, state
+            yield "a", {{"id": 1, "n": state.get("n", 0)}}
+            state["n"] = state.get("n", 0) + 1
+
+        @chronolake.streams(c=LOG, d=LOG)
+        def two(state):
+            assert state.get("n", 0) == {run}, state
+            yield "c", {{"id": 1, "n": state.get("n", 0)}}
+            state["n"] = state.get("n", 0) + 1
+            yield chronolake.CHECKPOINT
+            yield "d", {{"id": 1, "n": 9}}
+            state["n"] = 9
+            raise ValueError("down")
+    """
+    run = f"[{MODULE}:one, {MODULE}:two]"
+    for number in range(3):
+        shop.write(code.format(run=number), run)
+        failed = {stream.stream for stream in shop.run().streams if stream.error is not None}
+        assert failed == {"c", "d"}
+    expected = [(0, False), (1, False), (2, True)]
+    assert shop.versions("n", stream="a") == shop.versions("n", stream="c") == expected
+    # Reading the streams of a function again begins without its state, and keeps the others.
+    shop.write(code.format(run=0), run)
+    shop.run(only=("a", "b"), full_refresh=True)
+    assert len(shop.versions("n", stream="a")) == 4
+    shop.write(code.format(run=3), run)
+    assert shop.run(only=("c", "d")).streams[0].error is not None
+    assert len(shop.versions("n", stream="c")) == 4
+
+
 def test_values_have_the_types_of_python_and_arrow(shop: Functions) -> None:
     shop.write(
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,13 +142,13 @@ class PythonFunctions(RecordSource):
         self, states: Mapping[str, Any], shared: Any, *, new: Collection[str]
     ) -> Iterator[Message]:
         """Call the functions whose streams are selected, one after the other."""
-        current: dict[str, Any] = dict(shared or {})
+        stored: dict[str, Any] = dict(shared or {})
         secrets = self.secrets_of(self._config.config)
         for target in self.targets:
             names = [name for name in target.streams if name in states]
             if not names:
                 continue
-            state = current.get(target.path) if target.is_shared else states[names[0]]
+            state = stored.get(target.path) if target.is_shared else states[names[0]]
             # The state of several streams moves only with all that are replicated.
             is_whole = self._streams_of(target).keys() <= states.keys()
             try:
@@ -161,8 +162,7 @@ class PythonFunctions(RecordSource):
                 for message in found:
                     if isinstance(message, Progress) and message.stream is None:
                         if is_whole:
-                            current[target.path] = message.state
-                            yield Progress(dict(current))
+                            yield replace(message, sharing=names, part=target.path)
                     else:
                         yield message
             except ChronolakeError as failure:

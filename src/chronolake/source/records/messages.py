@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -75,11 +75,20 @@ class Progress:
 
     Attributes:
         state: a value that JSON can represent.
-        stream: the stream whose state it is; None if it is the state of all streams.
+        stream: the stream whose state it is; None if streams share it.
+        sharing: the streams that share it; None: all.
+        part: its name, if only some streams share it. Then the state that all streams share is a
+            mapping with the states of all parts.
     """
 
     state: Any
     stream: str | None = None
+    sharing: Collection[str] | None = None
+    part: str | None = None
+
+    def covers(self, stream: str) -> bool:
+        """Return whether a shared state is that of a stream, too."""
+        return self.sharing is None or stream in self.sharing
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ A batch lands together with the latest state that was reported before its end. T
 records after the state land, too, and are read again by the next run. A record that lands again
 without a change is ignored (`ChangeBatch.may_repeat`).
 
-A state that all streams share is stored after the batches of all streams have landed. From then on,
+A state that streams share is stored after the batches of these streams have landed. From then on,
 or when it is complete, each of the streams has an offset, also without records: a stream without an
 offset is new, and new streams need all of their records.
 
@@ -227,6 +227,8 @@ class _Pending:
         self.is_snapshot = stream.is_snapshot
         self.is_done = False
         self.is_failed = False
+        #: Whether records were taken to land, and have not.
+        self.is_landing = False
         self.rows = 0
         self._reported = 0
         self._state: Any = None
@@ -260,6 +262,12 @@ class _Pending:
     def has_records(self) -> bool:
         """Return whether there are records to land."""
         return self._writer is not None
+
+    @property
+    def has_landed_all(self) -> bool:
+        """Return whether all records so far have landed, or were compared with the table."""
+        is_lost = self.is_failed or self.is_landing
+        return not is_lost and (self.is_done or not self.has_records)
 
     @property
     def has_news(self) -> bool:
@@ -430,6 +438,7 @@ class _Pending:
     def note_landed(self, position: dict[str, Any]) -> None:
         """Set the offset that has landed."""
         self.position, self._has_state, self._has_landed = position, False, True
+        self.is_landing = False
         self._is_undated = self._is_resumed = self._omits = False
 
     def batch(self, lake: Lake, parts: Sequence[Part], position: Offset) -> ChangeBatch:
@@ -491,6 +500,7 @@ class RecordReader:
         positions: Mapping[str, Offset | None],
         folder: Path,
         *,
+        shared: Any = None,
         full_refresh: bool = False,
     ) -> None:
         """Prepare the run.
@@ -500,6 +510,7 @@ class RecordReader:
             streams: the streams that are read.
             positions: the offset of each stream; None if nothing of it has landed.
             folder: contains the records until they have landed.
+            shared: the stored state that all streams share, or None.
             full_refresh: whether complete reads that were cut off begin at the start.
         """
         self._lake = lake
@@ -512,7 +523,9 @@ class RecordReader:
                 kept = CutRead.open(stream, stored, folder, is_new=full_refresh)
             self._streams[stream.name] = _Pending(stream, stored, place, kept)
         self._landed: Mapping[str, Offset] = {}
-        self._shared: Progress | None = None
+        self._stored_state = shared
+        #: The last state of each part that has not been stored.
+        self._shared: dict[str | None, Progress] = {}
 
     def note_landed(self, positions: Mapping[str, Offset]) -> None:
         """Set which offsets have landed (`ChangeSource.acknowledge`)."""
@@ -553,7 +566,7 @@ class RecordReader:
 
     def _take(self, message: Message) -> Iterator[Batch]:
         if isinstance(message, Progress) and message.stream is None:
-            self._shared = message
+            self._shared[message.part] = message
             return
         pending = self._streams.get(message.stream or "")
         if pending is None or pending.is_failed:
@@ -592,13 +605,19 @@ class RecordReader:
                     yield from self._land_due(pending)
 
     def _land_due(self, pending: _Pending) -> Iterator[Batch]:
-        if self._shared is None:
-            yield from self._land(pending)
-        else:
-            yield from self._land_shared()
+        yield from self._land_states_of(pending)
+        yield from self._land(pending)
+
+    def _land_states_of(self, pending: _Pending) -> Iterator[Batch]:
+        """Land the shared states of a stream, and the records of all streams that share them."""
+        for state in list(self._shared.values()):
+            if state.covers(pending.stream.name):
+                yield from self._land_shared(state)
 
     def _fail(self, pending: _Pending, error: ChronolakeError) -> Iterator[Batch]:
         """Land what was read of a stream, and report why the rest was not."""
+        # A shared state was reported before the error, and all records before the state.
+        yield from self._land_states_of(pending)
         if pending.is_snapshot:
             pending.keep()
         else:
@@ -615,6 +634,7 @@ class RecordReader:
             # Its columns were declared with its records.
             yield from self._land_offset(pending, position)
             return
+        pending.is_landing = True
         parts = pending.take()
         yield pending.batch(self._lake, parts, position)
         self._note_landed(pending, parts, position)
@@ -625,6 +645,7 @@ class RecordReader:
         """Compare the stream's table with all of its records."""
         if pending.is_failed:
             return
+        pending.is_landing = True
         if pending.kept is not None:
             parts = [*pending.kept.parts, *parts]
         position = pending.next_position()
@@ -648,21 +669,25 @@ class RecordReader:
             # The pipeline has recorded why.
             pending.is_failed = True
 
-    def _land_shared(self) -> Iterator[Batch]:
-        """Land the records of all streams, and then the state that they share."""
-        for pending in self._streams.values():
+    def _land_shared(self, shared: Progress) -> Iterator[Batch]:
+        """Land the records of all streams that share a state, and then the state."""
+        sharing = [
+            pending for pending in self._streams.values() if shared.covers(pending.stream.name)
+        ]
+        for pending in sharing:
             if not pending.is_snapshot:
                 yield from self._land(pending)
-        is_safe = all(
-            not pending.is_failed and (pending.is_done or not pending.has_records)
-            for pending in self._streams.values()
-        )
-        if self._shared is not None and is_safe:
-            yield shared_offset(self._shared.state)
-            self._shared = None
-            for pending in self._streams.values():
-                if pending.is_new and not pending.is_snapshot:
-                    yield from self._land_offset(pending, pending.continued_position())
+        if not all(pending.has_landed_all for pending in sharing):
+            return
+        stored = shared.state
+        if shared.part is not None:
+            stored = {**(self._stored_state or {}), shared.part: shared.state}
+        yield shared_offset(stored)
+        self._stored_state = stored
+        del self._shared[shared.part]
+        for pending in sharing:
+            if pending.is_new and not pending.is_snapshot:
+                yield from self._land_offset(pending, pending.continued_position())
 
     def _land_offset(self, pending: _Pending, position: dict[str, Any]) -> Iterator[Batch]:
         yield ChangeBatch(pending.stream.name, None, (), position)
@@ -670,20 +695,20 @@ class RecordReader:
 
     def _end(self, failure: ChronolakeError | None) -> Iterator[Batch]:
         for pending in self._streams.values():
-            if pending.is_snapshot:
-                if not (pending.is_done or pending.is_failed):
-                    yield from self._fail(pending, failure or _incomplete_error(pending.stream))
-            else:
+            if not pending.is_snapshot:
                 yield from self._land(pending)
                 if pending.rows:
                     yield ReadProgress(pending.stream.name, pending.rows)
-        if self._shared is not None:
-            yield from self._land_shared()
-        if failure is not None:
-            for pending in self._streams.values():
-                if not (pending.is_done or pending.is_failed):
-                    pending.is_failed = True
-                    yield StreamFailure(pending.stream.name, failure)
+        for state in list(self._shared.values()):
+            yield from self._land_shared(state)
+        for pending in self._streams.values():
+            if pending.is_done or pending.is_failed:
+                continue
+            if pending.is_snapshot:
+                yield from self._fail(pending, failure or _incomplete_error(pending.stream))
+            elif failure is not None:
+                pending.is_failed = True
+                yield StreamFailure(pending.stream.name, failure)
 
 
 def _incomplete_error(stream: RecordStream) -> SourceError:

@@ -143,7 +143,9 @@ class RecordSource(ABC):
     ) -> RecordReader:
         streams = [stream for stream in self._streams_with_rules() if stream.name in positions]
         place = spool_folder(self.project, self.pipeline)
-        return RecordReader(lake, streams, positions, place, full_refresh=full_refresh)
+        return RecordReader(
+            lake, streams, positions, place, shared=self._shared, full_refresh=full_refresh
+        )
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Note which offsets have landed."""
