@@ -42,6 +42,24 @@ def test_a_full_refresh_is_compared_with_the_table(shop: Shop) -> None:
     assert shop.versions("id", "note") == after
 
 
+def test_reading_a_log_again_deletes_what_is_missing(shop: Shop) -> None:
+    log = [stream("orders", cursor="_ab_cdc_lsn", _ab_cdc_lsn="integer", _ab_cdc_deleted_at="time")]
+    read = """
+        assert state is None, state
+        for key in {keys}:
+            record("orders", id=key, note="a", _ab_cdc_lsn=1, _ab_cdc_deleted_at=None)
+        record("orders", id=4, note="a", _ab_cdc_lsn=2, _ab_cdc_deleted_at="2026-11-02T00:00:00Z")
+        stream_state("orders", {{"lsn": 2}})
+    """
+    shop.airbyte(log, read.format(keys=[1, 2, 4]))
+    shop.sync()
+    first = [(1, True), (2, True), (4, False)]
+    assert shop.versions("id") == first
+    shop.airbyte(log, read.format(keys=[1, 3, 4]))
+    shop.sync(full_refresh=True)
+    assert shop.versions("id") == [(1, True), (2, False), (3, True), (4, False)]
+
+
 def test_an_incremental_stream_continues_after_its_state(shop: Shop) -> None:
     read = """
         day = (state_of("orders") or {"day": 0})["day"] + 1

@@ -385,8 +385,10 @@ def resync(
 
     A Data Lake v2 keeps every version: each table is rebuilt from all current files. For other
     sources, all rows are read: those that differ from the table get a new version, and missing ones
-    are deleted. With --key or --slice, the same is done for some records only, if the source can
-    look them up. Exit codes are those of `sync`.
+    are deleted, also those that an API or a connector does not return any more, such as records
+    before its start date. Projects of the Fivetran SDK and Python functions with a log may not
+    return everything: missing ones are not deleted. With --key or --slice, the same is done for
+    some records only, if the source can look them up. Exit codes are those of `sync`.
     """
     wanted = project_of(project, lake, settings)
     if not key and slice_ is None:

@@ -247,6 +247,7 @@ class AirbyteConnector(RecordSource):
             cursor=".".join(offered.cursor) if offered.cursor else None,
             default_table=offered.reported["name"],
             is_resumable=offered.is_resumable,
+            reads_all_without_state=capture is not CaptureMethod.SNAPSHOT_DIFF,
         )
 
     def check(

@@ -225,6 +225,7 @@ class SingerTap(RecordSource):
             deleted_by=_DELETED_AT,
             may_become_empty=self.may_become_empty(offered.name),
             cursor=offered.cursor,
+            reads_all_without_state=capture is not CaptureMethod.SNAPSHOT_DIFF,
         )
 
     def import_state(self, content: Any) -> dict[str, Offset]:

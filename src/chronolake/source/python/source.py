@@ -71,6 +71,8 @@ class PythonFunctions(RecordSource):
                 may_become_empty=self.may_become_empty(name),
                 cursor=declared.cursor,
                 default_table=declared.table,
+                # A log may not go back to its begin.
+                reads_all_without_state=declared.capture is CaptureMethod.OBSERVED_CHANGES,
             )
             for target in self.targets
             for name, declared in self._streams_of(target).items()

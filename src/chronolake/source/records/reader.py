@@ -10,7 +10,8 @@ or when it is complete, each of the streams has an offset, also without records:
 offset is new, and new streams need all of their records.
 
 Streams without changes of their own (`CaptureMethod.SNAPSHOT_DIFF`) are compared with their table
-when all of their records have been read. An incomplete read changes nothing. Its records are kept
+when all of their records have been read. So are others in a full refresh, if a read without a state
+returns all of their records. An incomplete read changes nothing. Its records are kept
 if the source can continue a complete read at a state (`RecordStream.is_resumable`).
 """
 
@@ -25,13 +26,24 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.change_set import DELETED_AT, MODIFIED, OMITTED, PROVIDES_DATA, SEQUENCE
+from chronolake.arrow_tasks import to_spark
+from chronolake.change_set import (
+    DELETED_AT,
+    MODIFIED,
+    OMITTED,
+    PROVIDES_DATA,
+    RESERVED,
+    SEQUENCE,
+)
 from chronolake.errors import ChronolakeError, SourceError
+from chronolake.frames import select
 from chronolake.landing import landed_micros
 from chronolake.source.protocol import (
+    COMPARED,
     CaptureMethod,
     ChangeBatch,
     ReadProgress,
+    Reconciliation,
     SharedOffset,
     Snapshot,
     StreamFailure,
@@ -48,6 +60,7 @@ from chronolake.source.records.messages import (
     Restarted,
 )
 from chronolake.source.records.pending_files import (
+    WHOLE_RECORDS,
     WITH_OMISSIONS,
     PartWriter,
     PendingFiles,
@@ -56,7 +69,7 @@ from chronolake.source.records.pending_files import (
 )
 from chronolake.source.records.schema import Shape
 from chronolake.source.records.times import micros_of
-from chronolake.types import ColumnType, Kind, now_micros
+from chronolake.types import ColumnType, Kind, now_micros, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,7 +83,7 @@ if TYPE_CHECKING:
     from chronolake.source.records.pending_files import Part
     from chronolake.types import Column
 
-    Batch = ChangeBatch | Snapshot | SharedOffset | ReadProgress | StreamFailure
+    Batch = ChangeBatch | Snapshot | Reconciliation | SharedOffset | ReadProgress | StreamFailure
 
 #: A batch lands when its files have this size, in bytes.
 _BATCH_BYTES: Final = 128 * 2**20
@@ -81,6 +94,7 @@ _REPORTED_ROWS: Final = 10_000
 
 #: The folder of complete reads that were cut off, beside those of runs.
 _RESUMABLE: Final = "_resumable"
+_RANK: Final = f"{RESERVED}rank"
 _STATE: Final = "state"
 _TYPES: Final = "types"
 _LAST: Final = "last_micros"
@@ -107,6 +121,8 @@ class RecordStream:
         default_table: the table's name unless the configuration sets one; None: the stream's name.
         is_resumable: whether the states of a complete read continue it after it was cut off. They
             are not stored when it is complete: the next one begins at the start.
+        reads_all_without_state: whether a run without a state returns all records of a stream that
+            has changes of its own.
     """
 
     name: str
@@ -120,6 +136,7 @@ class RecordStream:
     cursor: str | None = None
     default_table: str | None = None
     is_resumable: bool = False
+    reads_all_without_state: bool = False
 
     @property
     def is_snapshot(self) -> bool:
@@ -214,7 +231,13 @@ class _Pending:
     """The records of a stream that were read in this run and have not landed."""
 
     def __init__(
-        self, stream: RecordStream, stored: Offset | None, folder: Path, kept: CutRead | None
+        self,
+        stream: RecordStream,
+        stored: Offset | None,
+        folder: Path,
+        kept: CutRead | None,
+        *,
+        full_refresh: bool,
     ) -> None:
         self.stream = stream
         self.kept = kept
@@ -224,7 +247,10 @@ class _Pending:
         if kept is not None:
             types |= kept.types
         self.shape = Shape({**typed, **types}, frozenset(stream.declared), stream=stream.name)
-        self.is_snapshot = stream.is_snapshot
+        #: Whether changes that were read without a state are all records, and missing ones deleted.
+        self.is_reconciled = full_refresh and stream.reads_all_without_state
+        self.is_snapshot = stream.is_snapshot or self.is_reconciled
+        self._begun_at = now_micros()
         self.is_done = False
         self.is_failed = False
         #: Whether records were taken to land, and have not.
@@ -429,11 +455,11 @@ class _Pending:
         }
         if self.is_new and not (own or self.is_done):
             return {**position, _NEW: True}
-        return _without_new(position)
+        return _without(position, _NEW)
 
     def continued_position(self) -> dict[str, Any]:
         """Return the offset after a state of all streams that continues this one was stored."""
-        return _without_new(self.position or self.next_position())
+        return _without(self.position or self.next_position(), _NEW)
 
     def note_landed(self, position: dict[str, Any]) -> None:
         """Set the offset that has landed."""
@@ -479,6 +505,26 @@ class _Pending:
             is_protected=True,
         )
 
+    def reconciliation(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Reconciliation:
+        """Return records with the times of their changes as all records of the stream."""
+        columns = self.columns
+        keys = ", ".join(quote(column.name) for column in columns if column.primary_key)
+        rows = to_spark(read_files(lake, parts, columns, WITH_OMISSIONS))
+        order = f"OVER (PARTITION BY {keys} ORDER BY {MODIFIED} DESC, {SEQUENCE} DESC)"
+        ranked = rows.selectExpr("*", f"row_number() {order} AS {_RANK}")
+        names = [*(column.name for column in columns), *WHOLE_RECORDS]
+        return Reconciliation(
+            self.stream.name,
+            select(ranked.where(f"{_RANK} = 1 AND {PROVIDES_DATA}"), map(quote, names)),
+            columns,
+            self.rows,
+            max(self._begun_at, self.position.get(_LAST, 0) + 1),
+            position,
+            is_dated=self.stream.changed_at is not None,
+            may_be_empty=self.stream.may_become_empty,
+            is_protected=True,
+        )
+
     @property
     def columns(self) -> list[Column]:
         """Return the stored columns so far, including the key."""
@@ -486,8 +532,8 @@ class _Pending:
         return identity.rules.columns(self.shape.columns(identity.columns))
 
 
-def _without_new(position: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in position.items() if name != _NEW}
+def _without(position: Mapping[str, Any], part: str) -> dict[str, Any]:
+    return {name: value for name, value in position.items() if name != part}
 
 
 class RecordReader:
@@ -521,7 +567,9 @@ class RecordReader:
             kept = None
             if stream.is_resumable:
                 kept = CutRead.open(stream, stored, folder, is_new=full_refresh)
-            self._streams[stream.name] = _Pending(stream, stored, place, kept)
+            self._streams[stream.name] = _Pending(
+                stream, stored, place, kept, full_refresh=full_refresh
+            )
         self._landed: Mapping[str, Offset] = {}
         self._stored_state = shared
         #: The last state of each part that has not been stored.
@@ -653,6 +701,10 @@ class RecordReader:
             # No record has ever been read.
             yield from self._land_offset(pending, position)
             return
+        if pending.is_reconciled:
+            yield pending.reconciliation(self._lake, parts, position)
+            self._note_landed(pending, parts, position)
+            return
         found = pending.snapshot(self._lake, parts, position)
         yield replace(found, may_be_empty=found.may_be_empty or may_be_empty)
         self._note_landed(pending, parts, dict(found.position))
@@ -663,8 +715,9 @@ class RecordReader:
         discard(parts)
         if pending.kept is not None:
             pending.kept.discard()
-        if self._landed.get(pending.stream.name) == position:
-            pending.note_landed(position)
+        landed = dict(self._landed.get(pending.stream.name) or {})
+        if _without(landed, COMPARED) == _without(position, COMPARED):
+            pending.note_landed(landed)
         else:
             # The pipeline has recorded why.
             pending.is_failed = True
