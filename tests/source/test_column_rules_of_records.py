@@ -7,6 +7,7 @@ standard error, between its messages, in log messages, and in its errors.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ import structlog
 import yaml
 
 from chronolake.config import load_project
+from chronolake.pipeline.streams import source_of
 from chronolake.source.connectors.environments import environment
-from chronolake.types import ACTIVE
+from chronolake.types import ACTIVE, TableName
 from support.connectors import Shop, stream, tap_stream
 from support.processes import run_command, run_command_until_failpoint
 from support.source.secrets import (
@@ -331,3 +333,43 @@ def test_records_without_key_have_a_keyed_hash(tmp_path: Path, logged: list[Any]
     people.expect_stored()
     assert not people.secrets.are_in(repr(logged))
     assert set(MASKED) <= {name.split("_")[0] for name in people.shop.rows("people")[0]}
+
+
+def test_a_new_rule_of_a_key_does_not_leave_the_old_records(tmp_path: Path) -> None:
+    read = """
+        record("orders", id=1, note="a", at="2026-11-01T10:00:00Z")
+        emit(type="STATE", value={"n": 1})
+    """
+    shop = Shop(tmp_path)
+    shop.singer([tap_stream("orders", cursor="at")], read)
+    shop.sync()
+    source = {"type": "singer", "command": [sys.executable, str(tmp_path / "singer_connector.py")]}
+    shop.configure(source, columns={"hash": ["id"], "hash_key": KEY})
+    for _ in range(2):
+        shop.fail("rules of the key (id)", "chronolake resync shop --stream orders")
+    assert shop.versions("id") == [(1, True)]
+    shop.sync(full_refresh=True)
+    shop.sync()
+    assert sorted(shop.versions("id")) == [("1", False), (hashed("1"), True)]
+    # The rules of other columns may change.
+    shop.configure(source, columns={"hash": ["id", "note"], "hash_key": KEY})
+    shop.sync()
+
+
+def test_a_new_rule_of_a_key_in_a_log_needs_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "key_of_log.py").write_text(
+        "import chronolake\n\n"
+        '@chronolake.stream(key="id", capture="log")\n'
+        'def orders():\n    yield {"id": 1}\n'
+    )
+    shop = Shop(tmp_path)
+    source = {"type": "python", "run": "key_of_log:orders"}
+    shop.configure(source)
+    shop.sync()
+    shop.configure(source, columns={"hash": ["id"], "hash_key": KEY})
+    result = shop.run(full_refresh=True)
+    assert "Drop the table and the folder" in (result.streams[0].hint or "")
+    shop.lake.catalog.drop(TableName("shop", "orders"), purge=True)
+    shutil.rmtree(source_of(shop.project, "shop").discover()[0].folder.path)
+    shop.sync(full_refresh=True)
+    assert shop.versions("id") == [(hashed("1"), True)]

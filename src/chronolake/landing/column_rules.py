@@ -138,6 +138,13 @@ class ColumnRules:
             return ""
         return hmac.digest(self.key, f"{_DIGEST_OF}{self.levels!r}".encode(), "sha256").hex()[:32]
 
+    def digest_of(self, names: Iterable[str]) -> str:
+        """Return a text that changes with the rules of columns; empty if they have none."""
+        found = [(name, rule) for name in names if (rule := self.rule_of(name)) is not None]
+        if not found:
+            return ""
+        return hmac.digest(self.key, f"{_DIGEST_OF}{found!r}".encode(), "sha256").hex()[:32]
+
     def rule_of(self, name: str) -> Rule | None:
         """Return the rule of a column, by its name in the source; None: it is stored as it is."""
         found = (level.find(name) for level in self.levels)

@@ -56,6 +56,13 @@ class Identity:
             not self.paths or any(self.rules.is_hashed(path[0]) for path in self.paths)
         )
 
+    @property
+    def rules_digest(self) -> str:
+        """Return a text that changes with the rules that decide which keys are stored."""
+        if not self.paths:
+            return self.rules.digest
+        return self.rules.digest_of(path[0] for path in self.paths)
+
     def add_key_column(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
         """Return the declared columns, preceded by the hash column if there is one.
 

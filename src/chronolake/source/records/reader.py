@@ -21,6 +21,7 @@ import shutil
 import time
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from chronolake.change_set import (
     RESERVED,
     SEQUENCE,
 )
-from chronolake.errors import ChronolakeError, SourceError
+from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.frames import select
 from chronolake.landing import landed_micros
 from chronolake.source.protocol import (
@@ -100,6 +101,8 @@ _TYPES: Final = "types"
 _LAST: Final = "last_micros"
 #: In the offset of a stream that has landed in part, and that no state continues.
 _NEW: Final = "is_new"
+#: In the offset: a digest of the rules by which keys are stored.
+_KEY_RULES: Final = "key_rules"
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,38 @@ def state_of(position: Offset | None) -> Any:
 def is_new(position: Offset | None) -> bool:
     """Return whether all records of a stream are needed: no state continues its first read."""
     return position is None or bool(position.get(_NEW))
+
+
+def raise_if_keys_changed(
+    stream: RecordStream, position: Offset | None, *, pipeline: str, full_refresh: bool
+) -> None:
+    """Raise if a stream's keys are stored in another form now, and its old records would remain.
+
+    Args:
+        stream: the stream, with the rules of its columns.
+        position: its stored offset, also in a full refresh.
+        pipeline: the pipeline's name.
+        full_refresh: whether all records are read again.
+
+    Raises:
+        ConfigurationError: the rules of its key have changed.
+    """
+    # An imported state has no records yet.
+    has_landed = position is not None and _LAST in position
+    before = (position or {}).get(_KEY_RULES, "")
+    is_compared = stream.is_snapshot or (full_refresh and stream.reads_all_without_state)
+    is_same = not has_landed or before == stream.identity.rules_digest
+    if is_same or is_compared or (full_refresh and not landed_micros(stream.folder)):
+        return
+    keys = ", ".join(stream.identity.columns)
+    again = f"`chronolake resync {pipeline} --stream {stream.name}`"
+    raise ConfigurationError(
+        f"The rules of the key ({keys}) of the stream {stream.name} have changed. Its records "
+        "would get new keys, and remain under the old ones, too.",
+        hint=f"Run {again}: the old ones are deleted."
+        if stream.reads_all_without_state
+        else f"Drop the table and the folder {stream.folder.path}, and run {again}.",
+    )
 
 
 def stream_offset(state: Any) -> Offset:
@@ -448,8 +483,9 @@ class _Pending:
         types = self.shape.current_types()
         own = {_STATE: self._state} if self._has_state and self.kept is None else {}
         position = {
-            **self.position,
+            **_without(self.position, _KEY_RULES),
             **own,
+            **({_KEY_RULES: rules} if (rules := self.stream.identity.rules_digest) else {}),
             _TYPES: _types_as_json(types),
             _LAST: max(self._last, self.position.get(_LAST, 0) + 1),
         }
@@ -547,6 +583,7 @@ class RecordReader:
         folder: Path,
         *,
         shared: Any = None,
+        refused: Mapping[str, ChronolakeError] = MappingProxyType({}),
         full_refresh: bool = False,
     ) -> None:
         """Prepare the run.
@@ -557,7 +594,9 @@ class RecordReader:
             positions: the offset of each stream; None if nothing of it has landed.
             folder: contains the records until they have landed.
             shared: the stored state that all streams share, or None.
-            full_refresh: whether complete reads that were cut off begin at the start.
+            refused: why some streams cannot be read.
+            full_refresh: whether all records are read, and reads that were cut off begin at the
+                start.
         """
         self._lake = lake
         self._folder = folder
@@ -571,6 +610,7 @@ class RecordReader:
                 stream, stored, place, kept, full_refresh=full_refresh
             )
         self._landed: Mapping[str, Offset] = {}
+        self._refused = refused
         self._stored_state = shared
         #: The last state of each part that has not been stored.
         self._shared: dict[str | None, Progress] = {}
@@ -600,7 +640,11 @@ class RecordReader:
         shutil.rmtree(self._folder, ignore_errors=True)
         failure: ChronolakeError | None = None
         try:
-            for name in self._streams:
+            for name, pending in self._streams.items():
+                if name in self._refused:
+                    pending.is_failed = True
+                    yield StreamFailure(name, self._refused[name])
+                    continue
                 # Report that the streams have begun: the first record may take long.
                 yield ReadProgress(name, 0)
             try:

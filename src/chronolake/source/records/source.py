@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.errors import SourceError
+from chronolake.errors import ChronolakeError, SourceError
 from chronolake.landing import ColumnRules
 from chronolake.masking import Secrets
 from chronolake.source.protocol import (
@@ -17,7 +17,7 @@ from chronolake.source.protocol import (
     raw_folder,
     spool_folder,
 )
-from chronolake.source.records.reader import RecordReader, is_new, state_of
+from chronolake.source.records.reader import RecordReader, is_new, raise_if_keys_changed, state_of
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column
 
@@ -124,7 +124,7 @@ class RecordSource(ABC):
     ) -> Iterator[Batch]:
         """Read the changes of the selected streams, or all of their records."""
         known = {name: None if full_refresh else stored for name, stored in positions.items()}
-        self._reader = self._new_reader(lake, known, full_refresh=full_refresh)
+        self._reader = self._new_reader(lake, known, full_refresh=full_refresh, stored=positions)
         states = {name: state_of(stored) for name, stored in known.items()}
         states |= self._reader.kept_states()
         shared = None if full_refresh else self._shared
@@ -135,16 +135,35 @@ class RecordSource(ABC):
         self, lake: Lake, positions: Mapping[str, Offset | None], messages: Iterator[Message]
     ) -> Iterator[Batch]:
         """Return the batches of what the source reports about some streams."""
-        self._reader = self._new_reader(lake, positions, full_refresh=False)
+        self._reader = self._new_reader(lake, positions, full_refresh=False, stored=positions)
         yield from self._reader.read(messages)
 
     def _new_reader(
-        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+        self,
+        lake: Lake,
+        positions: Mapping[str, Offset | None],
+        *,
+        full_refresh: bool,
+        stored: Mapping[str, Offset | None],
     ) -> RecordReader:
         streams = [stream for stream in self._streams_with_rules() if stream.name in positions]
+        refused: dict[str, ChronolakeError] = {}
+        for stream in streams:
+            try:
+                raise_if_keys_changed(
+                    stream, stored[stream.name], pipeline=self.pipeline, full_refresh=full_refresh
+                )
+            except ChronolakeError as failure:
+                refused[stream.name] = failure
         place = spool_folder(self.project, self.pipeline)
         return RecordReader(
-            lake, streams, positions, place, shared=self._shared, full_refresh=full_refresh
+            lake,
+            streams,
+            positions,
+            place,
+            shared=self._shared,
+            refused=refused,
+            full_refresh=full_refresh,
         )
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
