@@ -25,15 +25,17 @@ _OWNER: Final = ".owner"
 
 
 @contextmanager
-def private_folder(prefix: str) -> Iterator[Path]:
+def private_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Create a folder that exists until the block ends.
 
     Args:
         prefix: the beginning of its name. Folders with the same prefix are removed if their process
             was killed.
+        parent: the folder in which it is created; None: that of temporary files.
     """
-    _remove_abandoned(prefix)
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    _remove_abandoned(prefix, parent)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as path:
         folder = Path(path)
         with run_at_termination(partial(shutil.rmtree, folder, ignore_errors=True)):
             # No other process finds the file before it is locked.
@@ -53,8 +55,8 @@ def write_private(file: Path, content: bytes) -> None:
         output.write(content)
 
 
-def _remove_abandoned(prefix: str) -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def _remove_abandoned(prefix: str, parent: Path) -> None:
+    for folder in parent.glob(f"{prefix}*"):
         try:
             owner = os.open(folder / _OWNER, os.O_RDWR)
         except OSError:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from postgresql import server
 
@@ -22,6 +26,7 @@ from support.cluster import PYTHON, Cluster, can_isolate, cluster, conf
 from support.datalakes import DataLake
 from support.declarative.apis import Api, Reply
 from support.engines import AT, TIMEOUT, wait_until
+from support.source.sftp import sftp_server
 from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
 
@@ -233,6 +238,68 @@ def test_records_of_an_api_are_landed_by_executors(open_project: Open, tmp_path:
         there.run("sync", "api")
     rows = [row for row in there.rows("api", "orders") if not row["_fivetran_deleted"]]
     assert {row["id"] for row in rows} == set(range(19900))
+
+
+class _SharedFolder(BucketProject):
+    """A project whose lake is in a folder."""
+
+    @property
+    def lake(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """Yield a folder that the workers see, too: it is in the checkout."""
+    with tempfile.TemporaryDirectory(prefix=".shared-", dir=Path(__file__).parents[2]) as found:
+        yield Path(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shared", ["bucket", "folder"])
+def test_files_of_an_sftp_server_are_sent_to_executors(
+    tmp_path: Path, s3: S3Server, workers: Cluster, shared_folder: Path, shared: str
+) -> None:
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    with sftp_server("asyncssh", tmp_path / "keys") as server:
+        (client,) = (path for path in sys.path if (Path(path) / "asyncssh").is_dir())
+        place = {"sftp": server.settings, "key": ["id"]}
+        pipelines = {
+            name: {"source": {"type": kind, "path": f"{server.address}{exports}/{path}", **place}}
+            for name, kind, path in (
+                ("csv", "files", "{stream}_*.csv.gz"),
+                ("lines", "files", "{stream}_*.jsonl"),
+                ("dumps", "copies", "{stream}/{date}.parquet"),
+            )
+        }
+        in_bucket = shared == "bucket"
+        there = (BucketProject if in_bucket else _SharedFolder)(
+            tmp_path / "project" if in_bucket else shared_folder,
+            *(f"{s3.bucket()}/lake", s3.port, pipelines),
+            spark=_spark(workers),
+            keys=_KEYS,
+            environment={
+                **CREDENTIALS,
+                "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{client}",
+            },
+        )
+        for number in range(3):
+            text = f"id,name\n{number},é {number}\n".encode()
+            (exports / f"orders_{number}.csv.gz").write_bytes(gzip.compress(text))
+            (exports / f"visits_{number}.jsonl").write_text(f'{{"id": {number}}}\n')
+            (exports / "items").mkdir(exist_ok=True)
+            rows = pa.table({"id": list(range(number, 5))})
+            pq.write_table(rows, exports / "items" / f"2026-01-0{number + 1}.parquet")
+        for name in pipelines:
+            there.run("sync", name)
+    names = sorted((row["id"], row["name"]) for row in there.rows("csv", "orders"))
+    assert names == [(f"{number}", f"é {number}") for number in range(3)]
+    assert sorted(row["id"] for row in there.rows("lines", "visits")) == [0, 1, 2]
+    items = sorted((row["id"], row["_fivetran_active"]) for row in there.rows("dumps", "items"))
+    assert items == [(number, number > 1) for number in range(5)]
+    assert not list(_place(there, s3).rglob("_executor_files/*"))
+    assert not list((there.folder / "lake" / "raw").glob("_sftp/*"))
 
 
 @pytest.mark.long

@@ -1,7 +1,8 @@
 """Files on SFTP servers: their list, and copies that Spark's tasks can read.
 
-Files are downloaded into a temporary folder of this machine, which only this user can read, and
-removed when they have landed. Tasks on other machines get copies in the lake's bucket.
+Files are downloaded into a temporary folder, which only this user can read, and removed when they
+have landed. Tasks on other machines read them in the lake's folder if it is shared, and otherwise
+get copies in the lake's bucket.
 """
 
 from __future__ import annotations
@@ -89,26 +90,26 @@ def stage(
         files: the files; all of the same server, or none of a server.
         settings: how the server is reached.
         lake: the lake whose tasks read them.
-        is_hidden: whether columns have rules: their values must not be in the lake's bucket.
+        is_hidden: whether columns have rules: their values must not be in the lake.
 
     Yields:
         The files as tasks can read them.
 
     Raises:
-        SourceError: a file cannot be downloaded, or would have to be copied to the bucket.
+        SourceError: a file cannot be downloaded, or would have to be copied to the lake.
     """
     if not files or not is_sftp(str(files[0].path)):
         yield [*files]
         return
     shared = lake.executor_files
-    if is_hidden and not shared.are_shared:
+    if is_hidden and not lake.is_local:
         raise SourceError(
             "Files of an SFTP server cannot be read on a cluster if columns are excluded, hashed "
-            "or masked: they would be copied to the lake's bucket as they are.",
+            "or masked: they would be copied to the lake's storage as they are.",
             hint="Sync this pipeline with spark.master local[*], or copy the files to a bucket.",
         )
     copies: list[BucketPath] = []
-    with private_folder("chronolake-sftp-") as folder:
+    with private_folder("chronolake-sftp-", _shared_folder(lake)) as folder:
         paths = [folder / f"{n:06}-{file.path.name}" for n, file in enumerate(files)]
         places = [str(file.path) for file in files]
         _run(_download(places, paths, settings or SftpSettings()), places[0])
@@ -124,6 +125,15 @@ def stage(
             yield found
         finally:
             shared.discard(copies)
+
+
+def _shared_folder(lake: Lake) -> Path | None:
+    """Return the folder that tasks on other machines see, too; None: they get copies."""
+    if lake.is_local or not lake.executor_files.are_shared:
+        return None
+    place = lake.config.path / "raw" / "_sftp"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def _run(work: Coroutine[Any, Any, Any], url: str) -> Any:
