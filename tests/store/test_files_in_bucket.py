@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from pyiceberg.catalog.sql import SqlCatalog
 
 from chronolake.object_store import BucketPath
+from chronolake.source.connectors.environments import environment
 from chronolake.types import ACTIVE
 from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
@@ -78,3 +83,95 @@ def test_files_in_a_bucket(tmp_path: Path, bucket: BucketPath, s3: S3Server, soc
     events = there.rows("logs", "events")
     found = sorted((row["source_file"], row["source_row"], row["id"]) for row in events)
     assert found == [("a%20b c.parquet", 0, 7), ("a%20b c.parquet", 1, 8)]
+
+
+class FolderProject(BucketProject):
+    """A project whose lake is in a folder."""
+
+    @property
+    def lake(self) -> dict[str, Any]:
+        return {"storage": super().lake["storage"]}
+
+
+def _versions(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((row["id"], row["name"], row[ACTIVE]) for row in rows)
+
+
+@pytest.mark.long
+def test_snapshots_of_an_iceberg_table_in_a_bucket(
+    tmp_path: Path, bucket: BucketPath, s3: S3Server, socket: str
+) -> None:
+    catalog = SqlCatalog(
+        "gold",
+        uri=f"sqlite:///{tmp_path / 'gold.db'}",
+        warehouse=f"{bucket}/gold tables",
+        **s3.storage.for_pyiceberg("s3://"),
+    )
+    catalog.create_namespace("gold")
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    table = catalog.create_table("gold.orders", schema)
+    table.append(pa.table({"id": [1, 2], "name": ["a", "a"]}))
+    table.overwrite(pa.table({"id": [1], "name": ["b"]}))
+    catalog.engine.dispose()
+    place = {"format": "iceberg", "path": table.location(), "key": ["id"]}
+    source = {"type": "copies", "stream": "orders", **place}
+    there = FolderProject(tmp_path, "", s3.port, {"shop": {"source": source}}, socket)
+    there.run("sync", "shop")
+    expected = [(1, "a", False), (1, "b", True), (2, "a", False)]
+    assert _versions(there.rows("shop", "orders")) == expected
+    # The history in the lake is an existing table of versions, too.
+    with there.table("shop", "orders").scan().to_arrow_batch_reader() as versions:
+        rows = versions.read_all().select(["id", "name", "_fivetran_start", "_fivetran_end"])
+    catalog.create_table("gold.history", rows.schema).append(rows)
+    catalog.engine.dispose()
+    words = ("--key", "id", "--start", "_fivetran_start", "--end", "_fivetran_end")
+    for number, path in enumerate(
+        [(f"{bucket}/gold tables/gold/history", "--format", "iceberg"), _newest(bucket)]
+    ):
+        there.run("import-history", f"old{number}.orders", *path, *words)
+        assert _versions(there.rows(f"old{number}", "orders")) == expected
+
+
+def _newest(bucket: BucketPath) -> tuple[str]:
+    """Return the newest metadata file of the table with versions."""
+    files = bucket.joinpath("gold tables", "gold", "history", "metadata").objects()
+    return (max(str(file.path) for file in files if file.path.name.endswith(".metadata.json")),)
+
+
+@pytest.mark.long
+def test_versions_of_a_delta_table_in_a_bucket(
+    tmp_path: Path, bucket: BucketPath, s3: S3Server
+) -> None:
+    folder = str(next(environment(["deltalake==1.6.6"]).glob("lib/python3*/site-packages")))
+    if folder not in sys.path:
+        # Last, so that all other packages are those of the tests.
+        sys.path.append(folder)
+    delta = import_module("deltalake")
+    options = {"endpoint_url": s3.endpoint, "region": "us-east-1", "allow_http": "true"}
+
+    def write(name: str, rows: list[dict[str, Any]], **how: Any) -> None:
+        delta.write_deltalake(
+            f"{bucket}/gold/{name}",
+            pa.Table.from_pylist(rows),
+            storage_options={f"AWS_{key.upper()}": value for key, value in options.items()},
+            **how,
+        )
+
+    place = {"partition_by": ["name"], "mode": "overwrite"}
+    write("orders", [{"id": 1, "name": "é b%20/ü"}, {"id": 2, "name": "x"}], **place)
+    write("orders", [{"id": 1, "name": "y"}], **place)
+    source = {"type": "copies", "format": "delta", "path": f"{bucket}/gold/orders", "key": ["id"]}
+    there = FolderProject(
+        tmp_path,
+        *("", s3.port, {"shop": {"source": {**source, "stream": "orders"}}}),
+        environment={**CREDENTIALS, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{folder}"},
+    )
+    there.run("sync", "shop")
+    expected = [(1, "y", True), (1, "é b%20/ü", False), (2, "x", False)]
+    assert _versions(there.rows("shop", "orders")) == expected
+    rows = [("a", "2026-01-01", None), ("b", "2025-01-01", "2026-01-01")]
+    names = ("name", "begin", "finish")
+    write("history", [{"id": 1, **dict(zip(names, row, strict=True))} for row in rows])
+    words = ("--key", "id", "--start", "begin", "--end", "finish", "--format", "delta")
+    there.run("import-history", "old.orders", f"{bucket}/gold/history", *words)
+    assert _versions(there.rows("old", "orders")) == [(1, "a", True), (1, "b", False)]

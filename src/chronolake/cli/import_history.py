@@ -45,13 +45,15 @@ def import_history(
         str, typer.Argument(metavar="TABLE", help="The new history table, as schema.table.")
     ],
     path: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="PATH",
+            metavar="[PATH]",
             help="The existing table: a Parquet, Avro, CSV or JSON file, a folder, a path with "
-            "*, or the metadata file of an Iceberg table.",
+            "*, the folder of an Iceberg or Delta table (with --format), or the metadata file of "
+            "an Iceberg table.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     *,
     key: Annotated[
         list[str],
@@ -84,7 +86,23 @@ def import_history(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="parquet, avro, csv or jsonl. Default: by the ending.",
+            help="parquet, avro, csv, jsonl, iceberg or delta. Default: by the ending.",
+        ),
+    ] = None,
+    source_table: Annotated[
+        str | None,
+        typer.Option(
+            "--source-table",
+            metavar="NAME",
+            help="Instead of PATH: an Iceberg table in a catalog, such as snapshots.customers.",
+        ),
+    ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            "--catalog",
+            metavar="URI",
+            help="The catalog of --source-table. Default: the lake's catalog.",
         ),
     ] = None,
     time_zone: Annotated[
@@ -116,7 +134,9 @@ def import_history(
         )
     source: dict[str, Any] = {
         "type": "history",
-        "path": path if scheme_of(path) is not None else str(Path(path).absolute()),
+        "path": path if path is None or "://" in path else str(Path(path).absolute()),
+        "table": source_table,
+        "catalog": catalog,
         "stream": name.table,
         "key": key,
         "start": start,
@@ -129,10 +149,13 @@ def import_history(
     pipeline = _validate({"source": source}, PipelineConfig)
     extended = replace(wanted, pipelines={**wanted.pipelines, name.schema: pipeline})
     same = WatchedProject(extended, lambda: extended, partial(show_error, json=json))
-    with open_lake(wanted.lake, json=json) as opened, Progress(opened, json=json) as progress:
+    scheme = scheme_of(path or "")
+    schemes = wanted.lake.source_schemes | ({scheme} if scheme is not None else set())
+    reading = wanted.lake.model_copy(update={"source_schemes": schemes})
+    with open_lake(reading, json=json) as opened, Progress(opened, json=json) as progress:
         status = run_one(opened, same, name.schema, (), progress)
     if not json and status is Status.SUCCEEDED:
-        console().print(f"The history of {path} is in {name}.")
+        console().print(f"The history of {path or source_table} is in {name}.")
     exit_with_status([status])
 
 

@@ -33,6 +33,7 @@ from chronolake.config.file_sources import (
     FilesSource,
     HistorySource,
     SftpSettings,
+    TableSettings,
 )
 from chronolake.config.loader import (
     FILE_NAME,
@@ -135,6 +136,7 @@ __all__ = [
     "SqlServerSource",
     "StorageConfig",
     "StreamConfig",
+    "TableSettings",
     "TrackHistory",
     "UpConfig",
     "WatchedFile",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from chronolake.config.section import Section
-from chronolake.config.sections import check_location
+from chronolake.config.sections import CatalogConfig, check_location
 from chronolake.config.storage import StorageConfig  # noqa: TC001 - pydantic reads it
-from chronolake.location import scheme_of
-from chronolake.types import ColumnType
+from chronolake.errors import SchemaError
+from chronolake.types import ColumnType, TableName
 
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 _WHOLE: Final = 100.0
@@ -29,13 +29,13 @@ class FileFormat(StrEnum):
     CSV = "csv"
     #: A JSON object on each line.
     JSON_LINES = "jsonl"
-    #: The snapshots of an Iceberg table; only for `copies`.
+    #: An Iceberg table; not for `files`.
     ICEBERG = "iceberg"
-    #: The versions of a Delta table; only for `copies`.
+    #: A Delta table; not for `files`.
     DELTA = "delta"
 
 
-#: Formats of tables each of whose versions is a copy.
+#: Formats of tables with versions, each of which may be a copy.
 VERSIONED: Final = frozenset({FileFormat.ICEBERG, FileFormat.DELTA})
 
 
@@ -92,6 +92,19 @@ def check_file_location(path: str) -> str:
     return path
 
 
+def _check_table_name(name: str) -> str:
+    try:
+        TableName.parse(name)
+    except SchemaError as failure:
+        raise ValueError(f"{failure.message} {failure.hint}".rstrip(".")) from None
+    return name
+
+
+def _check_table_folder(path: str) -> None:
+    if path.startswith(_SFTP) or {"{", "*"} & set(path):
+        raise ValueError("the path of a table is a folder or bucket without placeholders")
+
+
 class SftpSettings(Section):
     """How an SFTP server is reached."""
 
@@ -131,8 +144,8 @@ class FileSettings(Section):
         description="parquet, avro, csv or jsonl (a JSON object on each line). Default: by the "
         "ending of the path: .parquet, .avro, .csv, .tsv, .jsonl, .ndjson or .json; CSV and JSON "
         "with .gz or .zst if compressed. "
-        "iceberg or delta, only for copies: the path is the folder of a table, and each of its "
-        "snapshots or versions is a copy.",
+        "iceberg or delta, only for copies and history: the path is the folder of a table; each of "
+        "its snapshots or versions is a copy.",
     )
     delimiter: str | None = Field(
         default=None,
@@ -160,8 +173,60 @@ class FileSettings(Section):
         return {name: ColumnType.parse(text.upper()) for name, text in self.types.items()}
 
 
+def _imply_iceberg(values: Any) -> Any:
+    """Set the format of sources that name a table of a catalog."""
+    if isinstance(values, dict) and values.get("format") is None:
+        tables = values.get("tables")
+        sections = [values, *(tables.values() if isinstance(tables, dict) else ())]
+        if any(isinstance(given, dict) and given.get("table") for given in sections):
+            return {**values, "format": FileFormat.ICEBERG}
+    return values
+
+
+class TableSettings(FileSettings):
+    """How files, or tables of Iceberg and Delta, are found and read."""
+
+    catalog: Annotated[CatalogConfig, BeforeValidator(CatalogConfig.section_of)] | None = Field(
+        default=None,
+        description="The catalog of Iceberg tables that are named by `table`, with the keys of "
+        "lake.catalog, or its URI. Default: the catalog of the lake.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _imply_format(cls, values: Any) -> Any:
+        return _imply_iceberg(values)
+
+    def expect_places(self, *places: tuple[str | None, str | None]) -> None:
+        """Check where tables are.
+
+        Args:
+            places: a path and a table of a catalog each.
+
+        Raises:
+            ValueError: both are set, or one does not fit the format.
+        """
+        has_tables = False
+        for path, table in places:
+            has_tables |= table is not None
+            if path is not None and table is not None:
+                raise ValueError("set path, or table: the name of a table in a catalog")
+            if table is not None and self.format is not FileFormat.ICEBERG:
+                raise ValueError("table is only for the format iceberg")
+            if path is not None and self.format in VERSIONED:
+                _check_table_folder(path)
+        if self.catalog is not None and not has_tables:
+            raise ValueError("catalog needs table: the name of a table, such as gold.orders")
+
+
 class CopiesTable(Section):
     """A table of which there are dated copies."""
+
+    table: Annotated[str, AfterValidator(_check_table_name)] | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of a path: the name of an Iceberg table in the source's catalog.",
+    )
 
     path: Annotated[str, AfterValidator(check_file_location)] | None = Field(
         default=None,
@@ -175,10 +240,16 @@ class CopiesTable(Section):
     )
 
 
-class CopiesSource(FileSettings):
+class CopiesSource(TableSettings):
     """Dated copies of tables: files or folders with a date in their path, or table versions."""
 
     type: Literal["copies"]
+    table: Annotated[str, AfterValidator(_check_table_name)] | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of a path: the name of an Iceberg table in `catalog`, each of whose "
+        "snapshots is a copy, such as gold.orders.",
+    )
     path: Annotated[str, AfterValidator(check_file_location)] | None = Field(
         default=None,
         min_length=1,
@@ -225,25 +296,27 @@ class CopiesSource(FileSettings):
         return None if found is None else float(found[1]) / _WHOLE
 
     @model_validator(mode="after")
-    def _check_table_path(self) -> Self:
-        paths = [self.path, *(table.path for table in (self.tables or {}).values())]
-        for path in paths if self.format in VERSIONED else ():
-            is_url = path is not None and (scheme_of(path) or path.startswith(_SFTP))
-            if path is not None and (is_url or {"{", "*"} & set(path)):
-                raise ValueError("the path of a table is a folder without placeholders")
+    def _check_places(self) -> Self:
+        tables = (self.tables or {}).values()
+        self.expect_places(
+            (self.path, self.table), *((known.path, known.table) for known in tables)
+        )
+        if self.table is not None and self.tables:
+            raise ValueError("set table, or tables with a table each")
         return self
 
     @model_validator(mode="after")
     def _check_paths_and_keys(self) -> Self:
         tables = self.tables or {}
-        if self.path is None and not tables:
+        if self.path is None and self.table is None and not tables:
             raise ValueError("set path, or tables with a path each")
         if not tables and self.key is None:
             raise ValueError("set key: the columns that identify a row")
         for name, table in tables.items():
-            if table.path is None and self.path is None:
+            has_place = table.path is not None or table.table is not None
+            if not has_place and self.path is None:
                 raise ValueError(f"the table {name!r} has no path")
-            if table.path is None and "{stream}" not in (self.path or ""):
+            if not has_place and "{stream}" not in (self.path or ""):
                 raise ValueError(f"the path has no {{stream}}; set a path for the table {name!r}")
             if table.key is None and self.key is None:
                 raise ValueError(f"the table {name!r} has no key")
@@ -252,16 +325,24 @@ class CopiesSource(FileSettings):
         return self
 
 
-class HistorySource(FileSettings):
+class HistorySource(TableSettings):
     """An existing table of versions, such as a dbt snapshot, as the history of a table."""
 
     type: Literal["history"]
-    path: Annotated[str, AfterValidator(check_file_location)] = Field(
+    path: Annotated[str, AfterValidator(check_file_location)] | None = Field(
+        default=None,
         min_length=1,
-        description="The table's files: a file, a folder, or a path with *. Or the metadata file "
-        "of an Iceberg table, ….metadata.json. In a folder, or s3://bucket/path, gs://bucket/path "
-        "or abfss://container@account.dfs.core.windows.net/path. A relative path is resolved "
-        "against the folder of chronolake.yml.",
+        description="The table's files: a file, a folder, or a path with *. With the format "
+        "iceberg or delta, the folder of a table; or the metadata file of an Iceberg table, "
+        "….metadata.json. In a folder, or s3://bucket/path, gs://bucket/path or "
+        "abfss://container@account.dfs.core.windows.net/path. A relative path is resolved against "
+        "the folder of chronolake.yml.",
+    )
+    table: Annotated[str, AfterValidator(_check_table_name)] | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of a path: the name of an Iceberg table in `catalog`, such as "
+        "snapshots.customers.",
     )
     stream: str = Field(min_length=1, description="The stream's name, and that of its table.")
     key: list[str] = Field(min_length=1, description="The columns that identify a record.")
@@ -290,6 +371,18 @@ class HistorySource(FileSettings):
         default="UTC",
         description="Time zone of times without an offset, such as Europe/Berlin.",
     )
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        self.expect_places((self.path, self.table))
+        if self.path is None and self.table is None:
+            raise ValueError("set path, or table")
+        return self
+
+    @property
+    def location(self) -> str:
+        """Return the table's path, or its name."""
+        return self.path or self.table or ""
 
 
 class FilesSource(FileSettings):
@@ -336,7 +429,8 @@ class FilesSource(FileSettings):
     def _check_settings(self) -> Self:
         if self.format in VERSIONED:
             raise ValueError(
-                f"the format {self.format} is only supported for sources of the type copies"
+                f"the format {self.format} is only supported for sources of the types copies "
+                "and history"
             )
         if self.deleted is not None and self.key is None:
             raise ValueError("deleted needs a key: only records can be deleted")

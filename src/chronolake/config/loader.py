@@ -25,6 +25,7 @@ from chronolake.config.sections import (
     SparkConfig,
     UpConfig,
 )
+from chronolake.config.storage import scheme_of_file_io
 from chronolake.env import KNOWN, PREFIX
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.location import project_file, scheme_of
@@ -404,7 +405,16 @@ def _source_schemes(settings: Mapping[str, Any]) -> frozenset[str]:
         for section in sections:
             path = section.get("path") if isinstance(section, dict) else None
             found.add(scheme_of(path) if isinstance(path, str) else None)
+            found.add(_scheme_of_catalog(section))
     return frozenset(scheme for scheme in found if scheme is not None)
+
+
+def _scheme_of_catalog(section: object) -> str | None:
+    """Return the scheme of the object store that the catalog of a source, valid or not, names."""
+    catalog = section.get("catalog") if isinstance(section, dict) else None
+    properties = catalog.get("properties") if isinstance(catalog, dict) else None
+    name = properties.get("io-impl") if isinstance(properties, dict) else None
+    return scheme_of_file_io(name) if isinstance(name, str) else None
 
 
 def _lake_config(

@@ -17,6 +17,7 @@ from chronolake.iceberg.catalog import (
     jvm_ended,
     spark_words,
 )
+from chronolake.iceberg.foreign_table import read_snapshot
 from chronolake.iceberg.pending import PendingTable
 from chronolake.iceberg.rest import catalog_error
 from chronolake.iceberg.schema_update import metadata_with_columns, schema_of_replacement
@@ -41,6 +42,7 @@ __all__ = [
     "metadata_of",
     "metadata_with_columns",
     "read_metadata",
+    "read_snapshot",
     "schema_of_replacement",
     "spark_words",
     "store_options",

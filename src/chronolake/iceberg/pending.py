@@ -87,7 +87,7 @@ class PendingTable:
     def close(self) -> None:
         """Forget the changes; if they were not published, maintenance removes their files."""
         for version in self._tables:
-            self._cache().invalidate(self._identifier(version))
+            table_cache(self.spark).invalidate(self._identifier(version))
         self._tables.clear()
 
     def _name_of(self, version: str) -> TableName:
@@ -106,7 +106,7 @@ class PendingTable:
                 # The first rows have a parent, which those have not with which a table began
                 # (`IcebergTable.is_unwritten`).
                 java.newFastAppend().commit()
-            self._cache().put(self._identifier(version), java)
+            table_cache(self.spark).put(self._identifier(version), java)
         return self._tables[version]
 
     def _new_table(self) -> Any:
@@ -124,12 +124,13 @@ class PendingTable:
     def _identifier(self, version: str) -> Any:
         return self.table.catalog.identifier(self._name_of(version))
 
-    def _cache(self) -> Any:
-        """Return the Java `Cache` of the session's pending tables."""
-        # A catalog is created with the settings of the thread's active session.
-        with active(self.spark):
-            manager = self.spark._jsparkSession.sessionState().catalogManager()  # noqa: SLF001
-            catalog = manager.catalog(PENDING_CATALOG).icebergCatalog()
-        field = catalog.getClass().getDeclaredField("tableCache")
-        field.setAccessible(True)
-        return field.get(catalog)
+
+def table_cache(spark: SparkSession) -> Any:
+    """Return the Java `Cache` of a session's pending tables, by their identifiers."""
+    # A catalog is created with the settings of the thread's active session.
+    with active(spark):
+        manager = spark._jsparkSession.sessionState().catalogManager()  # noqa: SLF001
+        catalog = manager.catalog(PENDING_CATALOG).icebergCatalog()
+    field = catalog.getClass().getDeclaredField("tableCache")
+    field.setAccessible(True)
+    return field.get(catalog)

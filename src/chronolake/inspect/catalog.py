@@ -194,10 +194,7 @@ def _query_catalog(config: LakeConfig, name: TableName | None) -> Sequence[tuple
     if name is not None:
         statement += " AND table_namespace = {0} AND table_name = {0}"
         values = (CATALOG, name.schema, name.table)
-    if config.catalog.kind is CatalogKind.SQLITE:
-        found = _query_sqlite(config, statement.format("?"), values)
-    else:
-        found = _query_postgresql(config, statement.format("%s"), values)
+    found = _query(config, statement, values)
     if name is None and not found:
         from chronolake.identity import raise_if_unlisted  # noqa: PLC0415 - SQLAlchemy is slow
 
@@ -208,6 +205,27 @@ def _query_catalog(config: LakeConfig, name: TableName | None) -> Sequence[tuple
         for row in found
         if row.get("iceberg_type") in {None, "TABLE"} and row["metadata_location"]
     ]
+
+
+def metadata_in_database(config: LakeConfig, name: TableName) -> str | None:
+    """Return the metadata location of a table that any catalog of a database lists, or None.
+
+    Args:
+        config: a configuration whose catalog is a SQLite or PostgreSQL database.
+        name: the table.
+
+    Raises:
+        LakeError: the database does not respond, or several of its catalogs list such a table.
+    """
+    statement = "SELECT * FROM iceberg_tables WHERE table_namespace = {0} AND table_name = {0}"
+    found = _query(config, statement, (name.schema, name.table))
+    tables = [row for row in found if row.get("iceberg_type") in {None, "TABLE"}]
+    if len(tables) > 1:
+        raise LakeError(
+            f"Several catalogs of the database {config.catalog.label} have a table {name}.",
+            hint="Read the table by the folder in which it is stored.",
+        )
+    return tables[0]["metadata_location"] if tables else None
 
 
 @dataclass(frozen=True)
@@ -243,6 +261,13 @@ def tables_outside(config: LakeConfig) -> OutsideTables | None:
         return None
     folder = plain(found[outside[0]]).rpartition("/metadata/")[0]
     return OutsideTables(len(outside), len(found), outside[0], folder)
+
+
+def _query(config: LakeConfig, statement: str, values: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the rows of a statement in which {0} is each of some values."""
+    if config.catalog.kind is CatalogKind.SQLITE:
+        return _query_sqlite(config, statement.format("?"), values)
+    return _query_postgresql(config, statement.format("%s"), values)
 
 
 def _query_sqlite(

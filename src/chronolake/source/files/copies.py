@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -20,7 +19,7 @@ from chronolake.errors import ConfigurationError, SourceError
 from chronolake.instants import datetime_of
 from chronolake.source.files.delta_versions import list_versions
 from chronolake.source.files.file_list import fingerprint, root_of
-from chronolake.source.files.iceberg_snapshots import list_snapshots
+from chronolake.source.files.iceberg_snapshots import state_in_catalog, state_in_folder
 from chronolake.source.files.path_template import PathTemplate
 from chronolake.source.files.sftp import list_source, stage
 from chronolake.source.protocol import (
@@ -38,7 +37,7 @@ from chronolake.source.protocol import (
     raw_folder,
 )
 from chronolake.stream_modes import StreamCapabilities
-from chronolake.types import EPSILON_MICROS, now_micros
+from chronolake.types import EPSILON_MICROS, TableName, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -240,7 +239,7 @@ class DatedCopies:
             StreamDescriptor(
                 StreamCapabilities(name, reports_changes=True, is_history_only=True),
                 CaptureMethod.SNAPSHOT_DIFF,
-                self._epsilon(self._template(name)),
+                self._epsilon(name),
                 self._folder(name),
                 is_ours=True,
                 key=tuple(self._key(name)),
@@ -256,7 +255,7 @@ class DatedCopies:
     ) -> list[CheckResult]:
         """Check that the folder exists, and has copies."""
         count = sum(map(len, self._copies.values()))
-        where = self._config.path or "copies"
+        where = self._config.path or self._config.table or "copies"
         if not count:
             fix = "Correct source.path in chronolake.yml, unless they are still to come."
             return [CheckResult(where, Level.WARNING, "matches no files", fix=fix)]
@@ -438,8 +437,10 @@ class DatedCopies:
     def _reader(self, lake: Lake, name: str) -> FileReader:
         from chronolake.source.files.formats import FileReader, format_of  # noqa: PLC0415 - loads Spark
 
-        template = self._template(name)
-        found = format_of(template.text, self._config, place=template.place)
+        found = self._config.format
+        if found is None:
+            template = self._template(name)
+            found = format_of(template.text, self._config, place=template.place)
         storage = self._config.storage or self._project.lake.object_storage
         return FileReader(lake.spark, found, self._config, storage)
 
@@ -447,9 +448,17 @@ class DatedCopies:
         own = self._config.tables[name].key if self._config.tables else None
         return own or self._config.key or ()
 
-    @staticmethod
-    def _epsilon(template: PathTemplate) -> int:
-        return 1 if any("%f" in format_ for format_ in template.formats) else EPSILON_MICROS
+    def _epsilon(self, name: str | None) -> int:
+        if self._config.format in VERSIONED:
+            return EPSILON_MICROS
+        formats = self._template(name).formats
+        return 1 if any("%f" in format_ for format_ in formats) else EPSILON_MICROS
+
+    def _table_of(self, name: str | None) -> CopiesTable:
+        """Return the settings of a table with a place of its own, or those of the source."""
+        config = self._config
+        found = (config.tables or {}).get(name or "", CopiesTable())
+        return found if _has_place(found) else CopiesTable(path=config.path, table=config.table)
 
     def _template(self, name: str | None) -> PathTemplate:
         config = self._config
@@ -470,24 +479,28 @@ class DatedCopies:
         config = self._config
         if config.tables:
             return list(config.tables)
-        template = self._template(None)
-        if template.has_stream:
+        if config.table is None and self._template(None).has_stream:
             return sorted(self._copies)
-        return [config.stream or template.default_stream or self._pipeline]
+        return [self._only_name]
+
+    @property
+    def _only_name(self) -> str:
+        """Return the name of the stream if there is only one."""
+        config = self._config
+        if config.table is not None:
+            return config.stream or TableName.parse(config.table).table
+        return config.stream or self._template(None).default_stream or self._pipeline
 
     @cached_property
     def _copies(self) -> dict[str, list[Copy]]:
         """Return the copies of each stream by time, as they are when the run begins."""
         config = self._config
-        shared = [name for name, table in (config.tables or {}).items() if table.path is None]
-        own = [name for name, table in (config.tables or {}).items() if table.path is not None]
+        shared = [name for name, table in (config.tables or {}).items() if not _has_place(table)]
         found: dict[str, list[Copy]] = {}
-        for name in own:
-            found |= self._list(self._template(name), name)
+        for name in [name for name in config.tables or () if name not in shared]:
+            found |= self._list(name)
         if shared or not config.tables:
-            template = self._template(None)
-            name = config.stream or template.default_stream or self._pipeline
-            listed = self._list(template, name)
+            listed = self._list(None)
             found |= {
                 stream: copies
                 for stream, copies in listed.items()
@@ -495,14 +508,24 @@ class DatedCopies:
             }
         return found
 
-    def _list(self, template: PathTemplate, name: str) -> dict[str, list[Copy]]:
+    def _list_versions(self, table: CopiesTable) -> list[tuple[int, SourceFile]]:
+        """Return the snapshots or versions of a table."""
+        if table.table is not None:
+            return state_in_catalog(self._project.lake, self._config, table.table).snapshots()
         storage = self._config.storage or self._project.lake.object_storage
+        folder = root_of(table.path or "", self._project.file.parent, storage)
+        if self._config.format is FileFormat.DELTA:
+            return list_versions(folder)
+        return state_in_folder(folder).snapshots()
+
+    def _list(self, table: str | None) -> dict[str, list[Copy]]:
+        """Return the copies of a table with a place of its own, or those at the source's path."""
+        name = table or self._only_name
         if self._config.format in VERSIONED:
-            folder = root_of(template.text, self._project.file.parent, storage)
-            assert isinstance(folder, Path)  # noqa: S101 - the configuration is checked
-            is_delta = self._config.format is FileFormat.DELTA
-            listed = list_versions(folder) if is_delta else list_snapshots(folder)
+            listed = self._list_versions(self._table_of(table))
             return {name: [Copy(at, (file,)) for at, file in listed]}
+        template = self._template(table)
+        storage = self._config.storage or self._project.lake.object_storage
         base = self._project.file.parent
         files: dict[tuple[str, int], list[SourceFile]] = {}
         for file in list_source(template.root, base, self._config, storage):
@@ -516,7 +539,7 @@ class DatedCopies:
         for (stream, at), of_copy in sorted(files.items()):
             copies = found.setdefault(stream, [])
             copies.append(Copy(at, tuple(of_copy)))
-            if len(copies) > 1 and at - copies[-2].at_micros < 2 * self._epsilon(template):
+            if len(copies) > 1 and at - copies[-2].at_micros < 2 * self._epsilon(table):
                 raise SourceError(
                     f"The dates of two copies of {stream} are too close to each other.",
                     file=copies[-1].name,
@@ -524,6 +547,10 @@ class DatedCopies:
                     "if the path has %f.",
                 )
         return found
+
+
+def _has_place(table: CopiesTable) -> bool:
+    return table.path is not None or table.table is not None
 
 
 def _only_position(name: str, state: LandedCopies) -> ChangeBatch:

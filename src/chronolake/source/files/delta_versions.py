@@ -17,11 +17,15 @@ import pyarrow as pa
 
 from chronolake.errors import SourceError
 from chronolake.extras import require
+from chronolake.location import scheme_of
+from chronolake.object_store import BucketPath
 from chronolake.source.files.file_list import SourceFile, list_files
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+    from chronolake.landing import Location
 
 #: Features of tables that do not change what their files contain, or that are checked.
 _FEATURES: Final = {
@@ -49,11 +53,11 @@ class DeltaVersion:
 
     schema: str
     partition_columns: Sequence[str]
-    paths: Sequence[Path]
+    paths: Sequence[Location]
     values: pa.Table
 
 
-def list_versions(folder: Path) -> list[tuple[int, SourceFile]]:
+def list_versions(folder: Location) -> list[tuple[int, SourceFile]]:
     """Return the versions of a table that can be read, with their times.
 
     Versions that change no row (OPTIMIZE, VACUUM) are left out. Of versions that follow each other
@@ -65,6 +69,7 @@ def list_versions(folder: Path) -> list[tuple[int, SourceFile]]:
     Raises:
         MissingExtraError: delta-rs is not installed.
         SourceError: the folder does not belong to a Delta table, or not to a supported one.
+        ObjectStoreError: the store refuses, or does not respond.
     """
     newest = _load(folder, None)
     existing = {file.name for file in list_files(folder)}
@@ -86,13 +91,26 @@ def list_versions(folder: Path) -> list[tuple[int, SourceFile]]:
     ]
 
 
+def newest_version(folder: Location) -> SourceFile:
+    """Return the newest version of a table; its identity is its number.
+
+    Raises:
+        MissingExtraError: delta-rs is not installed.
+        SourceError: the folder does not belong to a Delta table, or not to a supported one.
+    """
+    table = _load(folder, None)
+    (last,) = table.history(1)
+    number = table.version()
+    return SourceFile(folder, f"version {number}", 0, f"{number}", last["timestamp"] * 1_000)
+
+
 def read_version(file: SourceFile) -> DeltaVersion:
     """Return the files of a version that was listed.
 
     Raises:
         SourceError: it cannot be read, or has deletion vectors.
     """
-    folder = Path(str(file.path))
+    folder = file.path
     table = _load(folder, int(file.identity))
     if _has_deletion_vectors(table):
         raise SourceError(
@@ -104,7 +122,7 @@ def read_version(file: SourceFile) -> DeltaVersion:
     columns = table.metadata().partition_columns
     found = actions["partition"].to_pylist() if columns else []
     values = pa.table({name: _texts_of(file[name] for file in found) for name in columns})
-    paths = [folder / _name_of(path) for path in actions["path"].to_pylist()]
+    paths = [_location(folder, _name_of(path)) for path in actions["path"].to_pylist()]
     return DeltaVersion(table.schema().to_json(), columns, paths, values)
 
 
@@ -119,7 +137,18 @@ def _has_deletion_vectors(table: Any) -> bool:
         return True
 
 
-def _size_of(folder: Path, number: int, existing: Collection[str]) -> int | None:
+def _location(folder: Location, name: str) -> Location:
+    if not _is_absolute(name):
+        return folder / name
+    return BucketPath(name, folder.storage) if isinstance(folder, BucketPath) else Path(name)
+
+
+def _is_absolute(name: str) -> bool:
+    """Return whether a file is in another table, of which this one is a clone."""
+    return os.path.isabs(name) or scheme_of(name) is not None  # noqa: PTH117
+
+
+def _size_of(folder: Location, number: int, existing: Collection[str]) -> int | None:
     """Return the size of a version's files; None if one does not exist any more."""
     try:
         actions = pa.table(_load(folder, number).get_add_actions())
@@ -127,7 +156,7 @@ def _size_of(folder: Path, number: int, existing: Collection[str]) -> int | None
         # The log before it was removed.
         return None
     names = map(_name_of, actions["path"].to_pylist())
-    if not all(name in existing or os.path.isabs(name) for name in names):  # noqa: PTH117
+    if not all(name in existing or _is_absolute(name) for name in names):
         return None
     sizes: list[int] = actions["size_bytes"].to_pylist()
     return sum(sizes)
@@ -142,7 +171,24 @@ def _name_of(path: str) -> str:
     return unquote(path)
 
 
-def _load(folder: Path, number: int | None) -> Any:
+def _options(folder: Location) -> dict[str, str]:
+    """Return how delta-rs reaches a folder."""
+    if not isinstance(folder, BucketPath):
+        return {}
+    is_plain = (folder.storage.endpoint or "").startswith("http://")
+    known = {**folder.storage.for_obstore(folder.url), "allow_http": f"{is_plain}".lower()}
+    if scheme_of(folder.url) != "s3":
+        return known
+    names = {"endpoint": "endpoint_url"}
+    unused = {"copy_if_not_exists"}
+    return {
+        f"AWS_{names.get(name, name)}".upper(): value
+        for name, value in known.items()
+        if name not in unused
+    }
+
+
+def _load(folder: Location, number: int | None) -> Any:
     """Return a version of a table; by default the newest one.
 
     Raises:
@@ -154,7 +200,7 @@ def _load(folder: Path, number: int | None) -> Any:
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
     try:
-        table = deltalake.DeltaTable(str(folder), version=number)
+        table = deltalake.DeltaTable(str(folder), version=number, storage_options=_options(folder))
     except (DeltaError, OSError, ValueError) as failure:
         raise SourceError(
             "The log of the Delta table cannot be read.",

@@ -165,8 +165,7 @@ class FileReader:
                 rows = self._json(files)
             case FileFormat.ICEBERG:
                 (file,) = files
-                snapshot = self.spark.read.format("iceberg").option("versionAsOf", file.identity)
-                rows = snapshot.load(str(file.path))
+                rows = self._snapshot(file)
             case FileFormat.DELTA:
                 rows = self._delta(files[0])
         types = self._configured_types
@@ -264,6 +263,15 @@ class FileReader:
         reader = self._reader(files).format("avro").options(**AVRO_OPTIONS)
         rows: DataFrame = reader.load(list(_paths(files)))
         return rows
+
+    def _snapshot(self, file: SourceFile) -> DataFrame:
+        """Return the rows of a snapshot of an Iceberg table."""
+        from chronolake.iceberg import read_snapshot  # noqa: PLC0415 - loads Spark
+
+        path, settings = file.path, {}
+        if isinstance(path, BucketPath):
+            settings = path.storage.for_java(path.url)
+        return read_snapshot(self.spark, str(path), settings, file.identity)
 
     def _delta(self, file: SourceFile) -> DataFrame:
         """Return the rows of a version of a Delta table."""

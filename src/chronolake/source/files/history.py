@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
+from chronolake.config import FileFormat
 from chronolake.errors import SourceError
 from chronolake.landing import ColumnRules
-from chronolake.source.files.file_list import fingerprint
+from chronolake.source.files.delta_versions import newest_version
+from chronolake.source.files.file_list import fingerprint, root_of
+from chronolake.source.files.iceberg_snapshots import (
+    read_state,
+    state_in_catalog,
+    state_in_folder,
+)
 from chronolake.source.files.path_template import PathTemplate
 from chronolake.source.files.sftp import list_source, stage
 from chronolake.source.protocol import (
@@ -100,17 +107,28 @@ class HistoryTable:
         return EPSILON_MICROS if self._config.end.startswith("_fivetran_") else 1
 
     def _files(self) -> list[SourceFile]:
+        config = self._config
+        if config.table is not None:
+            return [state_in_catalog(self._project.lake, config, config.table).current()]
+        assert config.path is not None  # noqa: S101 - the configuration is checked
+        storage = config.storage or self._project.lake.object_storage
+        base = self._project.file.parent
+        if config.path.endswith(_METADATA):
+            return [read_state(root_of(config.path, base, storage)).current()]
+        if config.format is FileFormat.ICEBERG:
+            return [state_in_folder(root_of(config.path, base, storage)).current()]
+        if config.format is FileFormat.DELTA:
+            return [newest_version(root_of(config.path, base, storage))]
         place = f"{self._project.file}: pipelines.{self._pipeline}.source.path"
-        template = PathTemplate(self._config.path.rstrip("/"), self._config.time_zone, place)
-        storage = self._config.storage or self._project.lake.object_storage
-        listed = list_source(template.root, self._project.file.parent, self._config, storage)
+        template = PathTemplate(config.path.rstrip("/"), config.time_zone, place)
+        listed = list_source(template.root, base, config, storage)
         files = [file for file in listed if template.match(file.name) is not None]
         if not files:
             raise SourceError(
                 "No file matches the path.",
-                file=self._config.path,
+                file=config.path,
                 hint="Check `path`: a file, a folder, a path with *, or the metadata file of an "
-                "Iceberg table.",
+                "Iceberg table. For the folder of a table, set `format` to iceberg or delta.",
             )
         return sorted(files, key=lambda file: file.name)
 
@@ -138,16 +156,14 @@ class HistoryTable:
         from chronolake.source.files.formats import (  # noqa: PLC0415 - loads Spark
             FileReader,
             format_of,
-            typed_columns,
         )
 
         config = self._config
-        if config.path.endswith(_METADATA):
-            rows = lake.spark.read.format("iceberg").load(str(files[0].path))
-            return typed_columns(rows, {}, config.key, files[0])
         place = f"{self._project.file}: pipelines.{self._pipeline}.source.path"
-        path = config.path if config.format is not None else files[0].name
-        found = format_of(path, config, place=place)
+        if config.location.endswith(_METADATA):
+            found = FileFormat.ICEBERG
+        else:
+            found = format_of(files[0].name, config, place=place)
         storage = config.storage or self._project.lake.object_storage
         return FileReader(lake.spark, found, config, storage).read(files, config.key)
 
@@ -167,7 +183,7 @@ class HistoryTable:
         if missing:
             raise SourceError(
                 f"The table has no column {', '.join(missing)}.",
-                file=config.path,
+                file=config.location,
                 hint=f"Its columns are {', '.join(columns)}.",
             )
         if config.deleted is not None:
