@@ -254,6 +254,10 @@ def test_each_check_finds_the_source_that_breaks_its_rule(
     assert caught.value.hint
 
 
+def test_a_change_without_a_time_may_be_read_with_another_one() -> None:
+    conformance.check_repeated_rows(lambda: replace(_toy("time of the read"), has_times=False))
+
+
 def test_each_check_is_broken_by_some_source() -> None:
     (mark,) = (
         found
