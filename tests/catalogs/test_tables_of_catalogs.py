@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import postgresql
 import pyarrow as pa
@@ -15,13 +15,21 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from chronolake.config import load_project
+from chronolake.errors import ConfigurationError
 from chronolake.lake import Lake
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, START
 from support.catalogs.server import properties_on_s3, rest_catalog
+from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.store.projects import BucketProject
 from support.store.server import SECRET_KEY, s3_server
+
+_TIME: Final = pa.timestamp("us")
+_HISTORY: Final = pa.schema([("id", pa.int64()), ("start", _TIME), ("end", _TIME)])
+_JANUARY: Final = datetime(2026, 1, 1)
+_FEBRUARY: Final = datetime(2026, 2, 1)
 
 
 class FolderProject(BucketProject):
@@ -92,12 +100,8 @@ def test_a_rest_catalog_with_tables_in_a_bucket(
         reported = " ".join(there.run("sync", "none", code=1).split())
         assert "has no table gold.none" in reported
 
-        schema = pa.schema(
-            [("id", pa.int64()), ("start", pa.timestamp("us")), ("end", pa.timestamp("us"))]
-        )
-        old = catalog.create_table("gold.history", schema)
-        times = {"start": [datetime(2026, 1, 1)], "end": [None]}
-        old.append(pa.table({"id": [1], **times}, schema))
+        old = catalog.create_table("gold.history", _HISTORY)
+        old.append(pa.table({"id": [1], "start": [_JANUARY], "end": [None]}, _HISTORY))
         there.pipelines["history"] = {
             "source": {
                 "type": "history",
@@ -137,13 +141,46 @@ def test_a_catalog_in_postgresql(tmp_path: Path) -> None:
     assert _starts(rows) == [entry.timestamp_ms for entry in table.history()]
 
 
-def test_the_catalog_of_the_lake_is_the_default(tmp_path: Path) -> None:
+def test_the_catalog_of_the_lake_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lake = tmp_path / "lake"
     lake.mkdir()
     catalog = SqlCatalog(
         "chronolake", uri=f"sqlite:///{lake / 'catalog.db'}", warehouse=str(lake / "tables")
     )
     _orders(catalog)
+    old = catalog.create_table("gold.old", _HISTORY)
+    rows = {"id": [1, 1], "start": [_JANUARY, _FEBRUARY], "end": [_FEBRUARY, None]}
+    old.append(pa.table(rows, _HISTORY))
     catalog.engine.dispose()
     rows = _sync(tmp_path, {"type": "copies", "table": "gold.orders", "key": ["id"]})
     assert _versions(rows) == [(1, "n1", True), (2, "n2", True)]
+
+    words = ("--key", "id", "--start", "start", "--end", "end", "--project", str(tmp_path))
+    for table, code in (("gold.old", 0), ("gold.none", 1)):
+        found, reported, error = run_words(
+            capsys, "import-history", "crm.old", "--source-table", table, *words
+        )
+        assert found == code, f"{reported}{error}"
+    assert "has no table gold.none" in " ".join(f"{reported}{error}".split())
+    project_ = load_project(tmp_path / "chronolake.yml")
+    versions = iceberg(project_, "crm", "old").scan().to_arrow()
+    assert sorted(versions[ACTIVE].to_pylist()) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("catalog: 'http://c', path: 'x_{date}.csv'", "catalog needs table"),
+        ("table: gold.orders, path: 'x_{date}.csv'", "set path, or table"),
+        ("table: gold.orders, format: delta", "table is only for the format iceberg"),
+        ("table: orders", "schema.table"),
+        ("format: iceberg, path: 's3://b/{stream}'", "without placeholders"),
+        ("table: a.b, tables: {c: {table: a.c}}", "tables with a table each"),
+    ],
+)
+def test_unclear_places_are_refused(tmp_path: Path, settings: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        project(tmp_path, f"  shop:\n    source: {{type: copies, key: [id], {settings}}}\n")
+    assert reason in f"{refused.value}"
