@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from chronolake.core import verify
 from chronolake.lake import Lake
@@ -19,6 +20,7 @@ from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.source.connectors.environments import environment
 from chronolake.types import ACTIVE, START, TableName
+from support.commands import run_words
 from support.datalakes import iceberg, project
 
 #: They install a package.
@@ -125,6 +127,25 @@ def test_versions_whose_files_were_removed_are_left_out(tmp_path: Path) -> None:
     shop.write([_row(1, "d")], mode="overwrite")
     assert shop.sync().error is None
     assert shop.rows("id", "name", ACTIVE) == [(1, "c", False), (1, "d", True)]
+
+
+def test_a_delta_table_is_proposed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Orders(tmp_path)
+    shop.write([_row(1, "a"), _row(2, "a", None)])
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run_words(capsys, "init", "--from", str(shop.table))
+    assert code == 0, error
+    content = yaml.safe_load(Path("chronolake.yml").read_text())
+    assert content["pipelines"]["gold_orders"]["source"] == {
+        "type": "copies",
+        "format": "delta",
+        "path": "gold orders",
+        "key": ["id"],
+    }
+    code, reported, error = run_words(capsys, "check", "--json")
+    assert code == 0, f"{reported}{error}"
 
 
 def test_unsupported_tables_are_refused(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,17 +21,21 @@ import pytest
 import yaml
 from postgresql import server
 
-from chronolake.config import load_project
+from chronolake.config import SqlServerMethod, SqlServerSource, load_project, project_of_text
 from chronolake.lake import Lake
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
+from chronolake.scaffold.document import Entry, lines_of
+from chronolake.scaffold.jdbc import address_of, proposal_of
+from chronolake.scaffold.proposal import Variable
+from chronolake.source.jdbc_metadata import DatabaseTable
 from chronolake.types import ACTIVE
 from support.commands import run_words
 from support.connectors import airbyte_program, singer_program, stream, tap_stream
 from support.datalakes import iceberg
 from support.declarative.apis import Api, Reply
 from support.declarative.mockapi.trials import MANIFESTS
-from support.lakes import SPARK
+from support.lakes import SPARK, lake_config
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -413,7 +419,155 @@ def test_functions_are_proposed_with_their_parameters(
     _check(run)
 
 
+# ------------------------------------------------------------------------------------- JDBC
+
+
+def _start_spark_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHRONOLAKE_SPARK_MASTER", "local[2]")
+
+
+def test_a_database_over_jdbc(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _start_spark_of_tests(monkeypatch)
+    with closing(sqlite3.connect("office.db")) as connection:
+        for statement in (
+            "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)",
+            "INSERT INTO items VALUES (1, 'a')",
+            "CREATE TABLE parts (item INTEGER, no INTEGER, PRIMARY KEY (no, item))",
+            "CREATE TABLE codes (code TEXT NOT NULL UNIQUE, note TEXT UNIQUE)",
+            "CREATE TABLE log (line TEXT)",
+            'CREATE TABLE "old items" (id INTEGER PRIMARY KEY)',
+            "CREATE VIEW names AS SELECT name FROM items",
+        ):
+            connection.execute(statement)
+        connection.commit()
+    found = _propose(run, "jdbc:sqlite:office.db")["office"]
+    assert _sources() == {
+        "office": {
+            "type": "jdbc",
+            "url": f"jdbc:sqlite:{tmp_path}/office.db",
+            "tables": {
+                "codes": {"key": ["code"]},
+                "items": {"key": ["id"]},
+                "parts": {"key": ["no", "item"]},
+            },
+        }
+    }
+    assert "# split_by: id" in Path("chronolake.yml").read_text()
+    notes = " ".join(found["notes"])
+    assert "primary key are not included: log." in notes
+    assert "need quotes are not included: old items." in notes
+    _check(run)
+    project = load_project(tmp_path / "chronolake.yml")
+    lake = Lake.open(project.lake.path, config=project.lake)
+    assert sync(lake, project, "office").status is Status.SUCCEEDED
+    assert len(iceberg(project, "office", "items").scan().to_arrow()) == 1
+
+
+def test_postgresql_over_jdbc(run: Run, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _start_spark_of_tests(monkeypatch)
+    parts = urlsplit(database)
+    _execute(database, "CREATE ROLE reader LOGIN PASSWORD 'a&b:c'", "CREATE SCHEMA sales")
+    try:
+        _execute(
+            database,
+            "CREATE TABLE sales.lines (a int, b text, PRIMARY KEY (b, a))",
+            "GRANT USAGE ON SCHEMA public, sales TO reader",
+            "GRANT SELECT ON ALL TABLES IN SCHEMA public, sales TO reader",
+        )
+        monkeypatch.setenv("READER", "a&b:c")
+        url = f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}"
+        _propose(run, f"{url}?user=reader&password=${{READER}}&connectTimeout=20", "--name", "shop")
+        assert _sources() == {
+            "shop": {
+                "type": "jdbc",
+                "url": f"{url}?connectTimeout=20",
+                "user": "reader",
+                "password": "${READER}",
+                "tables": {
+                    "public.orders": {"key": ["id"]},
+                    "sales.lines": {"key": ["b", "a"]},
+                },
+            }
+        }
+        _check(run)
+        code, _, error = run("init", "--from", f"{url}?user=none&password=hidden", "--force")
+        assert code == 1
+        assert "hidden" not in error
+        assert "What to do: " in error
+    finally:
+        _execute(database, "DROP OWNED BY reader", "DROP ROLE reader")
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (
+            "sqlserver://me:p%40%3Bw@db:1433/office?encrypt=false",
+            ("jdbc:sqlserver://db:1433;databaseName=office;encrypt=false", "me", "p@;w"),
+        ),
+        (
+            "jdbc:sqlserver://db;user=me;password={a;b}}c};databaseName={x;y}",
+            ("jdbc:sqlserver://db;databaseName={x;y}", "me", "a;b}c"),
+        ),
+        ("jdbc:mysql://me:pw@db/shop", ("jdbc:mysql://db/shop", "me", "pw")),
+        ("jdbc:oracle:thin:me/pw@//db:1521/x", ("jdbc:oracle:thin:@//db:1521/x", "me", "pw")),
+        ("jdbc:db2://db/shop", ("jdbc:db2://db/shop", None, None)),
+    ],
+)
+def test_addresses_of_databases_have_no_passwords(
+    origin: str, expected: tuple[str, str | None, str | None]
+) -> None:
+    assert address_of(origin) == expected
+
+
+def test_tables_of_sql_server(tmp_path: Path) -> None:
+    table = DatabaseTable("dbo.items", ("id",), is_numbered=True)
+    given = (Variable("OFFICE_PASSWORD", "the user's password", "pw"),)
+    found = proposal_of("office", "jdbc:sqlserver://db;databaseName=x", "me", given, [table])
+    text = "\n".join(lines_of([Entry("office", (Entry("source", found.source),))], 1))
+    project = project_of_text(
+        f"pipelines:\n{text}\n", tmp_path / "chronolake.yml", variables={"OFFICE_PASSWORD": "pw"}
+    )
+    source = project.pipelines["office"].source
+    assert isinstance(source, SqlServerSource)
+    assert source.password == "pw"
+    assert source.method is SqlServerMethod.CHANGE_TRACKING
+    assert source.tables["dbo.items"].key == ["id"]
+
+
 # ------------------------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "deflate", "snappy", "zstandard", "bzip2", "xz"])
+def test_avro_files(run: Run, tmp_path: Path, codec: str) -> None:
+    lake = Lake.open(tmp_path / "other", config=lake_config(tmp_path / "other"))
+    rows = lake.spark.sql(
+        "SELECT 'x' AS kind, id % 3 AS part, id, id % 2 = 0 AS flag, array(id) AS ids, "
+        "timestamp_micros(id) AS updated_at, CAST(NULL AS STRING) AS note FROM range(2000)"
+    ).coalesce(1)
+    Path("dumps").mkdir()
+    for day in ("2026-01-30", "2026-01-31"):
+        rows.write.format("avro").option("compression", codec).mode("overwrite").save(
+            str(tmp_path / "part")
+        )
+        (file,) = Path("part").glob("*.avro")
+        file.rename(f"dumps/orders_{day}.avro")
+    _propose(run, "dumps")
+    assert _sources() == {
+        "dumps": {
+            "type": "copies",
+            "path": "dumps/orders_{date:%Y-%m-%d}.avro",
+            "key": ["id"],
+        }
+    }
+    _check(run)
+
+
+def test_a_damaged_avro_file_is_refused(run: Run) -> None:
+    Path("orders.avro").write_bytes(b"Obj\x01\x00nothing")
+    code, _, error = run("init", "--from", "orders.avro")
+    assert code == 1
+    assert "The file cannot be read" in error
 
 
 def _write(path: str, **columns: list[Any]) -> None:
@@ -622,7 +776,15 @@ def test_an_existing_file_is_kept(run: Run) -> None:
     ("words", "code", "reason"),
     [
         (["--from", "nothing"], 1, "nothing does not exist."),
-        (["--from", "mysql://me:hidden@host/db"], 1, "No pipeline can be proposed for mysql://"),
+        (["--from", "mysql://me:hidden@host/db"], 1, "MySQL is not supported by its binary log"),
+        (["--from", "ftp://me:hidden@host/db"], 1, "No pipeline can be proposed for ftp://"),
+        (["--from", "sqlserver://me:hidden@host/db"], 1, "driver of sqlserver is not included"),
+        (["--from", "sqlserver://me:hidden@host"], 1, "no host or no database"),
+        (["--from", "jdbc:mysql://me:hidden@host/db"], 1, "driver of mysql is not included"),
+        (["--from", "jdbc:sqlite:none.db"], 1, "There is no file"),
+        (["--from", "jdbc:x", "--driver-jar", "none.jar"], 1, "There is no file none.jar."),
+        (["--from", "s3:///dumps"], 1, "does not contain a bucket"),
+        (["--from", "s3://bucket/{x}"], 1, "a placeholder in paths"),
         (["--from", "no_module:orders"], 1, "The Python module no_module does not exist."),
         (["--name", "shop"], 2, "need --from"),
         (["--from", "x", "--source-config", "none.json"], 1, "none.json cannot be read"),

@@ -9,17 +9,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import structlog
+import yaml
 
 from chronolake.errors import ConfigurationError
 from chronolake.lake import Lake
 from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE
+from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.source.sftp import PASSWORD, SftpServer, sftp_server
 
@@ -178,6 +181,44 @@ def test_passwords(tmp_path: Path, logged: list[Any]) -> None:
         shop.sync_or_fail()
         assert shop.rows("id") == [("1",)]
     assert "cannot be read" in _fails(shop, logged, server)
+
+
+def test_a_folder_of_a_server_is_proposed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    for day in ("2026-01-30", "2026-01-31"):
+        (exports / f"orders_{day}.parquet").write_bytes(_content("parquet", 1, 2))
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("EXPORTS_PASSWORD", PASSWORD)
+    monkeypatch.chdir(tmp_path)
+    with sftp_server("asyncssh", tmp_path / "keys") as server:
+        known = f"[127.0.0.1]:{server.port} {server.host_key}\n"
+        (home / ".ssh" / "known_hosts").write_text(known)
+        scheme, _, place = server.address.partition("://")
+        user, _, host = place.partition("@")
+        origin = f"{scheme}://{user}:{quote(PASSWORD)}@{host}{exports}"
+        code, _, error = run_words(capsys, "init", "--from", origin)
+        assert code == 0, error
+        text = Path("chronolake.yml").read_text()
+        assert PASSWORD not in text
+        assert quote(PASSWORD) not in text
+        (found,) = yaml.safe_load(text)["pipelines"].values()
+        assert found["source"] == {
+            "type": "copies",
+            "path": f"{server.address}{exports}/orders_{{date:%Y-%m-%d}}.parquet",
+            "key": ["id"],
+            "sftp": {"password": "${EXPORTS_PASSWORD}"},
+        }
+        code, reported, error = run_words(capsys, "check", "--json")
+        assert code == 0, f"{reported}{error}"
+        (home / ".ssh" / "known_hosts").write_text("")
+        code, _, error = run_words(capsys, "init", "--from", origin, "--force")
+        assert code == 1
+        assert "not a known one" in error
 
 
 def test_urls_have_no_passwords(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 import zstandard
 from pyiceberg.catalog.sql import SqlCatalog
 
 from chronolake.object_store import BucketPath
 from chronolake.source.connectors.environments import environment
 from chronolake.types import ACTIVE
+from support.commands import run_words
 from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
 
@@ -85,6 +87,58 @@ def test_files_in_a_bucket(tmp_path: Path, bucket: BucketPath, s3: S3Server, soc
     assert found == [("a%20b c.parquet", 0, 7), ("a%20b c.parquet", 1, 8)]
 
 
+@pytest.mark.long
+def test_a_bucket_is_proposed(
+    tmp_path: Path,
+    bucket: BucketPath,
+    s3: S3Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CHRONOLAKE_STORAGE_ENDPOINT", s3.endpoint)
+    dumps = bucket.joinpath("dumps", "x=1")
+    dumps.joinpath("orders_2026-01-30.parquet").create(_parquet(1, 2))
+    dumps.joinpath("orders_2026-01-31.parquet").create(_parquet(1, 2, 3))
+    dumps.joinpath("orders_2026-02-01.parquet").create(b"is not read")
+    dumps.joinpath("orders_2026-02-02.parquet").create(_parquet(1, 2, 3, 4))
+    dumps.joinpath("web", "a.jsonl.gz").create(gzip.compress(b'{"page": "x"}\n{"page": "x"}\n'))
+    url = str(dumps)
+    for origin, sources in (
+        (
+            f"{url}/",
+            {
+                "x_1": {
+                    "type": "copies",
+                    "path": f"{url}/orders_{{date:%Y-%m-%d}}.parquet",
+                    "key": ["id"],
+                },
+                "x_1_a": {"type": "files", "path": f"{url}/web/a.jsonl.gz"},
+            },
+        ),
+        (
+            f"{url}/orders_2026-01-30.parquet",
+            {
+                "orders_2026_01_30": {
+                    "type": "copies",
+                    "path": f"{url}/orders_{{date:%Y-%m-%d}}.parquet",
+                    "key": ["id"],
+                }
+            },
+        ),
+    ):
+        code, _, error = run_words(capsys, "init", "--from", origin, "--force")
+        assert code == 0, error
+        content = yaml.safe_load(Path("chronolake.yml").read_text())
+        found = {name: pipeline["source"] for name, pipeline in content["pipelines"].items()}
+        assert found == sources
+        code, reported, error = run_words(capsys, "check", "--json")
+        assert code == 0, f"{reported}{error}"
+    code, _, error = run_words(capsys, "init", "--from", f"{bucket}/none/", "--force")
+    assert code == 1
+    assert "There are no files in" in error
+
+
 class FolderProject(BucketProject):
     """A project whose lake is in a folder."""
 
@@ -119,6 +173,10 @@ def test_snapshots_of_an_iceberg_table_in_a_bucket(
     there.run("sync", "shop")
     expected = [(1, "a", False), (1, "b", True), (2, "a", False)]
     assert _versions(there.rows("shop", "orders")) == expected
+    there.environment = {**CREDENTIALS, "CHRONOLAKE_STORAGE_ENDPOINT": s3.endpoint}
+    proposed = there.run("init", "--from", table.location(), "--output", "-")
+    (pipeline,) = yaml.safe_load(proposed)["pipelines"].values()
+    assert pipeline["source"] == {"type": "copies", **place}
     # The history in the lake is an existing table of versions, too.
     with there.table("shop", "orders").scan().to_arrow_batch_reader() as versions:
         rows = versions.read_all().select(["id", "name", "_fivetran_start", "_fivetran_end"])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,7 +13,15 @@ import orjson
 import typer
 from rich.text import Text
 
-from chronolake.cli.app import JsonOption, app, console, grid_of, print_json, quiet_logs
+from chronolake.cli.app import (
+    JsonOption,
+    app,
+    console,
+    grid_of,
+    open_lake,
+    print_json,
+    quiet_logs,
+)
 from chronolake.errors import ConfigurationError
 from chronolake.storage import error_of
 
@@ -63,10 +72,11 @@ def init(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="Propose pipelines for a source: postgresql://user:password@host/database, a "
-            "package (airbyte-source-faker, tap-csv), a connector's program or folder "
-            "(./connector), a manifest (manifest.yaml), a folder of files (dumps/), or a function "
-            "(mymodule:orders).",
+            help="Propose pipelines for a source: postgresql://user:password@host/database, "
+            "sqlserver://user:password@host/database, jdbc:…, a package (airbyte-source-faker, "
+            "tap-csv), a connector's program or folder (./connector), a manifest (manifest.yaml), "
+            "a folder of files (dumps/, s3://bucket/dumps/, sftp://user@host/dumps/), or a "
+            "function (mymodule:orders).",
             show_default=False,
         ),
     ] = None,
@@ -81,6 +91,16 @@ def init(
             metavar="FILE",
             help="The configuration of a connector, as JSON or YAML. Its secrets become references "
             "to environment variables.",
+            show_default=False,
+        ),
+    ] = None,
+    driver_jar: Annotated[
+        Path | None,
+        typer.Option(
+            "--driver-jar",
+            metavar="FILE",
+            help="The jar of a database's JDBC driver. Those of SQLite and PostgreSQL are "
+            "included.",
             show_default=False,
         ),
     ] = None,
@@ -118,9 +138,15 @@ def init(
         )
     proposed = None
     if origin is not None:
-        proposed = _propose(origin, name, config, file, json=json)
-    elif name is not None or config is not None:
-        raise typer.BadParameter("--name and --source-config need --from", param_hint="--from")
+        if driver_jar is not None and not driver_jar.is_file():
+            raise ConfigurationError(
+                f"There is no file {driver_jar}.", hint="Set --driver-jar to the driver's jar."
+            )
+        proposed = _propose(origin, name, config, file, driver_jar, json=json)
+    elif name is not None or config is not None or driver_jar is not None:
+        raise typer.BadParameter(
+            "--name, --source-config and --driver-jar need --from", param_hint="--from"
+        )
     text = _TEMPLATE if proposed is None else proposed.text
     if is_written:
         _write(file, text)
@@ -157,7 +183,13 @@ def _schema() -> bytes:
 
 
 def _propose(
-    origin: str, name: str | None, config: Path | None, file: Path, *, json: bool
+    origin: str,
+    name: str | None,
+    config: Path | None,
+    file: Path,
+    driver_jar: Path | None,
+    *,
+    json: bool,
 ) -> ProposedFile:
     from chronolake.scaffold import Request, propose
 
@@ -168,7 +200,9 @@ def _propose(
             console(stderr=True).print(Text(message, style="dim"), soft_wrap=True)
 
     given = None if config is None else _read_config(config)
-    return propose(Request(origin, file.parent.resolve(), name, given, report), file)
+    opening = partial(open_lake, json=json)
+    request = Request(origin, file.parent.resolve(), name, given, report, opening, driver_jar)
+    return propose(request, file)
 
 
 def _read_config(file: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ Source: the specification of Apache Avro 1.11, "Object Container Files" and "Bin
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +19,16 @@ import orjson
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _MAGIC: Final = b"Obj\x01"
 _SYNC_BYTES: Final = 16
 _CODEC: Final = "avro.codec"
+_SCHEMA: Final = "avro.schema"
 #: The window of raw deflate data, without zlib's own header.
 _RAW_DEFLATE: Final = -15
+#: The checksum after a block that is compressed with Snappy.
+_CHECKSUM_BYTES: Final = 4
 _SEVEN_BITS: Final = 0x7F
 _MORE: Final = 0x80
 
@@ -162,24 +167,61 @@ def change_records(content: bytes, change: Callable[[Record], None]) -> bytes:
     Raises:
         ValueError, LookupError, zlib.error: the file is damaged, or of an unsupported kind.
     """
-    if not content.startswith(_MAGIC):
-        raise ValueError("not an Avro file")
-    metadata, position = _read_metadata(content, len(_MAGIC))
-    sync = content[position : position + _SYNC_BYTES]
-    position += _SYNC_BYTES
-    kind = _record_type(orjson.loads(metadata["avro.schema"]))
+    metadata, sync, position = _read_header(content)
+    kind = _record_type(orjson.loads(metadata[_SCHEMA]))
     codec = metadata.get(_CODEC, b"null").decode()
     metadata[_CODEC] = b"deflate"
     out = [_MAGIC, _written_metadata(metadata), sync]
+    for count, block in _blocks(content, position, sync, codec):
+        changed = _deflate(_changed_block(block, count, kind, change))
+        out += [write_long(count), write_bytes(changed), sync]
+    return b"".join(out)
+
+
+def schema_of(content: bytes) -> Any:
+    """Return the schema of an Avro file.
+
+    Raises:
+        ValueError, LookupError: the file is damaged, or not an Avro file.
+    """
+    return orjson.loads(_read_header(content)[0][_SCHEMA])
+
+
+def encoded_records(content: bytes) -> Iterator[list[bytes]]:
+    """Yield the encoded values of the fields of each record in an Avro file.
+
+    Raises:
+        ValueError, LookupError, OSError, zlib.error: the file is damaged, or of an unsupported
+            kind.
+    """
+    metadata, sync, position = _read_header(content)
+    kind = _record_type(orjson.loads(metadata[_SCHEMA]), has_unions=True)
+    codec = metadata.get(_CODEC, b"null").decode()
+    for count, block in _blocks(content, position, sync, codec):
+        place = 0
+        for _ in range(count):
+            parts, place = kind.split(block, place)
+            yield parts
+
+
+def _read_header(content: bytes) -> tuple[dict[str, bytes], bytes, int]:
+    """Return the metadata and the sync marker of a file, and the position of its first block."""
+    if not content.startswith(_MAGIC):
+        raise ValueError("not an Avro file")
+    metadata, position = _read_metadata(content, len(_MAGIC))
+    end = position + _SYNC_BYTES
+    return metadata, content[position:end], end
+
+
+def _blocks(content: bytes, position: int, sync: bytes, codec: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of records and the decompressed content of each block."""
     while position < len(content):
         count, position = read_long(content, position)
         block, position = read_bytes(content, position)
         if content[position : position + _SYNC_BYTES] != sync:
             raise ValueError("a block of the Avro file is damaged")
         position += _SYNC_BYTES
-        changed = _deflate(_changed_block(_inflate(block, codec), count, kind, change))
-        out += [write_long(count), write_bytes(changed), sync]
-    return b"".join(out)
+        yield count, _inflate(block, codec)
 
 
 def _changed_block(
@@ -203,7 +245,24 @@ def _inflate(block: bytes, codec: str) -> bytes:
         return zlib.decompress(block, _RAW_DEFLATE)
     if codec == "zstandard":
         return bytes(pa.CompressedInputStream(pa.BufferReader(block), "zstd").read())
+    if codec == "snappy":
+        packed = block[:-_CHECKSUM_BYTES]
+        return bytes(pa.decompress(packed, _read_size(packed), codec="snappy", asbytes=True))
+    if codec == "bzip2":
+        return bz2.decompress(block)
+    if codec == "xz":
+        return lzma.decompress(block)
     raise ValueError(f"the compression {codec} of Avro is not supported")
+
+
+def _read_size(packed: bytes) -> int:
+    """Return the size of data that is compressed with Snappy, which begins with it."""
+    size = 0
+    for place, byte in enumerate(packed):
+        size |= (byte & _SEVEN_BITS) << (7 * place)
+        if byte < _MORE:
+            break
+    return size
 
 
 def _deflate(block: bytes) -> bytes:
@@ -265,17 +324,22 @@ def write_bytes(value: bytes) -> bytes:
     return write_long(len(value)) + value
 
 
-def _record_type(schema: Any) -> RecordType:
-    kind = _Types().record(schema)
+def _record_type(schema: Any, *, has_unions: bool = False) -> RecordType:
+    kind = _Types(has_unions=has_unions).record(schema)
     if kind is None:
         raise ValueError("the Avro file does not contain records")
     return kind
 
 
 class _Types:
-    """The types of a schema; named types may be used again by their name."""
+    """The types of a schema; named types may be used again by their name.
 
-    def __init__(self) -> None:
+    Args:
+        has_unions: whether fields may be unions of several types.
+    """
+
+    def __init__(self, *, has_unions: bool) -> None:
+        self._has_unions = has_unions
         self._named: dict[str, Any] = {}
 
     def record(self, schema: Any) -> RecordType | None:
@@ -291,7 +355,9 @@ class _Types:
         kind = field["type"]
         is_optional = isinstance(kind, list) and "null" in kind
         if is_optional and len(kind) != 2:  # noqa: PLR2004 - null and a type
-            raise ValueError("a union of several types is not supported")
+            if not self._has_unions:
+                raise ValueError("a union of several types is not supported")
+            is_optional = False
         null_branch = kind.index("null") if is_optional else None
         return AvroField(field.get("field-id"), null_branch, self.record(kind), self._skip(kind))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -13,7 +12,12 @@ from psycopg.rows import scalar_row
 from chronolake.errors import ConfigurationError
 from chronolake.masking import is_broken_by_password
 from chronolake.scaffold.document import Entry, literal
-from chronolake.scaffold.proposal import ProposedPipeline, Variable, name_from, variable_name
+from chronolake.scaffold.proposal import (
+    ProposedPipeline,
+    Variable,
+    name_from,
+    password_variable,
+)
 from chronolake.source.postgres.connection import connect, translate_errors
 from chronolake.source.protocol import Level
 
@@ -99,11 +103,7 @@ def _without_password(url: str, pipeline: str) -> tuple[str, tuple[Variable, ...
 
 
 def _variable(pipeline: str, key: str, value: str) -> Variable:
-    """Return the variable of a password, which may already be a reference to one."""
-    purpose = f"the {key}, as it is written in the URL"
-    if (given := _REFERENCE.fullmatch(value)) is not None:
-        return Variable(given[1], purpose, os.environ.get(given[1]))
-    return Variable(variable_name(pipeline, key), purpose, value)
+    return password_variable(pipeline, key, value, f"the {key}, as it is written in the URL")
 
 
 def _with_values(dsn: str, variables: Sequence[Variable]) -> str:

@@ -6,10 +6,11 @@ import os
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.extras import require
 from chronolake.formatting import format_count
 from chronolake.scaffold.document import Entry, literal
 from chronolake.scaffold.proposal import ProposedPipeline, name_from
@@ -17,7 +18,7 @@ from chronolake.scaffold.sample import Sample, ending_of, read_sample
 from chronolake.source.files.path_template import PathTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from chronolake.scaffold.origin import Request
 
@@ -45,6 +46,40 @@ _NO_NAMES: Final = frozenset(
 _SHARED: Final = 0.5
 _DATA_LAKE: Final = Path("parquet", "v2")
 _CONFIRM: Final = "Confirm that it identifies a row."
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of files.
+
+    Attributes:
+        root: the folder, or its copy.
+        address: the folder as chronolake.yml names it.
+        load: is called before a file is read.
+        options: further entries of sources that read it.
+        shown: the folder as errors name it.
+    """
+
+    root: Path
+    address: str
+    load: Callable[[Path], None]
+    options: tuple[Entry, ...]
+    shown: str
+
+    @classmethod
+    def of(cls, request: Request, root: Path) -> Folder:
+        """Return a folder of this machine."""
+        return cls(root, request.relative(root), lambda _file: None, (), str(root))
+
+    def sample(self, file: Path) -> Sample:
+        """Return rows of a file."""
+        self.load(file)
+        try:
+            return read_sample(file)
+        except SourceError as failure:
+            name = f"{self.shown}/{file.relative_to(self.root).as_posix()}"
+            message = failure.message.replace(str(file), name)
+            raise SourceError(message, file=name, hint=failure.hint) from failure
 
 
 @dataclass(frozen=True)
@@ -90,17 +125,43 @@ def propose_files(request: Request, place: Path) -> list[ProposedPipeline]:
             hint="Rename the folder: its name must not contain {, } or *.",
         )
     name = request.name or name_from(place.stem if place.is_file() else place.name)
-    if (place / _DATA_LAKE).is_dir():
-        return _data_lakes(request, place, name)
-    if list((place / "metadata").glob("*.metadata.json")):
-        return [_iceberg_table(request, place, name)]
-    root = place.parent if place.is_file() else place
-    found = _groups(root, [place] if place.is_file() else sorted(_files_below(root)))
+    folder = Folder.of(request, place.parent if place.is_file() else place)
+    return propose_folder(request, folder, name, only=place.name if place.is_file() else None)
+
+
+def propose_folder(
+    request: Request, folder: Folder, name: str, *, only: str | None
+) -> list[ProposedPipeline]:
+    """Return the pipelines for the files of a folder.
+
+    Args:
+        request: what the pipelines are proposed for.
+        folder: the folder.
+        name: the name of the first pipeline.
+        only: the path of the only file below the folder that counts; None: all count.
+
+    Raises:
+        ConfigurationError: there are no data files.
+        SourceError: a file cannot be read.
+    """
+    root = folder.root
+    if only is None:
+        if (root / _DATA_LAKE).is_dir():
+            return _data_lakes(folder, name)
+        if list((root / "metadata").glob("*.metadata.json")):
+            return [_versioned_table(folder, name, "iceberg")]
+        if (root / "_delta_log").is_dir():
+            return [_versioned_table(folder, name, "delta")]
+    files = sorted(_files_below(root)) if only is None else [root / only]
     proposals = []
-    for group in found:
-        request.report(f"Reading {group.files[-1]} ...")
-        proposals.append(_GroupProposal.of(request, root, group))
-    return _pipelines(name, proposals)
+    for group in _groups(folder, files):
+        last = group.files[-1].relative_to(root).as_posix()
+        request.report(f"Reading {folder.shown}/{last} ...")
+        proposals.append(_GroupProposal.of(folder, group))
+    return [
+        replace(found, source=(*found.source, *folder.options))
+        for found in _pipelines(name, proposals)
+    ]
 
 
 def _files_below(root: Path) -> Iterator[Path]:
@@ -111,8 +172,9 @@ def _files_below(root: Path) -> Iterator[Path]:
                 yield Path(folder, file)
 
 
-def _groups(root: Path, files: Sequence[Path]) -> list[FileGroup]:
+def _groups(folder: Folder, files: Sequence[Path]) -> list[FileGroup]:
     """Return the data files in groups with the same path apart from dates and numbers."""
+    root = folder.root
     by_template: dict[str, list[tuple[str, Path]]] = {}
     others: dict[str, int] = {}
     for file in files:
@@ -124,9 +186,9 @@ def _groups(root: Path, files: Sequence[Path]) -> list[FileGroup]:
     if not by_template:
         listed = ", ".join(sorted(others)) or "none"
         raise ConfigurationError(
-            f"{root} contains no data files; endings of its files: {listed}.",
-            hint="Files of the formats Parquet, CSV and JSON lines are supported: .parquet, .csv, "
-            ".tsv, .jsonl, .ndjson and .json, also with .gz or .zst.",
+            f"{folder.shown} contains no data files; endings of its files: {listed}.",
+            hint="Files of the formats Parquet, Avro, CSV and JSON lines are supported: .parquet, "
+            ".avro, .csv, .tsv, .jsonl, .ndjson and .json; the last ones also with .gz or .zst.",
         )
     found = []
     for template, dated in by_template.items():
@@ -236,12 +298,12 @@ class _GroupProposal:
     sample: Sample
 
     @classmethod
-    def of(cls, request: Request, root: Path, group: FileGroup) -> _GroupProposal:
+    def of(cls, folder: Folder, group: FileGroup) -> _GroupProposal:
         files = group.files
-        sample = read_sample(files[-1])
-        earlier = read_sample(files[0]) if len(files) > 1 else None
+        sample = folder.sample(files[-1])
+        earlier = folder.sample(files[0]) if len(files) > 1 else None
         key = _key_of(group, sample, earlier)
-        path = f"{request.relative(root)}/{group.template}"
+        path = f"{folder.address}/{group.template}"
         is_copies, why = False, ""
         dates = format_count(group.dates, "date")
         if group.dates and not key.columns:
@@ -397,13 +459,13 @@ def _schema_of(schema: str | None) -> tuple[Entry, ...]:
     return () if schema is None else (Entry("schema", schema, "The schema of its tables."),)
 
 
-def _data_lakes(request: Request, place: Path, name: str) -> list[ProposedPipeline]:
+def _data_lakes(folder: Folder, name: str) -> list[ProposedPipeline]:
     """Return a pipeline for each organization of a Data Lake v2."""
-    orgs = sorted(folder.name.partition("=")[2] for folder in (place / _DATA_LAKE).glob("org=*"))
+    orgs = sorted(of.name.partition("=")[2] for of in (folder.root / _DATA_LAKE).glob("org=*"))
     if not orgs:
         raise SourceError(
             "The data lake has no organizations.",
-            file=str(place / _DATA_LAKE),
+            file=f"{folder.shown}/{_DATA_LAKE}",
             hint="Set the folder that contains parquet/v2/org=….",
         )
     return [
@@ -411,7 +473,7 @@ def _data_lakes(request: Request, place: Path, name: str) -> list[ProposedPipeli
             name if len(orgs) == 1 else f"{name}_{name_from(org)}",
             (
                 Entry("type", "data_lake_v2"),
-                Entry("path", literal(request.relative(place)), "The folder of parquet/v2."),
+                Entry("path", literal(folder.address), "The folder of parquet/v2."),
                 Entry("org", literal(org), "The organization: X of org=X."),
             ),
         )
@@ -419,24 +481,31 @@ def _data_lakes(request: Request, place: Path, name: str) -> list[ProposedPipeli
     ]
 
 
-def _iceberg_table(request: Request, place: Path, name: str) -> ProposedPipeline:
-    """Return the pipeline for an Iceberg table, whose snapshots are copies.
+def _versioned_table(folder: Folder, name: str, kind: str) -> ProposedPipeline:
+    """Return the pipeline for an Iceberg or Delta table, whose snapshots or versions are copies.
 
     Raises:
         ConfigurationError: no key can be proposed.
+        MissingExtraError: delta-rs is not installed.
     """
-    files = sorted((place / "data").rglob("*.parquet"))
-    sample = read_sample(files[-1]) if files else Sample({}, 0, is_whole=True)
-    key = _key_of(FileGroup("", tuple(files[-1:]), 0, place.name), sample, None) if files else None
+    if kind == "delta":
+        require("delta", "A source with a Delta table")
+    versions = "snapshot" if kind == "iceberg" else "version"
+    files = [file for file in sorted(_files_below(folder.root)) if file.suffix == ".parquet"]
+    key = None
+    if files:
+        group = FileGroup("", tuple(files[-1:]), 0, PurePosixPath(folder.address).name)
+        key = _key_of(group, folder.sample(files[-1]), None)
     if key is None or not key.columns:
         raise ConfigurationError(
-            f"No column of the Iceberg table {place} is unique.",
-            hint="Write the pipeline yourself: type: copies, format: iceberg, path and key.",
+            f"No column of the {kind.title()} table {folder.shown} is unique.",
+            hint=f"Write the pipeline yourself: type: copies, format: {kind}, path and key.",
         )
     entries: list[Any] = [
-        Entry("type", "copies", "Each snapshot of the Iceberg table is a copy."),
-        Entry("format", "iceberg"),
-        Entry("path", literal(request.relative(place))),
+        Entry("type", "copies", f"Each {versions} of the {kind.title()} table is a copy."),
+        Entry("format", kind),
+        Entry("path", literal(folder.address)),
         Entry("key", list(key.columns), key.comment),
+        *folder.options,
     ]
     return ProposedPipeline(name, tuple(entries))

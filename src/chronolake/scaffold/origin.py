@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from chronolake.config import LakeConfig
+    from chronolake.lake import Lake
+
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -24,6 +27,8 @@ class Request:
         name: the pipeline's name; None: it is derived from the origin.
         config: the configuration of a connector; None: it is that of its specification.
         report: is called with what takes long.
+        open_lake: opens a lake with whose Spark a database is read.
+        driver_jar: the JDBC driver of a database; None: it is included.
     """
 
     origin: str
@@ -31,6 +36,8 @@ class Request:
     name: str | None
     config: Mapping[str, Any] | None
     report: Callable[[str], None]
+    open_lake: Callable[[LakeConfig], Lake]
+    driver_jar: Path | None = None
 
     @property
     def path(self) -> Path:

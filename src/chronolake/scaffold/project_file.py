@@ -10,8 +10,16 @@ from chronolake.config import project_of_text
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.extras import require
 from chronolake.formatting import format_count
+from chronolake.location import SCHEMES
 from chronolake.masking import mask_text
-from chronolake.scaffold.document import Entry, comment_lines, lines_of, table_lines, values_of
+from chronolake.scaffold.document import (
+    Entry,
+    comment_lines,
+    lines_of,
+    literal,
+    table_lines,
+    values_of,
+)
 from chronolake.scaffold.review import add_streams, check_of, expect_usable, source_of
 from chronolake.source.records.identity import HASHED
 
@@ -25,9 +33,10 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = ("postgres", "postgresql")
 _EXAMPLES: Final = (
-    "Set an address (postgresql://user@host/database), a package (airbyte-source-faker, tap-csv), "
+    "Set an address (postgresql://user@host/database, sqlserver://…, jdbc:…), a package "
+    "(airbyte-source-faker, tap-csv), "
     "a program or folder of a connector (./connector), a manifest (manifest.yaml), a folder of "
-    "files (dumps/), or a function (mymodule:orders)."
+    "files (dumps/, s3://bucket/dumps/, sftp://user@host/dumps/), or a function (mymodule:orders)."
 )
 _CAPTURES: Final = (
     ("every-change", "each change of a record, from a log."),
@@ -71,7 +80,7 @@ def propose(request: Request, file: Path) -> ProposedFile:
         ConfigurationError: the source is not recognized, or its configuration is not complete.
         ChronolakeError: the source cannot be read.
     """
-    proposals = _proposals(request)
+    proposals = _proposals(request, file)
     text = _text(request, proposals)
     variables = _values(proposals)
     project = project_of_text(text, file, variables=variables)
@@ -82,19 +91,39 @@ def propose(request: Request, file: Path) -> ProposedFile:
     return ProposedFile(tuple(reviewed), text)
 
 
-def _proposals(request: Request) -> list[ProposedPipeline]:
+def _proposals(request: Request, file: Path) -> list[ProposedPipeline]:
     if request.scheme in _SCHEMES:
         require("postgres", "A source of the type postgres")
         from chronolake.scaffold.database import propose_postgres  # noqa: PLC0415 - an extra
 
         return [propose_postgres(request)]
-    if request.scheme is not None or request.origin.startswith("jdbc:"):
+    if request.origin.startswith("jdbc:") or request.scheme == "sqlserver":
+        from chronolake.scaffold.jdbc import propose_jdbc  # noqa: PLC0415 - it loads the sources
+
+        return [propose_jdbc(request, _empty_project(request, file).lake.spark)]
+    if request.scheme in {*SCHEMES, "sftp"}:
+        from chronolake.scaffold.remote_files import (  # noqa: PLC0415 - it loads the sources
+            propose_remote_files,
+        )
+
+        return propose_remote_files(request, _empty_project(request, file).lake.object_storage)
+    if request.scheme == "mysql":
         raise ConfigurationError(
-            f"No pipeline can be proposed for {mask_text(request.origin)}.",
-            hint=f"{_EXAMPLES} For other databases and for object stores, write the pipeline "
-            "yourself.",
+            "MySQL is not supported by its binary log yet.",
+            hint="Its tables can be read completely and compared: set jdbc:mysql://host/database, "
+            "and --driver-jar to the jar of its JDBC driver.",
+        )
+    if request.scheme is not None:
+        raise ConfigurationError(
+            f"No pipeline can be proposed for {mask_text(request.origin)}.", hint=_EXAMPLES
         )
     return _local_proposals(request)
+
+
+def _empty_project(request: Request, file: Path) -> Project:
+    """Return the project without pipelines, with the settings of the environment."""
+    text = "\n".join(_lake_lines(request))
+    return project_of_text(f"{text}\n", file, variables=os.environ)
 
 
 def _local_proposals(request: Request) -> list[ProposedPipeline]:
@@ -205,9 +234,7 @@ def _text(request: Request, proposals: Sequence[ProposedPipeline]) -> str:
         ),
         *_steps(proposals),
         "",
-        "lake:",
-        "  # The lake's folder, relative to the folder of this file.",
-        "  path: lake",
+        *_lake_lines(request),
         "",
         "pipelines:",
     ]
@@ -216,6 +243,15 @@ def _text(request: Request, proposals: Sequence[ProposedPipeline]) -> str:
             lines.append("")
         lines += _pipeline_lines(proposal, is_first=not number)
     return "\n".join(lines) + "\n"
+
+
+def _lake_lines(request: Request) -> list[str]:
+    lines = ["lake:", "  # The lake's folder, relative to the folder of this file.", "  path: lake"]
+    if request.driver_jar is None:
+        return lines
+    jar = literal(str(request.driver_jar.expanduser().absolute()))
+    driver = Entry("spark.jars", jar, "The JDBC driver of the database.")
+    return [*lines, *lines_of([Entry("spark", (Entry("conf", (driver,)),))], 1)]
 
 
 def key_words(stream: ProposedStream) -> str:

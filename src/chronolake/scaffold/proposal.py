@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from chronolake.scaffold.document import Entry
 
+_REFERENCE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -81,6 +83,20 @@ def name_from(text: str, default: str = "source") -> str:
     """Return a name for a pipeline: letters, digits and underscores."""
     name = _NO_NAME.sub("_", text).strip("_").lower()
     return name or default
+
+
+def password_variable(pipeline: str, key: str, value: str, purpose: str) -> Variable:
+    """Return the variable of a password, which may already be a reference to one.
+
+    Args:
+        pipeline: the pipeline's name.
+        key: the name of the password's setting.
+        value: the password, or the reference.
+        purpose: what its value is.
+    """
+    if (given := _REFERENCE.fullmatch(value)) is not None:
+        return Variable(given[1], purpose, os.environ.get(given[1]))
+    return Variable(variable_name(pipeline, key), purpose, value)
 
 
 def variable_name(*parts: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 from chronolake.errors import SourceError
 from chronolake.parquet_footer import flaw_in
+from chronolake.relocation.avro_file import encoded_records, read_bytes, read_long, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 #: The formats of files, by ending.
 FORMATS: Final = {
     ".parquet": "parquet",
+    ".avro": "avro",
     ".csv": "csv",
     ".tsv": "csv",
     ".jsonl": "jsonl",
@@ -53,6 +56,14 @@ _TYPES: Final = (
     ("UTC_DATETIME", pa.timestamp("us", tz="UTC")),
     ("NAIVE_DATETIME", pa.timestamp("us")),
 )
+
+
+_AVRO_TYPES: Final = {"int": pa.int64(), "long": pa.int64(), "string": pa.string()}
+_LOGICAL_TYPES: Final = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("ms", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+}
 
 
 @dataclass(frozen=True)
@@ -193,9 +204,11 @@ def read_sample(file: Path) -> Sample:
     try:
         if kind == "parquet":
             return _parquet(file)
+        if kind == "avro":
+            return _avro(file)
         with pa.input_stream(str(file), compression=compression) as content:
             return _json(content, file) if kind == "jsonl" else _csv(content, file, compression)
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as failure:
+    except (pa.ArrowInvalid, OSError, ValueError, LookupError, zlib.error) as failure:
         raise SourceError(
             f"The file cannot be read: {failure}",
             file=str(file),
@@ -219,6 +232,64 @@ def _parquet(file: Path) -> Sample:
     schema = batches[0].schema if batches else pa.schema([])
     table = pa.Table.from_batches(batches, schema).slice(0, MOST_ROWS)
     return _sample_of(table, is_whole=table.num_rows == content.metadata.num_rows)
+
+
+@dataclass(frozen=True)
+class _AvroField:
+    """How the values of a field are read.
+
+    Attributes:
+        type: the type of its column.
+        null: the index of null in an optional field's union, or None.
+    """
+
+    type: pa.DataType
+    null: int | None
+
+    def value(self, data: bytes) -> Any:
+        """Return a value."""
+        place = 0
+        if self.null is not None:
+            branch, place = read_long(data, 0)
+            if branch == self.null:
+                return None
+        if pa.types.is_string(self.type):
+            return read_bytes(data, place)[0].decode()
+        return read_long(data, place)[0]
+
+
+def _avro(file: Path) -> Sample:
+    content = file.read_bytes()
+    fields = {field["name"]: _avro_field(field["type"]) for field in schema_of(content)["fields"]}
+    columns: dict[str, list[Any]] = {name: [] for name in fields}
+    records = list(islice(encoded_records(content), MOST_ROWS + 1))
+    for record in records[:MOST_ROWS]:
+        for (name, field), data in zip(fields.items(), record, strict=True):
+            if field is not None:
+                columns[name].append(field.value(data))
+    arrays = {
+        name: pa.array(columns[name], field.type)
+        for name, field in fields.items()
+        if field is not None
+    }
+    return Sample(arrays, len(records[:MOST_ROWS]), len(records) <= MOST_ROWS)
+
+
+def _avro_field(schema: Any) -> _AvroField | None:
+    """Return how a field's values are read; None for those that cannot be keys or times."""
+    null = None
+    if isinstance(schema, list):
+        others = [branch for branch in schema if branch != "null"]
+        if len(others) != 1 or len(schema) > 2:  # noqa: PLR2004 - null and a type
+            return None
+        null = schema.index("null") if "null" in schema else None
+        schema = others[0]
+    kind, logical = schema, ""
+    if isinstance(schema, dict):
+        kind, logical = schema["type"], str(schema.get("logicalType"))
+    if kind not in _AVRO_TYPES:
+        return None
+    return _AvroField(_LOGICAL_TYPES.get(logical, _AVRO_TYPES[kind]), null)
 
 
 def _sample_of(table: pa.Table, *, is_whole: bool, delimiter: str | None = None) -> Sample:

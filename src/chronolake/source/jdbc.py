@@ -145,7 +145,7 @@ class JdbcReader:
     def _options(self) -> dict[str, str]:
         options = {
             "url": self.address.url,
-            "driver": self.address.driver or _driver_of(self.address.url),
+            "driver": self.address.driver or driver_of(self.address.url),
             "user": self.address.user,
             "password": self.address.password,
         }
@@ -226,7 +226,8 @@ def _bound(value: object) -> str:
     return str(int(value)) if isinstance(value, Decimal | float) else str(value)
 
 
-def _driver_of(url: str) -> str | None:
+def driver_of(url: str) -> str | None:
+    """Return the class of the driver for a JDBC URL, or None if it is not known."""
     return next((name for begin, name in _DRIVERS.items() if url.startswith(begin)), None)
 
 

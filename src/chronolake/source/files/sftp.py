@@ -80,6 +80,21 @@ def list_source(
         yield from list_files(root_of(root, base, storage))
 
 
+def download(urls: Sequence[str], paths: Sequence[Path], settings: SftpSettings | None) -> None:
+    """Download files of a server.
+
+    Args:
+        urls: the files, at least one; all of the same server.
+        paths: where they are written.
+        settings: how the server is reached.
+
+    Raises:
+        MissingExtraError: the client is not installed.
+        SourceError: the server cannot be reached, is not the known one, or refuses.
+    """
+    _run(_download(urls, paths, settings or SftpSettings()), urls[0])
+
+
 @contextmanager
 def stage(
     files: Sequence[SourceFile], settings: SftpSettings | None, lake: Lake, *, is_hidden: bool
@@ -111,8 +126,7 @@ def stage(
     copies: list[BucketPath] = []
     with private_folder("chronolake-sftp-", _shared_folder(lake)) as folder:
         paths = [folder / f"{n:06}-{file.path.name}" for n, file in enumerate(files)]
-        places = [str(file.path) for file in files]
-        _run(_download(places, paths, settings or SftpSettings()), places[0])
+        download([str(file.path) for file in files], paths, settings)
         found = []
         for file, path in zip(files, paths, strict=True):
             if shared.are_shared:
