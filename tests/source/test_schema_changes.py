@@ -14,6 +14,7 @@ from chronolake.pipeline.store import Status, StreamRun
 from chronolake.pipeline.sync import Event, EventKind, sync
 from support.datalakes import DataLake, iceberg, project
 from support.declarative.apis import Api
+from support.python_functions import Functions
 from support.source.apishop import ApiShop
 from support.source.databases import Shop
 
@@ -180,3 +181,35 @@ def test_fields_of_a_data_lake(tmp_path: Path) -> None:
     assert "b" not in found.column_names
     assert found.num_rows == 3
     assert _changes(run("evolve", row(4, b="y", n="x"))) == ["changed n", "added b"]
+
+
+@pytest.mark.parametrize("policy", ["freeze", "discard"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_first_load_of_records_accepts_all_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, *, fails: bool
+) -> None:
+    """A field may be missing in the first batches, also in a run that does not come to its end."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("chronolake.source.records.reader._BATCH_BYTES", 1)
+    shop = Functions(tmp_path)
+    shop.settings = f"schema_changes: {policy}\n"
+    code = """
+        @chronolake.stream(key="id", capture="polling")
+        def orders(state):
+            yield {"id": 1}
+            state["n"] = 1
+            FAILURE
+            yield {"id": 2, "late": 5}
+            state["n"] = 2
+        """
+    if fails:
+        shop.write(code.replace("FAILURE", "raise ValueError"))
+        (stream,) = shop.run().streams
+        assert stream.error is not None
+    shop.write(code.replace("FAILURE", ""))
+    shop.sync()
+    assert sorted((row["id"], row["late"]) for row in shop.rows()) == [(1, None), (2, 5)]
+    shop.write(code.replace("late", "later").replace("FAILURE", ""))
+    (stream,) = shop.run().streams
+    assert ("added later" in (stream.error or "")) == (policy == "freeze")
+    assert "later" not in shop.rows()[0]

@@ -2,6 +2,7 @@
 
 A stream's columns are compared with those that have landed before, which the operational store
 remembers. For files of another system, they are compared with the observed types of the table.
+Records show a column when the first of them has it, so their first load accepts all columns.
 A column only counts as changed if its type cannot hold the values of the new one.
 """
 
@@ -142,6 +143,7 @@ class ColumnWatch:
         self._known: dict[str, ColumnType] | None = None
         self._is_loaded = False
         self._is_changed = False
+        self._is_first_load = False
 
     def accept(self, batch: Landable) -> Landable:
         """Return a batch with the columns that are stored.
@@ -155,17 +157,17 @@ class ColumnWatch:
         if not batch.columns:
             return batch
         self._load()
-        if self._known is None:
-            names = self._names_in_table()
-            if names is None:
-                self._remember(batch.columns)
-                return batch
-            # Its columns may have been removed long ago, or have wider types.
+        names = None if self._known is not None else self._names_in_table()
+        if self._is_first_load or (self._known is None and names is None):
+            self._remember(batch.columns)
+            return batch
+        if names is not None:
+            # The columns of the table may have been removed long ago, or have wider types.
             types = {column.name: column.type for column in batch.columns if column.name in names}
             changes = compare_columns(types, batch.columns, is_complete=False)
         else:
             is_complete = self._stream.descriptor.has_all_columns
-            changes = compare_columns(self._known, batch.columns, is_complete=is_complete)
+            changes = compare_columns(self._known or {}, batch.columns, is_complete=is_complete)
         raise_if_frozen(self._stream, changes)
         if self._stream.schema_changes is SchemaChanges.DISCARD:
             known = {*(self._known or ()), *(self._names_in_table() or ())}
@@ -187,6 +189,7 @@ class ColumnWatch:
             stored = self._store.columns(self._stream.pipeline).get(self._stream.name)
             if stored is not None:
                 self._known = {name: ColumnType.parse(kind) for name, kind in stored.items()}
+            self._is_first_load = stored is None and not self._stream.descriptor.has_all_columns
 
     def _names_in_table(self) -> set[str] | None:
         table = self._lake.catalog.find(self._stream.table)
@@ -204,15 +207,26 @@ class ColumnWatch:
         self._known = now
 
     def store(self, token: int) -> None:
-        """Store the columns of batches that have landed.
+        """Store the columns of batches that have landed; those of a first load at its end.
 
         Args:
             token: the token of the lease under which they landed.
         """
+        if self._is_first_load:
+            return
         if self._is_changed and self._known is not None:
             columns = {name: str(kind) for name, kind in self._known.items()}
             self._store.put_columns(self._stream.pipeline, self._stream.name, columns, token=token)
             self._is_changed = False
+
+    def end(self, token: int) -> None:
+        """Store the columns when everything that the source has of the stream has landed.
+
+        Args:
+            token: the token of the lease under which it landed.
+        """
+        self._is_first_load = False
+        self.store(token)
 
 
 def _without_columns(batch: Landable, names: set[str]) -> Landable:

@@ -418,6 +418,8 @@ def _land_batches(
                 position=_short(landed.position),
             )
         stream.note_landed(landed)
+    for landing in landings.values():
+        landing.watch.end(lease.token)
 
 
 def _land_batch(

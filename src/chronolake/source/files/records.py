@@ -72,6 +72,7 @@ class RecordFiles:
                 is_ours=True,
                 key=self._key,
                 cursor=self._config.modified,
+                has_all_columns=False,
             )
             for name in self._names
         ]

@@ -80,6 +80,7 @@ class RecordSource(ABC):
                 key=stream.identity.columns,
                 cursor=stream.cursor,
                 default_table=stream.default_table,
+                has_all_columns=False,
             )
             for stream in self._streams_with_rules()
         ]
