@@ -52,6 +52,15 @@ def _is_running(process: int) -> bool:
     return state not in {"Z", "X"}
 
 
+_UNIGNORED = """
+import signal
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+from chronolake.__main__ import main
+main()
+"""
+
+
 def _start(folder: Path, tap: str) -> subprocess.Popen[bytes]:
     """Run a command that starts a tap."""
     (folder / "tmp").mkdir(exist_ok=True)
@@ -64,7 +73,8 @@ def _start(folder: Path, tap: str) -> subprocess.Popen[bytes]:
     content = {"lake": {"path": "lake"}, "pipelines": {"shop": {"source": source}}}
     (folder / "chronolake.yml").write_text(yaml.safe_dump(content))
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "CHRONOLAKE_ENGINE": "off"}
-    command = [sys.executable, "-m", "chronolake", "discover", "shop", "--project", str(folder)]
+    # The signals are ignored if this process was started so, such as by nohup.
+    command = [sys.executable, "-c", _UNIGNORED, "discover", "shop", "--project", str(folder)]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
