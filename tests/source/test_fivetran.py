@@ -130,6 +130,18 @@ def test_an_operation_without_a_row_is_an_error(shop: Shop) -> None:
         source_of(shop.project, "shop").discover()
 
 
+@pytest.mark.parametrize("operation", ["update", "delete"])
+def test_a_table_without_a_key_has_no_updates_and_deletes(shop: Shop, operation: str) -> None:
+    update = f"""
+        op.upsert("orders", {{"id": 1, "note": "a"}})
+        op.checkpoint({{"n": 1}})
+        op.{operation}("orders", {{"id": 1}})
+    """
+    shop.fivetran([{"table": "orders"}], update)
+    shop.fail(f"op.{operation}", "orders", "no key", "source.keys")
+    assert shop.versions("note") == [("a", True)], "what was reported before is kept"
+
+
 def test_tables_that_only_the_configuration_declares(shop: Shop) -> None:
     update = """
         op.upsert("items", {"id": 1, "n": 1})

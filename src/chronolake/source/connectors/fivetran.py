@@ -218,6 +218,13 @@ class FivetranProject(RecordSource):
         self._expect_declared(name)
         if name not in states:
             return
+        if kind in {"UPDATE", "DELETE"} and not self._tables[name].get("primary_key"):
+            raise SourceError(
+                f"The connector calls op.{kind.lower()} for the table {name}, which has no key to "
+                "identify the row.",
+                hint=f"Declare its primary_key in `schema` of connector.py, or its key columns in "
+                f"source.keys: `{{{name}: [id]}}`.",
+            )
         match kind:
             case "UPDATE":
                 yield Records(name, [message["data"]], omit_others=True)
