@@ -284,6 +284,17 @@ _TWICE = """
 """
 
 
+def test_equal_records_without_a_key_are_one(shop: Functions) -> None:
+    shop.write("""
+        def orders():
+            for number in (1, 1, 2):
+                yield {"what": "click", "user": number}
+        """)
+    shop.sync()
+    shop.sync()
+    assert shop.versions("user", key="user") == [(1, True), (2, True)]
+
+
 @pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0])
 def test_the_last_of_a_record_in_a_complete_read_is_valid(
     shop: Functions, monkeypatch: pytest.MonkeyPatch, few_bytes: int

@@ -22,6 +22,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from chronolake import exact_json
+from chronolake.arrow_tasks import ArrowRows
 from chronolake.errors import ChronolakeError
 from chronolake.landing import wider
 from chronolake.source.protocol import (
@@ -739,7 +740,11 @@ def _rows_of(batch: _Batch) -> list[_Row]:
     rows: Any = batch.rows if isinstance(batch, Snapshot) else batch.versions
     if rows is None:
         return []
-    return [row if isinstance(row, dict) else row.asDict() for row in rows.collect()]
+    # Rows that Spark collects have times without a zone.
+    found: list[_Row] = (
+        rows.collect() if isinstance(rows, ArrowRows) else rows.toArrow().to_pylist()
+    )
+    return found
 
 
 def _stored(position: Offset) -> Offset:

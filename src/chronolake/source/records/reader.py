@@ -96,6 +96,7 @@ _REPORTED_ROWS: Final = 10_000
 #: The folder of complete reads that were cut off, beside those of runs.
 _RESUMABLE: Final = "_resumable"
 _RANK: Final = f"{RESERVED}rank"
+_EXISTS: Final = f"{RESERVED}exists"
 _STATE: Final = "state"
 _TYPES: Final = "types"
 _LAST: Final = "last_micros"
@@ -547,16 +548,21 @@ class _Pending:
         keys = ", ".join(quote(column.name) for column in columns if column.primary_key)
         rows = to_spark(read_files(lake, parts, columns, WITH_OMISSIONS))
         order = f"OVER (PARTITION BY {keys} ORDER BY {MODIFIED} DESC, {SEQUENCE} DESC)"
-        ranked = rows.selectExpr("*", f"row_number() {order} AS {_RANK}")
+        ranked = rows.selectExpr(
+            "*", f"row_number() {order} AS {_RANK}", f"first({PROVIDES_DATA}) {order} AS {_EXISTS}"
+        )
+        is_dated = self.stream.changed_at is not None
+        # Versions without times of their own are all of the time of the read.
+        kept = f"{_EXISTS} AND {PROVIDES_DATA}" + ("" if is_dated else f" AND {_RANK} = 1")
         names = [*(column.name for column in columns), *WHOLE_RECORDS]
         return Reconciliation(
             self.stream.name,
-            select(ranked.where(f"{_RANK} = 1 AND {PROVIDES_DATA}"), map(quote, names)),
+            select(ranked.where(kept), map(quote, names)),
             columns,
             self.rows,
             max(self._begun_at, self.position.get(_LAST, 0) + 1),
             position,
-            is_dated=self.stream.changed_at is not None,
+            is_dated=is_dated,
             may_be_empty=self.stream.may_become_empty,
             is_protected=True,
         )
