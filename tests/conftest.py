@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from chronolake.lake import Lake
@@ -27,6 +28,14 @@ settings.load_profile("seeded")
 
 def pytest_report_header() -> str:
     return f"seed: {SEED}"
+
+
+@pytest.fixture(autouse=True)
+def logging_of_one_test() -> Iterator[None]:
+    """Restore the configuration of logs: a command logs to what is closed after its test."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

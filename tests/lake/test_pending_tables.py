@@ -13,6 +13,7 @@ from pyiceberg.table import StaticTable, Table
 from chronolake import core
 from chronolake.core.staging import StagedWrite, Stopwatch, stage_name, write_staged
 from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, PendingTable
+from chronolake.iceberg.pending import table_cache
 from chronolake.lake import Lake
 from chronolake.location import plain
 from chronolake.types import Column, ColumnType, Kind, TableName
@@ -121,11 +122,11 @@ def test_a_closed_pending_table_is_forgotten(lake: Lake, filled: TableName) -> N
     pending = PendingTable(lake.catalog.load(filled), lake.spark)
     lake.spark.sql(f"DELETE FROM {pending.after(MAIN)} WHERE id < 60")
     pending.before(MAIN)
-    assert pending._cache().estimatedSize() == 2
+    assert table_cache(lake.spark).estimatedSize() == 2
 
     pending.close()
 
-    assert pending._cache().estimatedSize() == 0
+    assert table_cache(lake.spark).estimatedSize() == 0
 
 
 def test_a_failed_write_changes_nothing(lake: Lake, filled: TableName) -> None:

@@ -21,9 +21,12 @@ from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from chronolake import exact_json
 from chronolake.arrow_tasks import ArrowRows
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, SourceError
 from chronolake.landing import wider
 from chronolake.source.protocol import (
     ALL_STREAMS,
@@ -740,10 +743,16 @@ def _rows_of(batch: _Batch) -> list[_Row]:
     rows: Any = batch.rows if isinstance(batch, Snapshot) else batch.versions
     if rows is None:
         return []
-    # Rows that Spark collects have times without a zone.
-    found: list[_Row] = (
-        rows.collect() if isinstance(rows, ArrowRows) else rows.toArrow().to_pylist()
-    )
+    try:
+        # Rows that Spark collects have times without a zone.
+        found: list[_Row] = (
+            rows.collect() if isinstance(rows, ArrowRows) else rows.toArrow().to_pylist()
+        )
+    except (Py4JError, PySparkException) as failure:
+        # Spark reads them when they land, and a run reports it.
+        raise SourceError(
+            f"Rows of {batch.stream} cannot be read.", hint="The log of Spark names the reason."
+        ) from failure
     return found
 
 
