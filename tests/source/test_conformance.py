@@ -37,7 +37,7 @@ from chronolake.source.protocol import (
 )
 from chronolake.source.records import reader
 from chronolake.types import Column, ColumnType, Kind
-from support.connectors import Shop, stream, tap_stream
+from support.connectors import Shop, failing, stream, tap_stream
 from support.datalakes import project
 from support.python_functions import Functions
 
@@ -312,18 +312,11 @@ def _functions(code: str, folder: Path) -> Subject:
     given = folder / "given"
     given.write_text("1")
 
-    @contextmanager
-    def broken() -> Iterator[None]:
-        before = given.read_text()
-        given.write_text("fail")
-        yield
-        given.write_text(before)
-
     return Subject(
         lambda: cast("ChangeSource", source_of(shop.project, "shop")),
         shop.lake,
         lambda: given.write_text("2"),
-        broken,
+        lambda: failing(given),
         lambda: {"orders": 2 if given.read_text() == "2" else 3},
     )
 
@@ -407,18 +400,11 @@ def _connector(folder: Path, kind: str) -> Subject:
         emit = "stream_state('orders', {'day': day})"
         shop.airbyte(offered, _ROWS.format(state="state_of('orders')", emit=emit))
 
-    @contextmanager
-    def broken() -> Iterator[None]:
-        before = given.read_text()
-        given.write_text("fail")
-        yield
-        given.write_text(before)
-
     return Subject(
         lambda: cast("ChangeSource", source_of(shop.project, "shop")),
         shop.lake,
         lambda: given.write_text("2"),
-        broken,
+        lambda: failing(given),
         lambda: {"orders": 4 if given.read_text() == "2" else 3},
     )
 

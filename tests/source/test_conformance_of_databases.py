@@ -21,7 +21,7 @@ from chronolake.source.conformance import CHECKS, Check, Subject, name_of
 from chronolake.source.connectors.environments import environment
 from chronolake.source.protocol import ChangeSource
 from chronolake.source.records import reader
-from support.connectors import Shop
+from support.connectors import Shop, failing
 from support.datalakes import project
 
 _CREATE = (
@@ -178,18 +178,11 @@ def _fivetran(folder: Path) -> Subject:
     columns = {"id": "INT", "note": "STRING"}
     shop.fivetran([{"table": "orders", "primary_key": ["id"], "columns": columns}], _UPDATE)
 
-    @contextmanager
-    def broken() -> Iterator[None]:
-        before = given.read_text()
-        given.write_text("fail")
-        yield
-        given.write_text(before)
-
     return Subject(
         lambda: cast("ChangeSource", source_of(shop.project, "shop")),
         shop.lake,
         lambda: given.write_text("2"),
-        broken,
+        lambda: failing(given),
         lambda: {"orders": 3},
         has_times=False,
     )

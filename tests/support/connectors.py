@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -166,6 +167,15 @@ def stream(name: str, *, cursor: str | None = None, **properties: str) -> dict[s
         found["supported_sync_modes"] = ["full_refresh", "incremental"]
         found["default_cursor_field"] = [cursor]
     return found
+
+
+@contextmanager
+def failing(given: Path) -> Iterator[None]:
+    """Let a source fail while the block runs: one that fails if this file contains `fail`."""
+    before = given.read_text()
+    given.write_text("fail")
+    yield
+    given.write_text(before)
 
 
 class Shop:

@@ -23,6 +23,7 @@ from chronolake.landing.column_rules import (
     Protection,
     Rule,
     canonical_texts,
+    expect_column,
     keyed_hashes,
 )
 from chronolake.landing.control_records import (
@@ -82,6 +83,7 @@ __all__ = [
     "controls_of",
     "declare",
     "erase",
+    "expect_column",
     "files_up_to",
     "identifier",
     "inspect_files",

@@ -216,13 +216,9 @@ class ColumnRules:
         Raises:
             ConfigurationError: the stream does not have such a column.
         """
-        folded = {column.casefold() for column in columns}
         for name, rule in self.levels[0].rules if self.is_own else ():
-            if rule is not None and not is_pattern(name) and name.casefold() not in folded:
-                raise ConfigurationError(
-                    f"{place}.columns.{rule.action}: the stream has no column {name!r}.",
-                    hint=did_you_mean(name, columns, f"It has: {', '.join(columns)}."),
-                )
+            if rule is not None:
+                expect_column(name, columns, setting=f"{place}.columns.{rule.action}")
 
     def _expect_none(
         self,
@@ -385,4 +381,22 @@ class Protection:
             f"{quote(name)} {stored[name] if name in changed else types[name]}"
             for name in names
             if name not in self.dropped
+        )
+
+
+def expect_column(name: str, columns: Sequence[str], *, setting: str) -> None:
+    """Raise if a stream does not have a column that a setting names; patterns need not match.
+
+    Args:
+        name: the name, or a pattern of names.
+        columns: the names of all columns in the source.
+        setting: the setting's path in chronolake.yml, for the message.
+
+    Raises:
+        ConfigurationError: the stream does not have such a column.
+    """
+    if not is_pattern(name) and name.casefold() not in {each.casefold() for each in columns}:
+        raise ConfigurationError(
+            f"{setting}: the stream has no column {name!r}.",
+            hint=did_you_mean(name, columns, f"It has: {', '.join(columns)}."),
         )

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 from chronolake.arrow_tasks import to_spark
 from chronolake.config import OnCastError, is_pattern, matches
-from chronolake.errors import ConfigurationError
-from chronolake.formatting import did_you_mean
 from chronolake.frames import select
-from chronolake.landing import ColumnRules
+from chronolake.landing import ColumnRules, expect_column
 from chronolake.parsing.columns import TEXT_KINDS
 from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation
 from chronolake.types import literal, quote
@@ -74,13 +72,8 @@ class ColumnTypes:
         Raises:
             ConfigurationError: the stream does not have such a column.
         """
-        folded = {column.casefold() for column in columns}
         for name in self.of_stream:
-            if not is_pattern(name) and name.casefold() not in folded:
-                raise ConfigurationError(
-                    f"{place}.columns.type: the stream has no column {name!r}.",
-                    hint=did_you_mean(name, columns, f"It has: {', '.join(columns)}."),
-                )
+            expect_column(name, columns, setting=f"{place}.columns.type")
 
     def renamed(self, names: Mapping[str, str]) -> Self:
         """Return the types for columns that have been renamed; `names` are the new names."""
