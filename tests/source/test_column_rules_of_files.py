@@ -169,6 +169,8 @@ def _bad_files(people: People) -> Iterator[tuple[str, bytes]]:
         yield "other type", good.replace(b'"id": 2', b'"id": "' + secret + b'"')
         yield "nested", good.replace(b'"id": 2', b'"id": {"' + secret + b'": 1}')
         yield "no object", good + b'["' + secret + b'", ' + secret + b"]\n"
+        yield "array", json.dumps(rows).encode() + b"\n"
+        yield "text", b'"' + secret + b'"\n'
         yield "token", good + b'{"id": ' + secret + b"}\n"
         yield "other number", good + b'{"id": 3, "hash_number": "' + secret + b'"}\n'
     else:

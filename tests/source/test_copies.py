@@ -421,6 +421,23 @@ def test_values_of_another_type_and_damaged_text_files_are_rejected(tmp_path: Pa
     assert shop.history("id", "name") == _orders({1: [1, 2], 4: [1, 3]})
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_copy_that_was_cut_off_is_rejected(tmp_path: Path, ending: str) -> None:
+    """Rows after the cut are not deleted, and later copies do not wait."""
+    shop = Dumps(tmp_path, path="dumps/orders_{date}." + ending)
+    whole, cut = (
+        (b"id,name\n1,a\n2,a\n3,a\n", b'id,name\n1,a\n2,"a\n3,a\n')
+        if ending == "csv"
+        else (_text(_some(1, 2, 3), "jsonl"), _text(_some(1, 2), "jsonl") + b'{"id": 3, "na')
+    )
+    for day, content in ((1, whole), (2, cut), (3, whole)):
+        (shop.dumps / f"orders_2026-01-{day:02}.{ending}").write_bytes(content)
+    reported = shop.sync().error or ""
+    assert f"orders_2026-01-02.{ending}" in reported
+    assert "cannot be read" in reported
+    assert [row[1:] for row in shop.history("id", "name")] == [("a", 1, None)] * 3
+
+
 def test_a_value_that_does_not_fit_a_configured_type_is_named(tmp_path: Path) -> None:
     more = "    columns: {type: {size: LONG}}\n"
     shop = Dumps(tmp_path, more=more, path="dumps/orders_{date}.csv")

@@ -161,15 +161,68 @@ def test_a_deleted_record_is_marked_in_a_soft_delete_table(tmp_path: Path) -> No
         ("key: [id]", b"", "it has no header"),
         ("key: [id]", b"id,a\n1,x\n,y\n", "A row has no id: row 2 of the file a.csv."),
         ("key: [id], modified: a", b"id,a\n1,\n", "A row has no a: row 1 of the file a.csv."),
+        ("key: [id], deleted: a", b"id,a\n1,\n2,x\n", "A text in a means neither"),
+        ("key: [id]", "id,a\n1,\u00e9\n".encode("latin-1"), "it is not text in UTF-8"),
+        ("key: [id]", "id,a\n1,\u00e9\n".encode("utf-16"), "it is not text in UTF-8"),
+        ("key: [id]", b"id,a,a\n1,x,y\n", "two columns have the name 'a'"),
+        ("key: [id]", b'id,a\n1,x\n2,"y\n3,z\n', "it ends within a quoted value"),
+        ("key: [id]", gzip.compress(b'id,a\n1,"x'), "it ends within a quoted value"),
+        ("key: [id], format: jsonl", b'[{"id": 1}]\n', "its row 1 is not a JSON object"),
+        ("key: [id], format: jsonl", b'{"id": 1}\n\n{"id": 2\n', "its row 2 is not a JSON object"),
+        ("key: [id], format: jsonl", b'{"id": 1}\n5\n', "its row 2 is not a JSON object"),
+        ("key: [id], format: jsonl", b'{\n "id": 1\n}\n', "its row 2 is not a JSON object"),
     ],
 )
 def test_files_that_cannot_be_read_are_reported(
     tmp_path: Path, settings: str, content: bytes, reason: str
 ) -> None:
-    shop = Exports(tmp_path, f"path: 'exports/*.csv', stream: orders, {settings}")
-    shop.write("a.csv", content)
+    ending = "csv.gz" if content.startswith(b"\x1f\x8b") else "csv"
+    shop = Exports(tmp_path, f"path: 'exports/*.{ending}', stream: orders, {settings}")
+    shop.write(f"a.{ending}", content)
     (stream,) = sync(shop.lake, shop.project, "shop").streams
     assert reason in (stream.error or "")
+    assert "SQLSTATE" not in (stream.error or "")
+
+
+def test_quotes_and_marks_of_encodings(tmp_path: Path) -> None:
+    """Only a quote at the begin of a value has to be closed; a byte order mark is not a value."""
+    shop = Exports(tmp_path, "path: 'exports/{stream}.csv', key: [id]")
+    shop.write("inches.csv", b'\xef\xbb\xbfid,size\n1,5" pipe\n2,"a ""b"""\n3,"c\nd"')
+    shop.sync()
+    assert shop.rows("inches", "id", "size") == [("1", '5" pipe'), ("2", 'a "b"'), ("3", "c\nd")]
+
+
+def test_lines_of_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    shop = Exports(tmp_path, "path: 'exports/*.jsonl', stream: orders, key: [id]")
+    shop.write("a.jsonl", b'\xef\xbb\xbf{"id": 1}\r\n  {"id": 2}')
+    shop.sync()
+    assert shop.rows("orders", "id") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "mark", ["true", "T", "yes", "Y", "1", "2", "1.0", "2026-01-02T00:00:00Z", " TRUE "]
+)
+def test_marks_of_deleted_rows_are_understood(tmp_path: Path, mark: str) -> None:
+    shop = Exports(tmp_path, "path: 'exports/*.csv', stream: orders, key: [id], deleted: gone")
+    shop.write("a.csv", b"id,gone\n1,\n2,false\n3,0\n4,N\n")
+    shop.write("b.csv", f"id,gone\n1,{mark}\n2,no\n3,F\n4,0.0\n".encode(), at=60)
+    shop.sync()
+    active = [key for key, is_active in shop.rows("orders", "id", ACTIVE) if is_active]
+    assert active == ["2", "3", "4"]
+
+
+def test_unchanged_rows_of_a_changed_file_are_the_same_versions(tmp_path: Path) -> None:
+    shop = Exports(tmp_path, "path: 'exports/orders.csv', key: [id]")
+    shop.write("orders.csv", b"id,name\n1,a\n2,a\n")
+    shop.sync()
+    shop.write("orders.csv", b"id,name\n1,a\n2,b\n3,a\n", at=60)
+    shop.sync()
+    assert shop.rows("orders", "id", "name", ACTIVE) == [
+        ("1", "a", True),
+        ("2", "a", False),
+        ("2", "b", True),
+        ("3", "a", True),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["files", "copies"])

@@ -72,7 +72,11 @@ _NOT_NESTED: Final = (_NO_SCHEMA, f"{_JAVA}.exceptions.BadRequestException")
 _RAISED_IN_TASK: Final = "\nchronolake.errors."
 #: The beginning of Spark's message about any error of a Python worker, and its traceback's parts.
 _OF_WORKER: Final = "An exception was thrown from the Python worker"
+#: An error that a statement of chronolake raises (`raise_error`), with what Spark adds to it.
+_RAISED_IN_SQL: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: P0001|$)")
 _FRAME: Final = re.compile(r'^ +File "(?:[^"]*/)?([^"/]+)", line (\d+)', re.MULTILINE)
+#: The class of an error at the beginning of Spark's message.
+_ERROR_CLASS: Final = re.compile(r"\[[A-Z][A-Z0-9_.]*\]")
 _LAST: Final = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 
 
@@ -118,6 +122,8 @@ def java_message_of(failure: BaseException) -> str:
         # The error's class is before the message, and Java's stack after it.
         return " ".join(reported.partition(": ")[2].partition("\n\n")[0].split())
     text = text.strip()
+    if raised := _RAISED_IN_SQL.search(text):
+        return raised[1]
     if text.startswith(_OF_WORKER):
         file, line = (_FRAME.findall(text) or [("an unknown file", "0")])[-1]
         kind = (_LAST.findall(text) or ["error"])[-1]
@@ -146,6 +152,20 @@ def spark_words(failure: BaseException) -> str | None:
     if not isinstance(failure, PySparkException | Py4JError):
         return None
     return java_message_of(failure)
+
+
+def hide_values(failure: BaseException, message: str) -> str:
+    """Return what is shown of an error that may quote values of rows.
+
+    Args:
+        failure: an error that is not one of chronolake.
+        message: its message, as `java_message_of` or the exception itself has it.
+    """
+    text = str(failure)
+    if any(part in text for part in (_RAISED_IN_TASK, "[USER_RAISED_EXCEPTION]", _OF_WORKER)):
+        return message
+    kind = _ERROR_CLASS.match(message)
+    return f"{kind[0] if kind else type(failure).__name__} (its message may contain values)"
 
 
 def columns_to_json(columns: Iterable[Column]) -> str:

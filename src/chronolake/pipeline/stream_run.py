@@ -12,7 +12,7 @@ import structlog
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.core import maintain, plan_table
 from chronolake.errors import ChronolakeError, LakeError, LeaseLostError, SourceError
-from chronolake.iceberg import catalog_error, jvm_ended, spark_words
+from chronolake.iceberg import catalog_error, hide_values, jvm_ended, spark_words
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.events import EventKind
@@ -175,7 +175,8 @@ class StreamSync:
             # Of a run that ends, the failure is a consequence, and not the stream's outcome.
             raise_if_cancelled()
             self.storage_failure = storage_error(failure)
-            self._note(status=Status.FAILED, **describe_failure(failure))
+            described = describe_failure(failure, hides_values=bool(self.stream.rules))
+            self._note(status=Status.FAILED, **described)
             log.warning(
                 "stream_failed",
                 pipeline=self.stream.pipeline,
@@ -337,9 +338,17 @@ class StreamSync:
             self.report.emit(EventKind.APPLYING, stream=self.state, **pending)
 
 
-def describe_failure(failure: BaseException) -> dict[str, str | None]:
-    """Return the error message of a failure, and its hint."""
+def describe_failure(
+    failure: BaseException, *, hides_values: bool = False
+) -> dict[str, str | None]:
+    """Return the error message of a failure, and its hint.
+
+    Args:
+        failure: any error. Messages of errors that are not of chronolake may quote values of rows.
+        hides_values: whether columns have rules, so that such messages are not shown.
+    """
     failure = storage_error(failure) or catalog_error(failure) or jvm_ended(failure) or failure
     if isinstance(failure, ChronolakeError):
         return {"error": failure.statement, "hint": failure.hint}
-    return {"error": spark_words(failure) or f"{type(failure).__name__}: {failure}", "hint": None}
+    message = spark_words(failure) or f"{type(failure).__name__}: {failure}"
+    return {"error": hide_values(failure, message) if hides_values else message, "hint": None}

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -15,9 +16,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
 from pyspark.sql.functions import broadcast, regexp_replace
 
+from chronolake import exact_json
 from chronolake.arrow_tasks import map_in_tasks
 from chronolake.change_set import RESERVED
 from chronolake.config import VERSIONED, FileFormat
@@ -31,6 +35,7 @@ from chronolake.source.files.avro import OPTIONS as AVRO_OPTIONS
 from chronolake.source.files.avro import add_row_numbers, expect_reader, schema_in
 from chronolake.source.files.delta_versions import read_version
 from chronolake.source.jdbc import cell_expression, columns_of
+from chronolake.source.records.deletions import IS_SET, IS_UNSET
 from chronolake.types import ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
@@ -60,12 +65,23 @@ _THREADS: Final = 16
 #: Bytes of a CSV file in which its header must end.
 _HEADER_BYTES: Final = 2**20
 _BLOCK_BYTES: Final = 2**22
+_MOST_CHARACTERS: Final = 2**31 - 1
 
 #: The file and row number (from 0) of a row, in `FileReader.read_places`.
 FILE: Final = f"{RESERVED}source_file"
 ROW: Final = f"{RESERVED}source_row"
+#: The error for a text in a column with marks of deletion that may mean either.
+UNCLEAR_MARK: Final = (
+    "A text in {column} means neither that the record was deleted nor that it exists; write true "
+    "or a time, or nothing"
+)
 _URI: Final = f"{RESERVED}uri"
 _FILE_SCHEME: Final = "^file:/+"
+#: The part of the class of Spark's errors about lines that are not JSON.
+_MALFORMED: Final = "MALFORMED_RECORD"
+_ONE_OBJECT: Final = (
+    "Each line must be a complete JSON object. An array becomes such lines with `jq -c '.[]'`."
+)
 
 
 def format_of(path: str, settings: FileSettings, *, place: str) -> FileFormat:
@@ -99,12 +115,19 @@ def _compression_of(path: str) -> str | None:
     return _COMPRESSIONS.get(Path(path).suffix.lower())
 
 
-def _read_error(file: SourceFile, reason: str) -> SourceError:
-    return SourceError(
-        f"The file cannot be read: {reason}.",
-        file=str(file.path),
-        hint="Write files under another name, and rename them when they are complete.",
-    )
+#: What to do about a file that may be incomplete.
+_RENAME: Final = "Write files under another name, and rename them when they are complete."
+_NOT_UTF8: Final = "it is not text in UTF-8"
+_CONVERT: Final = (
+    "Convert it to UTF-8, for example with `iconv -f latin1 -t utf-8`, or export it in UTF-8."
+)
+#: How files in UTF-16 and UTF-32 begin.
+_OTHER_ENCODINGS: Final = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+_UTF8_MARK: Final = b"\xef\xbb\xbf"
+
+
+def _read_error(file: SourceFile, reason: str, *, hint: str = _RENAME) -> SourceError:
+    return SourceError(f"The file cannot be read: {reason}.", file=str(file.path), hint=hint)
 
 
 @dataclass
@@ -239,7 +262,8 @@ class FileReader:
                     partial(_read_lines, storage=self.storage),
                     f"value string, {FILE} string, {ROW} bigint",
                 )
-                schema = _json_of(lines.select("value"), {"mode": "FAILFAST"}).schema
+                with self._malformed_lines(files):
+                    schema = _json_of(lines.select("value"), {"mode": "FAILFAST"}).schema
                 options = "map('mode', 'FAILFAST')"
                 parsed = f"from_json(value, {literal(schema.toDDL())}, {options})"
                 names = [quote(field.name) for field in schema]
@@ -347,27 +371,51 @@ class FileReader:
 
     def _header_of(self, file: SourceFile) -> tuple[str, ...]:
         with _open(str(file.path), self.storage) as content:
-            text = content.read(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+            begin = content.read(_HEADER_BYTES)
+        if begin.startswith(_OTHER_ENCODINGS):
+            raise _read_error(file, _NOT_UTF8, hint=_CONVERT)
+        text = begin.decode("utf-8-sig", errors="replace")
         header = next(
             csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter(file)), []
         )
         if not header:
-            raise _read_error(file, "it has no header")
+            hint = "The first line must have the names of the columns. Move empty files elsewhere."
+            raise _read_error(file, "it has no header", hint=hint)
         if len(set(header)) < len(header):
-            raise _read_error(file, "two columns have the same name")
+            twice = next(name for name in header if header.count(name) > 1)
+            hint = "Give each column another name in the file's first line."
+            raise _read_error(file, f"two columns have the name {twice!r}", hint=hint)
         return tuple(header)
 
     def _json(self, files: Sequence[SourceFile]) -> DataFrame:
         options = {"mode": "FAILFAST"}
-        if not any(_compression_of(file.name) == "zstd" for file in files):
-            return self._reader(files).options(**options).json(list(_paths(files)))
-        # Spark's own reader needs a native library for Zstandard.
-        lines = self._in_tasks(
-            files,
-            partial(_read_lines, storage=self.storage),
-            f"value string, {FILE} string, {ROW} bigint",
-        )
-        return _json_of(lines.select("value"), options)
+        with self._malformed_lines(files):
+            if not any(_compression_of(file.name) == "zstd" for file in files):
+                return self._reader(files).options(**options).json(list(_paths(files)))
+            # Spark's own reader needs a native library for Zstandard.
+            lines = self._in_tasks(
+                files,
+                partial(_read_lines, storage=self.storage),
+                f"value string, {FILE} string, {ROW} bigint",
+            )
+            return _json_of(lines.select("value"), options)
+
+    @contextmanager
+    def _malformed_lines(self, files: Sequence[SourceFile]) -> Iterator[None]:
+        """Replace Spark's errors about lines, which may quote them, by errors with their places.
+
+        Raises:
+            SourceError: a line is not JSON.
+        """
+        try:
+            yield
+        except (Py4JError, PySparkException) as failure:
+            if _MALFORMED not in str(failure):
+                raise
+            for file in files:
+                if row := _malformed_row(str(file.path), self.storage):
+                    raise _not_json_error(str(file.path), row) from None
+            raise _read_error(files[0], "a line is not valid JSON", hint=_ONE_OBJECT) from None
 
     def _in_tasks(
         self,
@@ -442,6 +490,20 @@ def micros_of(column: Column, time_zone: str) -> str:
             error = literal(f"A value of the column {column.name} is not of the type TIMESTAMP.")
             is_bad = f"{text} <> '' AND {time} IS NULL"
             return f"IF({is_bad}, raise_error({error}), unix_micros({local}))"
+
+
+def marks_of(column: str, *, error: str) -> str:
+    """Return SQL for whether a column marks a record as deleted (`records.deletions`).
+
+    Args:
+        column: the column.
+        error: SQL that raises an error for a text that may mean either.
+    """
+    text = f"lower(trim(CAST({quote(column)} AS STRING)))"
+    return (
+        f"CASE WHEN {text} IS NULL OR rlike({text}, {literal(IS_UNSET)}) THEN false "
+        f"WHEN rlike({text}, {literal(IS_SET)}) THEN true ELSE {error} END"
+    )
 
 
 def union_frames(
@@ -552,17 +614,18 @@ def _read_csv(
         for location in batch.column(0).to_pylist():
             try:
                 with _open(location, storage) as content:
-                    rows = _rows_of_csv(content, delimiter, schema)
+                    text = _CsvText(content)
+                    rows = _rows_of_csv(text, delimiter, schema)
                     yield from _add_places(rows, location) if has_places else rows
+                if text.quotes % 2 and _ends_in_quotes(location, storage, delimiter):
+                    raise _cut_error(location)
             except (pa.ArrowException, OSError, EOFError) as failure:
                 raise _damage_error(location, failure) from None
 
 
-def _rows_of_csv(
-    content: pa.NativeFile, delimiter: str, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _rows_of_csv(content: _CsvText, delimiter: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     rows = pa_csv.open_csv(
-        pa.PythonFile(_WithLastNewline(content), mode="r"),
+        pa.PythonFile(content, mode="r"),
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         convert_options=pa_csv.ConvertOptions(
@@ -587,16 +650,44 @@ def _add_places(batches: Iterable[pa.RecordBatch], location: str) -> Iterator[pa
         yield batch.append_column(FILE, files).append_column(ROW, rows)
 
 
-class _WithLastNewline(io.RawIOBase):
-    """The content of a text file, whose last line has an end.
+def _ends_in_quotes(location: str, storage: StorageConfig, delimiter: str) -> bool:
+    """Return whether a file ends within quotes, or has text after the end of a quoted value.
+
+    PyArrow reads everything until the end of such a file as one value.
+    """
+    # Values have no limit: without the second quote, the rest of the file is one.
+    csv.field_size_limit(_MOST_CHARACTERS)
+    with _open(location, storage) as content:
+        text = io.TextIOWrapper(content, "utf-8", "replace", newline="")
+        try:
+            for _ in csv.reader(text, delimiter=delimiter, strict=True):
+                pass
+        except csv.Error:
+            return True
+    return False
+
+
+def _cut_error(location: str) -> SourceError:
+    return SourceError(
+        "The file cannot be read: it ends within a quoted value.", file=location, hint=_RENAME
+    )
+
+
+class _CsvText(io.RawIOBase):
+    """The content of a CSV file, whose last line has an end.
 
     In a last line without one, PyArrow reads an empty cell after a quoted one as an empty text.
+
+    Attributes:
+        quotes: the number of double quotes so far. In a complete file it is even, unless values
+            without quotes contain some.
     """
 
     def __init__(self, content: pa.NativeFile) -> None:
         super().__init__()
         self._content = content
         self._last = b"\n"
+        self.quotes = 0
 
     def readable(self) -> bool:
         return True
@@ -606,6 +697,7 @@ class _WithLastNewline(io.RawIOBase):
         if not found and self._last != b"\n":
             found = b"\n"
         self._last = found[-1:] or self._last
+        self.quotes += found.count(b'"')
         return found
 
 
@@ -617,28 +709,67 @@ def _read_lines(
         for location in batch.column(0).to_pylist():
             try:
                 with _open(location, storage) as content:
-                    yield from _add_places(_lines_of(content), location)
+                    yield from _add_places(_objects_of(content, location), location)
             except (pa.ArrowException, OSError, EOFError) as failure:
                 raise _damage_error(location, failure) from None
 
 
-def _lines_of(content: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+def _objects_of(content: pa.NativeFile, location: str) -> Iterator[pa.RecordBatch]:
+    """Yield lines that begin as JSON objects do; Spark's errors about others would quote them.
+
+    Raises:
+        SourceError: a line is something else.
+    """
+    number = 0
+    for lines in _lines_of(content):
+        for count, line in enumerate(lines, 1):
+            if not line.lstrip().startswith(b"{"):
+                raise _not_json_error(location, number + count)
+        number += len(lines)
+        yield pa.RecordBatch.from_pydict({"value": pa.array(lines, pa.binary()).cast(pa.string())})
+
+
+def _lines_of(content: pa.NativeFile) -> Iterator[list[bytes]]:
+    """Yield the lines of a text that are not empty, in groups."""
     rest = b""
+    is_first = True
     while block := content.read(_BLOCK_BYTES):
+        block = block.removeprefix(_UTF8_MARK) if is_first else block
+        is_first = False
         *lines, rest = (rest + block).split(b"\n")
-        yield _texts(lines)
-    yield _texts([rest])
+        yield [line for line in lines if line.strip()]
+    yield [rest] if rest.strip() else []
 
 
-def _texts(lines: list[bytes]) -> pa.RecordBatch:
-    found = [line for line in lines if line.strip()]
-    return pa.RecordBatch.from_pydict({"value": pa.array(found, pa.binary()).cast(pa.string())})
+def _malformed_row(location: str, storage: StorageConfig) -> int | None:
+    """Return the number of the first line of a file that is not a JSON object, or None."""
+    number = 0
+    with _open(location, storage) as content:
+        for lines in _lines_of(content):
+            for line in lines:
+                number += 1
+                try:
+                    is_object = isinstance(exact_json.loads(line), dict)
+                except (ValueError, RecursionError):
+                    is_object = False
+                if not is_object:
+                    return number
+    return None
+
+
+def _not_json_error(location: str, row: int) -> SourceError:
+    return SourceError(
+        f"The file cannot be read: its row {row:,} is not a JSON object.",
+        file=location,
+        hint=_ONE_OBJECT,
+    )
 
 
 def _damage_error(location: str, failure: Exception) -> SourceError:
-    reason = getattr(failure, "strerror", None)
-    return SourceError(
-        f"The file cannot be read: {reason or 'it is damaged, or not complete'}.",
-        file=location,
-        hint="Write files under another name, and rename them when they are complete.",
-    )
+    # PyArrow reports texts in another encoding like this; its messages may quote values.
+    if "UTF8" in str(failure):
+        reason, hint = _NOT_UTF8, _CONVERT
+    else:
+        reason = getattr(failure, "strerror", None) or "it is damaged, or not complete"
+        hint = _RENAME
+    return SourceError(f"The file cannot be read: {reason}.", file=location, hint=hint)

@@ -175,7 +175,11 @@ class HistoryTable:
 
     def _intervals(self, rows: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Return versions with their times in microseconds, and the start of the next version."""
-        from chronolake.source.files.formats import micros_of  # noqa: PLC0415 - loads Spark
+        from chronolake.source.files.formats import (  # noqa: PLC0415 - loads Spark
+            UNCLEAR_MARK,
+            marks_of,
+            micros_of,
+        )
 
         config = self._config
         named = [config.start, config.end, *([config.deleted] if config.deleted else [])]
@@ -187,8 +191,9 @@ class HistoryTable:
                 hint=f"Its columns are {', '.join(columns)}.",
             )
         if config.deleted is not None:
-            is_deleted = f"lower(CAST({quote(config.deleted)} AS STRING)) IN ('true', 't', '1')"
-            rows = rows.where(f"NOT coalesce({is_deleted}, false)")
+            unclear = literal(f"{UNCLEAR_MARK.format(column=config.deleted)}.")
+            is_deleted = marks_of(config.deleted, error=f"raise_error({unclear})")
+            rows = rows.where(f"NOT ({is_deleted})")
         begin, finish = (
             micros_of(columns[name], config.time_zone) for name in (config.start, config.end)
         )

@@ -157,13 +157,14 @@ class RecordFiles:
         reader = self._reader(lake, name) if pending else None
         for files in _batches(pending):
             assert reader is not None  # noqa: S101 - there are files
+            is_changed = any(file.name in landed for _, file in files)
             landed |= {file.name: prints[file.name] for _, file in files}
             position = {"files": dict(landed), "read": number + len(files)}
             listed_files = [file for _, file in files]
             with stage(listed_files, self._config.sftp, lake, is_hidden=self._is_hidden) as local:
                 times = [at for at, _ in files]
                 dated = list(zip(times, local, strict=True))
-                yield self._read_files(reader, name, dated, position)
+                yield self._read_files(reader, name, dated, position, is_changed=is_changed)
             number += len(files)
 
     def _reader(self, lake: Lake, name: str) -> FileReader:
@@ -184,6 +185,8 @@ class RecordFiles:
         name: str,
         files: Sequence[tuple[int, SourceFile]],
         position: Offset,
+        *,
+        is_changed: bool,
     ) -> ChangeBatch:
         from pyspark.sql.functions import broadcast  # noqa: PLC0415 - slow to import
 
@@ -231,8 +234,7 @@ class RecordFiles:
         at = self._micros(by_name)
         deleted = "false"
         if config.deleted is not None and config.deleted in by_name:
-            text = f"lower(CAST({quote(config.deleted)} AS STRING))"
-            deleted = f"coalesce({text} IN ('true', 't', 'yes', '1'), false)"
+            deleted = _is_marked(config.deleted)
         versions = select(
             placed,
             [
@@ -244,7 +246,10 @@ class RecordFiles:
                 f"NOT {deleted} AS {PROVIDES_DATA}",
             ],
         )
-        return ChangeBatch(name, versions, data, position)
+        # A row without a time of its own has the time of its file, also if only others changed.
+        is_undated = config.modified is None and not self._template.formats
+        may_repeat = is_changed and is_undated and config.key is not None
+        return ChangeBatch(name, versions, data, position, may_repeat=may_repeat)
 
     def _micros(self, columns: Mapping[str, Column]) -> str:
         """Return SQL for the time of a row in microseconds since 1970."""
@@ -268,9 +273,21 @@ class RecordFiles:
 
 def _missing(column: str) -> str:
     """Return SQL that raises an error for a row without a value, with its file and number."""
+    return _row_error(f"A row has no {column}")
+
+
+def _is_marked(column: str) -> str:
+    """Return SQL for whether a column marks a row's record as deleted."""
+    from chronolake.source.files.formats import UNCLEAR_MARK, marks_of  # noqa: PLC0415
+
+    return marks_of(column, error=_row_error(UNCLEAR_MARK.format(column=column)))
+
+
+def _row_error(problem: str) -> str:
+    """Return SQL that raises an error about a row, with its file and number."""
     from chronolake.source.files.formats import ROW  # noqa: PLC0415 - loads Spark
 
-    begin, place = literal(f"A row has no {column}: row "), literal(" of the file ")
+    begin, place = literal(f"{problem}: row "), literal(" of the file ")
     return f"raise_error(concat({begin}, {ROW} + 1, {place}, {_NAME}, '.'))"
 
 
