@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from chronolake.errors import ChronolakeError, ConfigurationError, MissingRequirementError
+from chronolake.errors import (
+    ChronolakeError,
+    ConfigurationError,
+    MissingRequirementError,
+    SourceError,
+)
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
 from chronolake.source.protocol import (
@@ -514,3 +519,74 @@ def test_records_are_found_by_their_stream_or_are_an_error(shop: Shop) -> None:
     shop.airbyte(offered, 'record("other", id=2, note="b")')
     shop.fail("'other'", "not in its catalog")
     assert shop.versions("note") == [("a", True)]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ('status("orders", "RUNNING")', "could not read all of orders"),
+        (
+            'emit(type="TRACE", trace={"type": "ERROR", "error": {"message": "boom"}})',
+            "reports: boom",
+        ),
+    ],
+)
+def test_a_read_without_its_end_deletes_nothing_whatever_the_exit_code(
+    shop: Shop, end: str, reason: str
+) -> None:
+    """A connector that reports how streams go on, or an error, has not read all records."""
+    offered = [stream("orders")]
+    shop.airbyte(offered, 'record("orders", id=1, note="a")\nrecord("orders", id=2, note="a")')
+    shop.sync()
+    shop.airbyte(offered, f'record("orders", id=1, note="b")\n{end}')
+    shop.fail(reason)
+    assert shop.versions("note") == [("a", True), ("a", True)]
+    whole = 'status("orders", "STARTED")\nrecord("orders", id=1, note="b")\n'
+    shop.airbyte(offered, whole + 'status("orders", "COMPLETE")')
+    shop.sync()
+    assert ("b", True) in shop.versions("note")
+
+
+def test_another_nested_key_of_changed_records_is_refused(shop: Shop) -> None:
+    """Records would get new keys, and remain under the old ones."""
+
+    def write(day: int, *key: list[str]) -> None:
+        offered = [{**_POLLED[0], "source_defined_primary_key": list(key)}]
+        record = (
+            f'record("orders", id=1, inner={{"a": 1, "b": 2}}, note="{day}", '
+            f'at="2026-11-0{day}T10:00:00Z")\n'
+        )
+        shop.airbyte(offered, f'{record}stream_state("orders", {{"day": {day}}})')
+
+    write(1, ["inner", "a"])
+    shop.sync()
+    write(2)
+    shop.fail("The key of the stream orders has changed, and is the whole record now")
+    write(2, ["inner", "b"])
+    shop.fail("The key of the stream orders has changed", "inner.b", "chronolake resync shop")
+    assert shop.versions("note", key="_fivetran_id") == [("1", True)]
+    shop.sync(full_refresh=True)
+    shop.sync()
+    found = shop.versions("note", key="_fivetran_id")
+    assert sorted(found) == [("1", False), ("2", True)]
+
+
+def test_a_field_with_the_name_of_the_key_column_is_refused(shop: Shop) -> None:
+    offered = [{**stream("orders"), "source_defined_primary_key": []}]
+    shop.airbyte(offered, 'record("orders", _fivetran_id="a")')
+    shop.fail("_fivetran_id", "as the key of the stream")
+    # As a key, it is a column like others.
+    keys = {"orders": ["_fivetran_id"]}
+    shop.airbyte(offered, 'record("orders", _fivetran_id="a", note="b")', keys=keys)
+    shop.sync()
+    assert shop.versions("note", key="_fivetran_id") == [("b", True)]
+
+
+def test_streams_of_several_namespaces_may_not_get_one_name(shop: Shop) -> None:
+    offered = [
+        {**stream("c.d"), "namespace": "a.b"},
+        {**stream("d"), "namespace": "a.b.c"},
+    ]
+    shop.airbyte(offered, "pass")
+    with pytest.raises(SourceError, match=r"several streams with the name 'a\.b\.c\.d'"):
+        shop.run()

@@ -373,3 +373,18 @@ def test_a_new_rule_of_a_key_in_a_log_needs_another_folder(tmp_path: Path) -> No
     shutil.rmtree(source_of(shop.project, "shop").discover()[0].folder.path)
     shop.sync(full_refresh=True)
     assert shop.versions("id") == [(hashed("1"), True)]
+
+
+def test_a_rule_whose_column_no_record_has_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelled name would leave the values as they are."""
+    shop = Shop(tmp_path)
+    shop.singer([tap_stream("orders")], 'record("orders", id=1, email="a", phone=None)')
+    source = {"type": "singer", "command": [sys.executable, str(tmp_path / "singer_connector.py")]}
+    for name, is_logged in (("emial", True), ("EMAIL", False), ("phone", True), ("*_x", False)):
+        shop.configure(source, streams={"orders": {"columns": {"exclude": [name]}}})
+        capsys.readouterr()
+        shop.sync()
+        found = capsys.readouterr().out
+        assert ("column_rule_without_column" in found) == is_logged, name

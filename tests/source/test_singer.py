@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,40 @@ def test_messages_may_name_a_stream_by_its_id(shop: Shop) -> None:
     shop.singer([*offered, {**tap_stream("orders"), "tap_stream_id": "other-orders"}], "pass")
     with pytest.raises(SourceError, match="several streams with the name 'orders'"):
         source_of(shop.project, "shop").discover()
+
+
+def test_cursors_of_different_forms_date_their_records(shop: Shop) -> None:
+    """A value that is not a time does not take the times of other records."""
+    read = """
+        times = ["2026-01-01T00:00:00.123456789Z", "2026-01-02T00:00:00+02:00", None, "",
+                 "2026-01-03 00:00:00", "2026-01-04", "20260105T000000Z"]
+        for number, at in enumerate(times):
+            record("orders", id=number, at=at)
+    """
+    shop.singer(_POLLED, read)
+    shop.sync()
+    rows = shop.rows("orders")
+    begins = {row["id"]: row[START] for row in rows}
+    assert begins[0] == datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=UTC)
+    assert begins[1] == datetime(2026, 1, 1, 22, tzinfo=UTC)
+    assert begins[4] == datetime(2026, 1, 3, tzinfo=UTC)
+    assert begins[6] == datetime(2026, 1, 5, tzinfo=UTC)
+    # Records without a time begin when they were read, and days are not times.
+    assert all(begins[key] > datetime(2026, 2, 1, tzinfo=UTC) for key in (2, 3, 5))
+
+
+def test_numbers_that_json_does_not_have_are_not_null_as_texts(shop: Shop) -> None:
+    shop.singer(
+        _FULL,
+        """
+        for number, size in enumerate([float("nan"), float("-inf"), "a", 1.5]):
+            record("orders", id=number, size=size)
+        """,
+    )
+    shop.sync()
+    assert shop.versions("size") == [
+        ("NaN", True),
+        ("-Infinity", True),
+        ("a", True),
+        ("1.5", True),
+    ]

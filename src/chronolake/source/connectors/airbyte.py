@@ -189,6 +189,12 @@ class AirbyteConnector(RecordSource):
                 )
         found = [self._offered_of(reported) for reported in catalog["streams"]]
         names = [stream.name for stream in found]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SourceError(
+                f"The connector of {self.pipeline} offers several streams with the name "
+                f"{twice[0]!r}.",
+                hint="Configure the connector so that it offers only one of them.",
+            )
         for name in [*(self._config.only or ()), *self._config.keys, *self._config.cursors]:
             if name not in names:
                 raise ConfigurationError(
@@ -358,6 +364,9 @@ class AirbyteConnector(RecordSource):
         except SourceError as failure:
             # The message of the connector is clearer than how it ended.
             raise reported or failure from None
+        if reported is not None:
+            # An exit code of 0 does not mean that it could read everything.
+            raise reported
 
     def _error_in(self, message: Mapping[str, Any]) -> SourceError | None:
         trace = message.get("trace") or {}
@@ -403,6 +412,7 @@ class AirbyteConnector(RecordSource):
         by_descriptor = {stream.descriptor: stream for stream in chosen}
         groups = RecordGroups()
         since_state: Counter[str] = Counter()
+        begun: set[tuple[str, str] | None] = set()
         ended: set[str] = set()
         for message in self._parse(process):
             if message["type"] == "RECORD":
@@ -417,22 +427,16 @@ class AirbyteConnector(RecordSource):
             yield from groups.pass_on()
             if message["type"] == "STATE":
                 state = message["state"]
-                descriptor = _descriptor_in(state.get("stream"))
-                if state.get("type") == "STREAM" and descriptor is None:
-                    raise SourceError(
-                        f"The connector {process.name} wrote a state of a stream without its name "
-                        "(`stream_descriptor.name`).",
-                        hint=REPORT,
-                    )
-                known = by_descriptor.get(descriptor or ("", ""))
+                known = by_descriptor.get(_descriptor_of_state(state, process.name))
                 _expect_counted(state, known, since_state)
                 yield from _progress(state, known, is_whole=is_whole)
             elif message["type"] == "TRACE":
+                begun.add(_descriptor_in(look_up(message, ["trace", "stream_status"])))
                 for outcome in self._outcomes(message, by_descriptor):
                     ended.add(outcome.stream)
                     yield outcome
         yield from groups.pass_on()
-        yield from (Complete(stream.name) for stream in chosen if stream.name not in ended)
+        yield from (_end_of(stream, begun) for stream in chosen if stream.name not in ended)
 
     def _outcomes(
         self, message: Mapping[str, Any], known: Mapping[tuple[str, str], _OfferedStream]
@@ -449,6 +453,34 @@ class AirbyteConnector(RecordSource):
             yield Complete(stream.name)
         elif place.get("status") == "INCOMPLETE":
             yield Failure(stream.name, _incomplete_error(stream.name))
+
+
+def _end_of(
+    stream: _OfferedStream, begun: Collection[tuple[str, str] | None]
+) -> Complete | Failure:
+    """Return the end of a stream that the connector has not reported before its own end.
+
+    A connector that reports the begin of a stream reports its end, too, if it has read all of it.
+    """
+    if stream.descriptor in begun:
+        return Failure(stream.name, _incomplete_error(stream.name))
+    return Complete(stream.name)
+
+
+def _descriptor_of_state(state: Mapping[str, Any], connector: str) -> tuple[str, str]:
+    """Return the stream of a state; an empty name for a state of all streams.
+
+    Raises:
+        SourceError: the name of the stream is missing.
+    """
+    found = _descriptor_in(state.get("stream"))
+    if state.get("type") == "STREAM" and found is None:
+        raise SourceError(
+            f"The connector {connector} wrote a state of a stream without its name "
+            "(`stream_descriptor.name`).",
+            hint=REPORT,
+        )
+    return found or ("", "")
 
 
 def _expect_counted(

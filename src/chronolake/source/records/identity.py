@@ -93,6 +93,8 @@ class Identity:
                 raise self._lacking_error(name)
         if self.is_hashed:
             for record in records:
+                if HASHED in record:
+                    raise _reserved_error()
                 record[HASHED] = self._hash(record)
         return records
 
@@ -103,6 +105,8 @@ class Identity:
             SourceError: a record lacks a part of its key.
         """
         if self.is_hashed:
+            if HASHED in records.schema.names:
+                raise _reserved_error()
             hashes = [self._hash(record) for record in records.to_pylist()]
             return records.append_column(HASHED, pa.array(hashes, pa.string()))
         for name in self.columns:
@@ -136,3 +140,11 @@ class Identity:
         # A plain hash of a few values could be guessed.
         digest = self.rules.keyed_hash(text) if self.is_keyed else sha256(text).hexdigest()
         return digest[:40]
+
+
+def _reserved_error() -> SourceError:
+    return SourceError(
+        f"The records have a field {HASHED}, which is the key column of streams without a key.",
+        column=HASHED,
+        hint=f"Set {HASHED} as the key of the stream, or leave the field out.",
+    )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from chronolake.arrow_tasks import to_spark
 from chronolake.change_set import (
@@ -86,6 +87,8 @@ if TYPE_CHECKING:
 
     Batch = ChangeBatch | Snapshot | Reconciliation | SharedOffset | ReadProgress | StreamFailure
 
+log = structlog.get_logger(__name__)
+
 #: A batch lands when its files have this size, in bytes.
 _BATCH_BYTES: Final = 128 * 2**20
 #: A batch lands when its first record is this old, in seconds.
@@ -104,6 +107,8 @@ _LAST: Final = "last_micros"
 _NEW: Final = "is_new"
 #: In the offset: a digest of the rules by which keys are stored.
 _KEY_RULES: Final = "key_rules"
+#: The same: the paths of the fields whose hash is the key; empty: the whole record.
+_HASHED_KEY: Final = "hashed_key"
 
 
 @dataclass(frozen=True)
@@ -174,20 +179,32 @@ def raise_if_keys_changed(
     """
     # An imported state has no records yet.
     has_landed = position is not None and _LAST in position
-    before = (position or {}).get(_KEY_RULES, "")
+    before = position or {}
+    has_same_rules = before.get(_KEY_RULES, "") == stream.identity.rules_digest
+    # Other keys have other columns, which the table's columns show.
+    paths = _hashed_key_of(stream)
+    has_same_key = None in (known := before.get(_HASHED_KEY), paths) or known == paths
     is_compared = stream.is_snapshot or (full_refresh and stream.reads_all_without_state)
-    is_same = not has_landed or before == stream.identity.rules_digest
+    is_same = not has_landed or (has_same_rules and has_same_key)
     if is_same or is_compared or (full_refresh and not landed_micros(stream.folder)):
         return
-    keys = ", ".join(stream.identity.columns)
+    keys = ", ".join(".".join(path) for path in stream.identity.paths) or "the whole record"
     again = f"`chronolake resync {pipeline} --stream {stream.name}`"
+    changed = f"rules of the key ({keys})" if has_same_key else "key"
+    now = "have changed" if has_same_key else f"has changed, and is {keys} now"
     raise ConfigurationError(
-        f"The rules of the key ({keys}) of the stream {stream.name} have changed. Its records "
-        "would get new keys, and remain under the old ones, too.",
+        f"The {changed} of the stream {stream.name} {now}. Its records would get new keys, and "
+        "remain under the old ones, too.",
         hint=f"Run {again}: the old ones are deleted."
         if stream.reads_all_without_state
         else f"Drop the table and the folder {stream.folder.path}, and run {again}.",
     )
+
+
+def _hashed_key_of(stream: RecordStream) -> list[list[str]] | None:
+    """Return the paths of the fields whose hash is a stream's key, or None if it has columns."""
+    identity = stream.identity
+    return [list(path) for path in identity.paths] if identity.is_hashed else None
 
 
 def stream_offset(state: Any) -> Offset:
@@ -484,8 +501,9 @@ class _Pending:
         types = self.shape.current_types()
         own = {_STATE: self._state} if self._has_state and self.kept is None else {}
         position = {
-            **_without(self.position, _KEY_RULES),
+            **_without(_without(self.position, _KEY_RULES), _HASHED_KEY),
             **own,
+            **({} if (paths := _hashed_key_of(self.stream)) is None else {_HASHED_KEY: paths}),
             **({_KEY_RULES: rules} if (rules := self.stream.identity.rules_digest) else {}),
             _TYPES: _types_as_json(types),
             _LAST: max(self._last, self.position.get(_LAST, 0) + 1),
@@ -802,6 +820,8 @@ class RecordReader:
                 yield from self._land(pending)
                 if pending.rows:
                     yield ReadProgress(pending.stream.name, pending.rows)
+            if pending.rows:
+                _warn_of_unused_rules(pending)
         for state in list(self._shared.values()):
             yield from self._land_shared(state)
         for pending in self._streams.values():
@@ -812,6 +832,22 @@ class RecordReader:
             elif failure is not None:
                 pending.is_failed = True
                 yield StreamFailure(pending.stream.name, failure)
+
+
+def _warn_of_unused_rules(pending: _Pending) -> None:
+    """Log a rule of the stream whose column no record has had: it may be misspelled."""
+    stream = pending.stream
+    try:
+        stream.identity.rules.expect_known(
+            list(pending.shape.current_types()), place=f"streams.{stream.name}"
+        )
+    except ConfigurationError as found:
+        log.warning(
+            "column_rule_without_column",
+            stream=stream.name,
+            reason=found.statement,
+            hint=found.hint,
+        )
 
 
 def _incomplete_error(stream: RecordStream) -> SourceError:

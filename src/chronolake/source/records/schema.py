@@ -71,6 +71,8 @@ _DECLARED: Final = {
 }
 #: Types of values that a declared decimal may have; a value with more digits does not fit.
 _DECIMALS: Final = {str, int, float, Decimal}
+#: Numbers that JSON does not have, as texts.
+_NOT_IN_JSON: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _WHOLE: Final = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTHS: Final = {"true": True, "false": False}
@@ -406,7 +408,8 @@ def _to_optional_text(value: Any) -> str | None:
             return b64encode(value).decode()
         case UUID():
             return str(value)
-    return to_json_text(value)
+    other = _NOT_IN_JSON.get(str(value)) if type(value) is float else None
+    return other or to_json_text(value)
 
 
 def to_json_text(value: Any) -> str:
