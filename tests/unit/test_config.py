@@ -213,6 +213,27 @@ def test_what_does_not_fit_is_refused_and_located(tmp_path: Path, text: str, wor
     assert refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("track_history: {only: []}", "pipelines.a.track_history.only: "),
+        ("track_history: {only: [a], except: [b]}", "track_history: set either only or except."),
+        ("track_history: {onyl: [a]}", "Did you mean 'pipelines.a.track_history.only'?"),
+        ("source: {type: python, run: 5}", "pipelines.a.source.run: "),
+        (
+            "source: {type: copies, key: [id], table: b.c, catalog: {urj: d}}",
+            "Did you mean 'pipelines.a.source.catalog.uri'?",
+        ),
+    ],
+)
+def test_sections_of_several_forms_are_located(tmp_path: Path, settings: str, words: str) -> None:
+    source = "" if settings.startswith("source") else "    source: {type: python, run: 'b:c'}\n"
+    written(tmp_path, f"lake: {{path: lake}}\npipelines:\n  a:\n{source}    {settings}\n")
+    with pytest.raises(ConfigurationError) as refused:
+        load_project(tmp_path / "chronolake.yml")
+    assert words in str(refused.value)
+
+
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be read: No such file.*chronolake init"):
         load(tmp_path, file=tmp_path / "missing.yml")

@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -654,21 +654,27 @@ def _locate(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list
     place = []
     for part in map(str, location):
         if get_origin(level) in {Union, UnionType}:
-            level = _section_of_type(level, part)
-            continue
+            given = [kind for kind in get_args(level) if kind is not NoneType]
+            if len(given) > 1:
+                level = _section_of_type(level, part)
+                continue
+            # Pydantic's path does not contain that a section may be left out.
+            level = given[0]
         place.append(part)
         section, level = level, _annotation_of(level, part)
     return place, section
 
 
 def _section_of_type(union: Any, kind: str) -> Any:
-    """Return the section with a type from a union of sections."""
-    sections: tuple[type[BaseModel], ...] = get_args(union)
-    return next(
-        section
-        for section in sections
-        if kind in get_args(section.model_fields[_TYPE_KEY].annotation)
-    )
+    """Return the section with a type from a union of sections, or the only one of other unions."""
+    sections = [
+        part for part in get_args(union) if isinstance(part, type) and issubclass(part, BaseModel)
+    ]
+    typed = (section for section in sections if _TYPE_KEY in section.model_fields)
+    for section in typed:
+        if kind in get_args(section.model_fields[_TYPE_KEY].annotation):
+            return section
+    return next(iter(sections), None)
 
 
 def _annotation_of(level: Any, name: str) -> Any:
