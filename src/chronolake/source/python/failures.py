@@ -25,7 +25,7 @@ def failure_of(path: str, failure: Exception, secrets: Secrets) -> SourceError:
     return SourceError(
         f"{path} failed with {message}",
         file=None if place is None else f"{Path(place.filename).name}, line {place.lineno}",
-        hint="Records that it yielded before are kept. Correct it, and run the sync again.",
+        hint="Correct it, and run the sync again: it continues after its last state.",
     )
 
 
