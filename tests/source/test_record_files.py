@@ -199,6 +199,19 @@ def test_lines_of_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert shop.rows("orders", "id") == [(1,), (2,)]
 
 
+def test_a_column_without_a_name_can_be_renamed(tmp_path: Path) -> None:
+    """Pandas writes its index as such a column."""
+    shop = Exports(tmp_path, "path: 'exports/orders.csv', key: [id]")
+    shop.write("orders.csv", b",id\n0,5\n")
+    (stream,) = sync(shop.lake, shop.project, "shop").streams
+    assert "shop.streams.orders.rename: {'': source_column}" in (stream.hint or "")
+    file = tmp_path / "chronolake.yml"
+    file.write_text(f"{file.read_text()}    streams: {{orders: {{rename: {{'': place}}}}}}\n")
+    shop.project = load_project(file)
+    shop.sync()
+    assert shop.rows("orders", "id", "place") == [("5", "0")]
+
+
 @pytest.mark.parametrize(
     "mark", ["true", "T", "yes", "Y", "1", "2", "1.0", "2026-01-02T00:00:00Z", " TRUE "]
 )

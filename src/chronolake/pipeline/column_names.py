@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: System columns of tables.
 _TABLE_COLUMNS: Final = {START, END, ACTIVE, DELETED, SYNCED, VERSION, HASH}
+#: An empty name in YAML.
+_EMPTY: Final = "''"
 #: System columns of files in a raw lake.
 _FILE_COLUMNS: Final = {"source__modified", "grax__idseq", "grax__deleted", "grax__purged"}
 
@@ -122,7 +124,7 @@ class ColumnNames:
             raise ConfigurationError(
                 f"{subject}{reason}.",
                 column=name,
-                hint=f"Rename it in chronolake.yml: {place}.rename: {{{name}: {free}}}",
+                hint=f"Rename it in chronolake.yml: {place}.rename: {{{name or _EMPTY}: {free}}}",
             )
 
     def apply_to(self, batch: Landable) -> Landable:
