@@ -25,8 +25,8 @@ from chronolake.lake import Lake
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connect
 from chronolake.source.postgres.initial_copy import lock_table, read_texts
-from chronolake.source.postgres.row_versions import RowKey
 from chronolake.source.postgres.snapshot import export_snapshot
+from chronolake.source.relational.row_versions import RowKey
 from harness import lakes, shop
 from harness.clock import Times, say, show
 

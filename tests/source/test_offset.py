@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from chronolake.source.postgres.columns import SourceColumn, assign_numbers
 from chronolake.source.postgres.messages import Transaction
-from chronolake.source.postgres.offset import Clock, LogOffset
+from chronolake.source.postgres.offset import LogOffset
+from chronolake.source.relational.clock import Clock
 
 _COMMITS = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), max_size=30)
 

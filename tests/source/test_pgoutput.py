@@ -18,8 +18,8 @@ from postgresql import server
 from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Decoder
-from chronolake.source.postgres.row_versions import sequence_of, sequences_of
 from chronolake.source.postgres.slot import format_lsn
+from chronolake.source.relational.row_versions import sequence_of, sequences_of
 from support.seeds import with_drawn_seeds
 from support.source.plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 

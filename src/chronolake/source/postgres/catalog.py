@@ -19,9 +19,9 @@ from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.connection import translate_errors
 from chronolake.source.postgres.encoding import Undecodable, name_cursor
 from chronolake.source.postgres.messages import ReplicaIdentity
-from chronolake.source.postgres.protected_texts import ProtectedTexts
 from chronolake.source.postgres.text_dependencies import Dependencies, dependencies_of
 from chronolake.source.postgres.value_forms import PLAIN, ColumnOptions, ValueForm, forms_of
+from chronolake.source.relational.protected_texts import ProtectedTexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -229,7 +229,7 @@ class SourceTable:
     dependencies: Dependencies
     forms: Mapping[int, ValueForm]
     options: ColumnOptions
-    texts: ProtectedTexts = field(default_factory=ProtectedTexts)
+    texts: ProtectedTexts[SourceColumn] = field(default_factory=ProtectedTexts)
 
     @property
     def log_key(self) -> tuple[str, ...]:

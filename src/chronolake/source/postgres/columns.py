@@ -11,15 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chronolake.source.postgres.messages import TEXT_OID
 from chronolake.source.postgres.value_forms import type_of, values_of
-from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quote
+from chronolake.source.relational.columns import bytes_of
+from chronolake.types import MAX_PRECISION, ColumnType, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from chronolake.source.postgres.value_forms import ValueForm
 
@@ -44,8 +45,10 @@ _NUMERIC: Final = 1700
 #: Type modifiers include the bytes of their own length.
 _HEADER: Final = 4
 
+#: `\\x` precedes hexadecimal digits.
+_HEX_PREFIX: Final = 2
 #: text and varchar.
-_TEXTS: Final = {25, 1043}
+_TEXTS: Final = {TEXT_OID, 1043}
 #: Types whose values have another representation than `value::text` (`specs/postgres-facts.md`,
 #: 5.1).
 _INET: Final = 869
@@ -102,6 +105,29 @@ class SourceColumn:
         """Return a regular expression for texts that the type cannot hold, or None."""
         return None if self.form is not None else _OUT_OF_RANGE.get(self.type.kind)
 
+    def as_text(self) -> SourceColumn:
+        """Return the column with texts instead of its values."""
+        return replace(self, type_oid=TEXT_OID, type_modifier=-1, form=None)
+
+    def values(self, texts: pa.Array, target: ColumnType) -> pa.Array:
+        """Return the values of texts in a type that can hold them."""
+        match target.kind:
+            case _ if self.form is not None:
+                return values_of(self.form, texts).cast(target.arrow)
+            case Kind.BOOLEAN:
+                return pc.equal(texts, "t")
+            case Kind.BINARY:
+                return bytes_of(texts, prefix=_HEX_PREFIX)
+            case Kind.STRING if self.type_oid == _INET:
+                return _with_mask(texts)
+            case Kind.STRING if self.type_oid == _BPCHAR:
+                # A string value does not include the padding.
+                return pc.utf8_rtrim(texts, " ").cast(target.arrow)
+            case Kind.STRING if self.type.kind is Kind.UTC_DATETIME:
+                # In the format of a UTC_DATETIME value that is converted to a string.
+                texts = pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
+        return texts.cast(target.arrow)
+
 
 def _decimal(modifier: int) -> ColumnType:
     if modifier < _HEADER:
@@ -119,112 +145,11 @@ def _decimal(modifier: int) -> ColumnType:
     return ColumnType(Kind.DECIMAL, precision, scale)
 
 
-def can_hold(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
-    """Return whether a column's type can hold all of some values."""
-    if column.out_of_range_pattern is None:
-        return True
-    return not pc.any(
-        pc.match_substring_regex(texts, column.out_of_range_pattern), min_count=0
-    ).as_py()
-
-
-@dataclass(frozen=True)
-class TypeConversion:
-    """A conversion of texts to typed values; it is sent to executors.
-
-    Attributes:
-        columns: the source's columns.
-        wanted: the same columns with the wanted types; STRING accepts every text.
-        others: columns that stay unchanged, as a Spark schema.
-        out_of_range: for some columns, the name of another column that receives the texts which the
-            wanted type cannot hold; the value itself is null there. Other columns have no such
-            values.
-    """
-
-    columns: tuple[SourceColumn, ...]
-    wanted: tuple[Column, ...]
-    others: str = ""
-    out_of_range: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def schema(self) -> str:
-        """Return the output's Spark schema."""
-        columns = [f"{quote(column.name)} {column.type.sql}" for column in self.wanted]
-        texts = [f"{quote(name)} string" for name in self.out_of_range.values()]
-        return ", ".join(filter(None, [*columns, *texts, self.others]))
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return batches with typed values in these columns, and the others unchanged."""
-        for batch in batches:
-            values, out_of_range = {}, {}
-            for column, target in zip(self.columns, self.wanted, strict=True):
-                texts = batch[column.name]
-                if column.name in self.out_of_range:
-                    texts, out_of_range_texts = _split_by_range(column, texts)
-                    out_of_range[self.out_of_range[column.name]] = out_of_range_texts
-                values[column.name] = _values(column, texts, target.type)
-            others = {name: batch[name] for name in batch.schema.names if name not in values}
-            yield pa.RecordBatch.from_pydict(values | out_of_range | others)
-
-
-def typed_values(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the values of texts in the column's type, and the texts that it cannot hold."""
-    texts, out_of_range = _split_by_range(column, texts)
-    return _values(column, texts, column.type), out_of_range
-
-
-def _split_by_range(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the texts that the column's type can hold, and the others."""
-    nulls = pa.nulls(len(texts), pa.string())
-    if can_hold(column, texts):
-        return texts, nulls
-    is_out_of_range = pc.match_substring_regex(texts, column.out_of_range_pattern)
-    printed = _values(column, texts, ColumnType(Kind.STRING))
-    return pc.if_else(is_out_of_range, nulls, texts), pc.if_else(is_out_of_range, printed, nulls)
-
-
-def _values(column: SourceColumn, texts: pa.Array, target: ColumnType) -> pa.Array:
-    match target.kind:
-        case _ if column.form is not None:
-            return values_of(column.form, texts).cast(target.arrow)
-        case Kind.BOOLEAN:
-            return pc.equal(texts, "t")
-        case Kind.BINARY:
-            return _bytes(texts)
-        case Kind.STRING if column.type_oid == _INET:
-            return _with_mask(texts)
-        case Kind.STRING if column.type_oid == _BPCHAR:
-            # A string value does not include the padding.
-            return pc.utf8_rtrim(texts, " ").cast(target.arrow)
-        case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
-            # In the format of a UTC_DATETIME value that is converted to a string.
-            texts = pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
-    return texts.cast(target.arrow)
-
-
 def _with_mask(texts: pa.Array) -> pa.Array:
     """Return addresses with the prefix length, also of hosts, as `value::text` prints them."""
     of_host = pc.if_else(pc.match_substring(texts, ":"), "/128", "/32")
     mask = pc.if_else(pc.match_substring(texts, "/"), "", of_host)
     return pc.binary_join_element_wise(texts, mask, "")
-
-
-def _bytes(texts: pa.Array) -> pa.Array:
-    """Return the bytes of texts with hexadecimal digits after a prefix of two characters."""
-    digits = pc.binary_replace_slice(texts, 0, 2, "").cast(pa.large_binary())
-    validity, offsets, data = digits.buffers()
-    ends = np.frombuffer(offsets, np.int64, len(digits) + 1, digits.offset * 8)
-    content = bytes.fromhex(bytes(data or b"")[ends[0] : ends[-1]].decode("ascii"))
-    halves = pa.py_buffer((ends - ends[0]) // 2)
-    values = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(digits), [validity, halves, pa.py_buffer(content)], offset=0
-    )
-    return values.cast(pa.binary())
-
-
-def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
-    """Return the known column numbers, by column name."""
-    return {column.name: column.number for column in columns if column.number is not None}
 
 
 def assign_numbers(

@@ -6,7 +6,6 @@ stream has its own offset in the log. The slot is advanced to the least of them.
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -62,6 +61,7 @@ from chronolake.source.protocol import (
     StreamFailure,
     spool_folder,
 )
+from chronolake.source.relational.spool_folders import create_spool
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -174,7 +174,7 @@ class PostgresDatabase:
         in_log = {name: stored for name, stored in positions.items() if name not in unfollowed}
         followed: list[TableReplication] = []
         missing: list[TableReplication] = []
-        with _create_spool(spool_folder(self.project, self.pipeline)) as folder:
+        with create_spool(spool_folder(self.project, self.pipeline)) as folder:
             for name, stored in in_log.items():
                 try:
                     table = self._require_published(selection.table(name), state)
@@ -793,19 +793,6 @@ class _State:
             publication=published.version,
             has_unlogged=current.has_unlogged or not is_gapless,
         )
-
-
-@contextmanager
-def _create_spool(folder: Path) -> Iterator[Path]:
-    """Create a folder below this one, and remove it at the end of the block."""
-    # Only one process at a time runs a pipeline: existing files were left by a crash.
-    shutil.rmtree(folder, ignore_errors=True)
-    spool = folder / uuid4().hex
-    spool.mkdir(parents=True)
-    try:
-        yield spool
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copied(

@@ -22,6 +22,7 @@ from chronolake.arrow_tasks import ArrowRows
 from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
 from chronolake.source.postgres import catalog, encoding
+from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.connection import (
     client_encoding_of,
     connect,
@@ -29,8 +30,6 @@ from chronolake.source.postgres.connection import (
     is_encoding_error,
     translate_errors,
 )
-from chronolake.source.postgres.protected_texts import ProtectedTexts
-from chronolake.source.postgres.row_versions import RowKey, sequence_of
 from chronolake.source.postgres.snapshot import (
     DatabaseSnapshot,
     connect_to_snapshot,
@@ -38,6 +37,8 @@ from chronolake.source.postgres.snapshot import (
     use_snapshot,
 )
 from chronolake.source.protocol import Snapshot, StreamFailure
+from chronolake.source.relational.protected_texts import ProtectedTexts
+from chronolake.source.relational.row_versions import RowKey, sequence_of
 from chronolake.types import quote
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.offset import LogOffset
     from chronolake.source.protocol import Where
 
-_UNPROTECTED: Final = ProtectedTexts()
+_UNPROTECTED: Final = ProtectedTexts[SourceColumn]()
 #: The number of pages of 8 KiB in a range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
@@ -317,7 +318,7 @@ def _copy_ranges(
     dsn: str,
     snapshot: DatabaseSnapshot,
     names: Sequence[str],
-    protected: ProtectedTexts,
+    protected: ProtectedTexts[SourceColumn],
     row_filter: str | None,
     where: Where | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -349,7 +350,7 @@ def rows_where(
     relation: str,
     where: sql.Composable,
     names: Sequence[str],
-    protected: ProtectedTexts = _UNPROTECTED,
+    protected: ProtectedTexts[SourceColumn] = _UNPROTECTED,
 ) -> Iterator[pa.RecordBatch]:
     """Return some rows of a relation, with their columns as texts, as they are stored.
 

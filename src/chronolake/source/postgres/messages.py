@@ -7,7 +7,7 @@ Numbers are big-endian; texts end with a zero byte.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Final
 
@@ -16,6 +16,8 @@ from chronolake.source.postgres.encoding import UTF_8, TextCodec
 
 #: The protocol's epoch: microseconds from 1970 to 2000, UTC.
 _EPOCH_MICROS: Final = 946_684_800_000_000
+#: The type `text`.
+TEXT_OID: Final = 25
 #: The kind of the server's messages that carry the log.
 LOG_DATA: Final = ord("w")
 #: The message's kind, its LSN, the LSN of the log's end, and the time precede the data.
@@ -66,6 +68,10 @@ class RelationColumn:
     type_oid: int
     type_modifier: int
     is_identity: bool
+
+    def as_text(self) -> RelationColumn:
+        """Return the column with texts instead of its values."""
+        return replace(self, type_oid=TEXT_OID, type_modifier=-1)
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from chronolake.source.postgres.columns import SourceColumn, numbers_of
+from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.slot import Evidence
 from chronolake.source.postgres.text_dependencies import KnownTypes
+from chronolake.source.relational.columns import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from chronolake.source.postgres.catalog import PublishedTable, SourceTable
-    from chronolake.source.postgres.messages import Transaction
-    from chronolake.source.postgres.pgoutput import Flags, Places
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
 
 
@@ -247,42 +244,3 @@ class LogOffset:
             "evidence": None if self.evidence is None else self.evidence.as_json(),
             "publication": self.publication,
         }
-
-
-@dataclass
-class Clock:
-    """A clock that assigns strictly increasing times to a stream's transactions.
-
-    Transactions are ordered as in the log. If a commit's time is not later than that of its
-    predecessor (two processors, a clock that was set back), it counts one microsecond after it.
-
-    Attributes:
-        last_micros: the time of the last transaction, in microseconds since 1970.
-    """
-
-    last_micros: int
-    _open: int | None = None
-
-    def times(self, transactions: Sequence[Transaction], touched: Flags) -> Places:
-        """Return the times of a batch's transactions, in microseconds since 1970.
-
-        Args:
-            transactions: the transactions in log order; the first may be the last of the previous
-                batch.
-            touched: flags of those that changed the stream; the times of others are undefined.
-        """
-        times = np.zeros(len(transactions), np.int64)
-        numbers = np.flatnonzero(touched)
-        if not len(numbers):
-            return times
-        commits = np.array([transactions[n].commit_micros for n in numbers.tolist()], np.int64)
-        begins = 0
-        if transactions[int(numbers[0])].commit_lsn == self._open:
-            times[numbers[0]] = self.last_micros
-            begins = 1
-        offsets = np.arange(len(numbers) - begins)
-        remaining = np.maximum(commits[begins:] - offsets, self.last_micros + 1)
-        times[numbers[begins:]] = np.maximum.accumulate(remaining) + offsets
-        self.last_micros = int(times[numbers[-1]])
-        self._open = transactions[int(numbers[-1])].commit_lsn
-        return times

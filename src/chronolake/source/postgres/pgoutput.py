@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable, find_invalid_utf8
 from chronolake.source.postgres.messages import (
@@ -35,14 +34,11 @@ from chronolake.source.postgres.messages import (
     decode_truncate,
     protocol_error,
 )
+from chronolake.source.relational.changes import Bytes, Cells, Flags, Places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-Bytes: TypeAlias = NDArray[np.uint8]
-Places: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
 
 _NULL: Final = ord("n")
 _UNCHANGED: Final = ord("u")
@@ -88,39 +84,6 @@ class Messages:
         for byte in range(1, width):
             numbers = (numbers << 8) | self.buffer[places + byte]
         return numbers
-
-
-@dataclass(frozen=True)
-class Cells:
-    """One column of some rows.
-
-    Attributes:
-        texts: the values; null if the value is null or was not sent.
-        is_unchanged: flags of values that were not sent.
-        is_invalid: flags of values that are invalid in the encoding in which they were sent, and
-            therefore null here; None if all are valid.
-    """
-
-    texts: pa.Array
-    is_unchanged: Flags
-    is_invalid: Flags | None = None
-
-    @classmethod
-    def nulls(cls, rows: int) -> Cells:
-        """Return cells for rows that do not exist."""
-        return cls(pa.nulls(rows, pa.string()), np.zeros(rows, np.bool_))
-
-    def scatter(self, where: Flags) -> Cells:
-        """Return these rows at the flagged positions, and nulls at the others."""
-        numbers = np.cumsum(where) - 1
-        texts = self.texts.take(pa.array(numbers, mask=~where))
-        is_unchanged = np.zeros(len(where), np.bool_)
-        is_unchanged[where] = self.is_unchanged
-        is_invalid = None
-        if self.is_invalid is not None:
-            is_invalid = np.zeros(len(where), np.bool_)
-            is_invalid[where] = self.is_invalid
-        return Cells(texts, is_unchanged, is_invalid)
 
 
 def decode_rows(

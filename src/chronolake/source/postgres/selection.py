@@ -11,9 +11,7 @@ from chronolake.config.pipelines import MoneyAs, PostgresMethod, ValuesAs
 from chronolake.errors import SourceError
 from chronolake.landing import ColumnRules
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.columns import numbers_of
 from chronolake.source.postgres.connection import connect
-from chronolake.source.postgres.row_versions import ROW_KEY, RowKey
 from chronolake.source.postgres.snapshot_diff import FingerprintFolder
 from chronolake.source.postgres.value_forms import ColumnOptions
 from chronolake.source.protocol import (
@@ -24,6 +22,8 @@ from chronolake.source.protocol import (
     fingerprint_folder,
     raw_folder,
 )
+from chronolake.source.relational.columns import numbers_of
+from chronolake.source.relational.row_versions import ROW_KEY, RowKey
 from chronolake.stream_modes import StreamCapabilities
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chronolake.source.postgres.columns import SourceColumn, assign_numbers, numbers_of
-from chronolake.source.postgres.offset import Clock, LogOffset
-from chronolake.source.postgres.row_versions import RowKey, Spool, convert_changes, sequence_of
+from chronolake.source.postgres.columns import SourceColumn, assign_numbers
 from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
 from chronolake.source.protocol import ChangeBatch, Snapshot
+from chronolake.source.relational.clock import Clock
+from chronolake.source.relational.columns import numbers_of
+from chronolake.source.relational.row_versions import RowKey, Spool, convert_changes, sequence_of
 from chronolake.types import quote
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.messages import Relation, RelationColumn, Transaction
-    from chronolake.source.postgres.pgoutput import Changes, DecodedBatch, Flags, Places
+    from chronolake.source.postgres.offset import LogOffset
+    from chronolake.source.postgres.pgoutput import Changes, DecodedBatch
     from chronolake.source.postgres.slot import ReadEnd
     from chronolake.source.protocol import Offset
+    from chronolake.source.relational.changes import Flags, Places
 
 #: A table's changes are returned when this many bytes are spooled and their transaction has ended.
 PIECE_BYTES: Final = 256 * 2**20
@@ -88,7 +91,7 @@ class TableReplication:
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _clock: Clock = field(default_factory=lambda: Clock(0))
-    _steps: list[Spool | _Truncation] = field(default_factory=list)
+    _steps: list[Spool[SourceColumn] | _Truncation] = field(default_factory=list)
     _added_commit: int = -1
     _is_discarded: bool = False
     _spools: int = 0
@@ -128,7 +131,7 @@ class TableReplication:
         self._described = (*self._partitions.values(), *described)
         self._partitions.update((relation.oid, relation) for relation in described)
 
-    def _hides_keys(self, key: RowKey) -> bool:
+    def _hides_keys(self, key: RowKey[SourceColumn]) -> bool:
         """Return whether a partition may have got rows with another key without their old rows.
 
         The rows themselves are described by the published table's replica identity.
@@ -222,7 +225,7 @@ class TableReplication:
             last = commits[int(change.transactions[wanted][-1])]
             self._added_commit = max(self._added_commit, last)
 
-    def _spool_for(self, relation: Relation) -> Spool:
+    def _spool_for(self, relation: Relation) -> Spool[SourceColumn]:
         """Return the spool for rows with a relation's columns."""
         columns = self._resolve_columns(relation)
         last = self._steps[-1] if self._steps else None
@@ -281,7 +284,7 @@ class TableReplication:
         self._columns = columns
         self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
 
-    def _row_key(self, columns: tuple[SourceColumn, ...]) -> RowKey:
+    def _row_key(self, columns: tuple[SourceColumn, ...]) -> RowKey[SourceColumn]:
         """Return the row key for a set of the table's columns."""
         by_number = {column.number: column.name for column in columns}
         unnumbered = {column.name for column in columns if column.number is None}
@@ -312,9 +315,12 @@ class TableReplication:
             end = replace(end, lsn=lsn, upto=lsn)
         position_after = self._offset_after(end)
         steps, self._steps = self._steps, []
+        landed_columns = steps[-1].columns if steps else self.position.columns
+        has_new_columns = position_after.columns != landed_columns
         for number, step in enumerate(steps):
             # Batches before the last one may have to be read again.
-            position = (position_after if number == len(steps) - 1 else self.position).as_json()
+            is_last = number == len(steps) - 1 and not has_new_columns
+            position = (position_after if is_last else self.position).as_json()
             if isinstance(step, _Truncation):
                 yield self._empty_snapshot(lake.spark, step, position)
                 continue
@@ -330,8 +336,7 @@ class TableReplication:
                 is_protected=True,
             )
             step.file.unlink(missing_ok=True)
-        landed_columns = steps[-1].columns if steps else self.position.columns
-        if position_after.columns != landed_columns:
+        if has_new_columns:
             declared = self._row_key(position_after.columns).declare(
                 position_after.columns, out_of_range=set()
             )

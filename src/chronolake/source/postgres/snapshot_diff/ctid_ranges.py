@@ -23,7 +23,6 @@ from psycopg import sql
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.initial_copy import PageRange, distribute, plan_tasks, rows_where
-from chronolake.source.postgres.protected_texts import ProtectedTexts
 from chronolake.source.postgres.snapshot import connect_to_snapshot
 from chronolake.source.postgres.snapshot_diff.fingerprints import (
     PLACE,
@@ -34,6 +33,7 @@ from chronolake.source.postgres.snapshot_diff.fingerprints import (
     key_name,
     schema_of,
 )
+from chronolake.source.relational.protected_texts import ProtectedTexts
 from chronolake.types import quote
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.source.postgres.catalog import Part
-    from chronolake.source.postgres.pgoutput import Places
+    from chronolake.source.postgres.columns import SourceColumn
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintFile, Fingerprints
+    from chronolake.source.relational.changes import Places
 
 
 #: The number of the part that stores a row; null if the row is no longer at its place.
@@ -272,7 +273,7 @@ class KeyComparison:
     relations: tuple[str, ...]
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    protected: ProtectedTexts = field(default_factory=ProtectedTexts)
+    protected: ProtectedTexts[SourceColumn] = field(default_factory=ProtectedTexts)
 
     @property
     def schema(self) -> str:

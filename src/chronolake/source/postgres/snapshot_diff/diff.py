@@ -22,9 +22,7 @@ from chronolake.arrow_tasks import to_arrow
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.frames import select
-from chronolake.source.postgres.columns import TypeConversion
 from chronolake.source.postgres.initial_copy import copy_table, lock_table
-from chronolake.source.postgres.row_versions import RowKey, sequence_of
 from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
     EXISTS,
     CtidComparison,
@@ -32,6 +30,8 @@ from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
 )
 from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintQuery
 from chronolake.source.protocol import ChangeBatch, ReadProgress, Snapshot, StreamFailure
+from chronolake.source.relational.columns import TypeConversion
+from chronolake.source.relational.row_versions import RowKey, sequence_of
 from chronolake.types import Kind, literal, quote
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class SnapshotDiff:
         yield from self._read_all(table, position, None)
 
     def _can_use_fingerprints(
-        self, locked: TableSnapshot, key: RowKey, position: LogOffset
+        self, locked: TableSnapshot, key: RowKey[SourceColumn], position: LogOffset
     ) -> bool:
         if not self.is_shared or locked.row_filter is not None:
             return False
@@ -134,7 +134,12 @@ class SnapshotDiff:
         return is_large or position.fingerprints is not None
 
     def _read_by_fingerprints(
-        self, locked: TableSnapshot, key: RowKey, position: LogOffset, *, full_refresh: bool
+        self,
+        locked: TableSnapshot,
+        key: RowKey[SourceColumn],
+        position: LogOffset,
+        *,
+        full_refresh: bool,
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         stream, columns = locked.table.stream, locked.table.columns
         # Everything that follows only compares.
@@ -178,7 +183,7 @@ class SnapshotDiff:
         self.folder.finish(new, metadata)
         self.folder.remove_all_but(new.name)
 
-    def _metadata(self, locked: TableSnapshot, key: RowKey) -> dict[str, Any]:
+    def _metadata(self, locked: TableSnapshot, key: RowKey[SourceColumn]) -> dict[str, Any]:
         """Return table, columns and algorithm of fingerprints, which only compare if equal."""
         table = locked.table
         columns = [
@@ -212,7 +217,11 @@ class SnapshotDiff:
 
     @contextmanager
     def _find_differences(
-        self, locked: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
+        self,
+        locked: TableSnapshot,
+        key: RowKey[SourceColumn],
+        new: Fingerprints,
+        before: Fingerprints | None,
     ) -> Iterator[_Differences]:
         """Compute new fingerprints, and keep the differences while the block runs."""
         columns = locked.table.columns

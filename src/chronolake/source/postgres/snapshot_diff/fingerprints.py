@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from chronolake.landing import ObjectFolder
     from chronolake.source.postgres.columns import SourceColumn
     from chronolake.source.postgres.initial_copy import PageRange
-    from chronolake.source.postgres.pgoutput import Places
+    from chronolake.source.relational.changes import Places
 
 
 #: A row's place in its part (ctid): the page number and the offset in the page.

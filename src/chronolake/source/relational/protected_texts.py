@@ -1,36 +1,35 @@
-"""Column rules for texts of PostgreSQL, applied before anything of them is spooled or landed.
+"""Column rules for values that are read as texts, applied before they are spooled or landed.
 
-The log and COPY send values as texts. A hashed column is a text column from here on, and a masked
-one is null, or a text column. Excluded columns are not read at all, except from the log, where they
-are dropped as soon as a row is decoded.
+A hashed column is a text column from here on, and a masked one is null, or a text column. Excluded
+columns are not read at all, except from the log, where they are dropped as soon as a row is
+decoded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.landing import Action, ColumnRules, canonical_texts, keyed_hashes
-from chronolake.source.postgres.columns import SourceColumn, typed_values
-from chronolake.source.postgres.pgoutput import Cells, Changes
+from chronolake.source.relational.changes import Cells, RowChanges
+from chronolake.source.relational.columns import ColumnT, typed_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chronolake.landing import Rule
-    from chronolake.source.postgres.messages import RelationColumn
 
-_TEXT_OID: Final = 25
+ChangesT = TypeVar("ChangesT", bound=RowChanges)
 #: The seed of fingerprints is derived from the key of hashes with this text.
 _SEED_OF: Final = b"chronolake fingerprints"
 _SEED_DIGITS: Final = 16
 
 
 @dataclass(frozen=True)
-class ProtectedTexts:
+class ProtectedTexts(Generic[ColumnT]):
     """The column rules of a table; they are sent to executors.
 
     Attributes:
@@ -39,16 +38,16 @@ class ProtectedTexts:
     """
 
     rules: ColumnRules = field(default_factory=ColumnRules)
-    source_columns: tuple[SourceColumn, ...] = ()
+    source_columns: tuple[ColumnT, ...] = ()
 
-    def stored_column(self, column: SourceColumn) -> SourceColumn | None:
+    def stored_column(self, column: ColumnT) -> ColumnT | None:
         """Return a column as it is stored; None if it is excluded."""
         rule = self.rules.rule_of(column.name)
         if rule is None or _keeps_type(rule):
             return column
         if rule.action is Action.EXCLUDE:
             return None
-        return replace(column, type_oid=_TEXT_OID, type_modifier=-1, form=None)
+        return column.as_text()
 
     def apply_to(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows that were read as texts as they are stored."""
@@ -60,8 +59,8 @@ class ProtectedTexts:
         return rows
 
     def apply_to_changes(
-        self, changes: Changes, source_column: Callable[[RelationColumn], SourceColumn]
-    ) -> Changes:
+        self, changes: ChangesT, source_column: Callable[[Any], ColumnT]
+    ) -> ChangesT:
         """Return changes in the log as they are stored.
 
         Args:
@@ -80,19 +79,19 @@ class ProtectedTexts:
             elif rule.action is not Action.EXCLUDE:
                 source = source_column(column)
                 is_text = not _keeps_type(rule)
-                columns.append(
-                    replace(column, type_oid=_TEXT_OID, type_modifier=-1) if is_text else column
-                )
+                columns.append(column.as_text() if is_text else column)
                 for side, found in ((new, cells[0]), (old, cells[1])):
                     texts = self._protect(source, found.texts)
                     if rule.action is Action.MASK:
                         side.append(replace(Cells.nulls(len(texts)), texts=texts))
                     else:
                         side.append(replace(found, texts=texts))
-        relation = replace(changes.relation, columns=tuple(columns))
-        return replace(changes, relation=relation, new=tuple(new), old=tuple(old))
+        given: Any = changes
+        relation = replace(given.relation, columns=tuple(columns))
+        found_changes: ChangesT = replace(given, relation=relation, new=tuple(new), old=tuple(old))
+        return found_changes
 
-    def _protect(self, column: SourceColumn, texts: pa.Array) -> pa.Array:
+    def _protect(self, column: ColumnT, texts: pa.Array) -> pa.Array:
         rule = self.rules.rule_of(column.name)
         if rule is None:
             return texts
@@ -111,9 +110,7 @@ class ProtectedTexts:
             column.name for column in self.source_columns if self.rules.is_hashed(column.name)
         )
 
-    def fingerprinted(
-        self, columns: tuple[SourceColumn, ...]
-    ) -> tuple[tuple[SourceColumn, ...], int | None]:
+    def fingerprinted(self, columns: tuple[ColumnT, ...]) -> tuple[tuple[ColumnT, ...], int | None]:
         """Return the columns whose values fingerprints depend on, and the seed of fingerprints.
 
         Masked values never change. Hashed values are known to whoever guesses them unless the seed

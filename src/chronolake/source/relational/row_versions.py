@@ -1,4 +1,4 @@
-"""Changes as record versions, their row keys, and their spool files.
+"""RowChanges as record versions, their row keys, and their spool files.
 
 The values of these versions are still texts. An insert or an update becomes a version, a delete
 becomes a tombstone. An update that changes the key becomes both: a tombstone for the old key and a
@@ -21,7 +21,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,22 +41,20 @@ from chronolake.change_set import (
     SEQUENCE,
 )
 from chronolake.frames import group, select
-from chronolake.source.postgres.columns import TypeConversion, can_hold
-from chronolake.source.postgres.messages import Kind
-from chronolake.types import ROW_ID, Column, ColumnType, literal, quote
-from chronolake.types import Kind as TypeKind
+from chronolake.source.relational.changes import Operation
+from chronolake.source.relational.columns import ColumnT, TypeConversion, can_hold
+from chronolake.types import ROW_ID, Column, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame
 
     from chronolake.executor_files import FileOpener
     from chronolake.lake import Lake
-    from chronolake.source.postgres.catalog import SourceTable
-    from chronolake.source.postgres.columns import SourceColumn
-    from chronolake.source.postgres.pgoutput import Bytes, Changes, Flags, Places
+    from chronolake.source.relational.changes import Bytes, Flags, Places, RowChanges
+    from chronolake.source.relational.columns import TextColumn
 
 
 #: The columns of record versions in addition to their data, while the data are texts.
@@ -71,7 +69,11 @@ SYSTEM: Final = pa.schema(
         (FOLLOWS, pa.string()),
     ]
 )
-_OPERATIONS: Final = {Kind.INSERT: "insert", Kind.UPDATE: "update", Kind.DELETE: "delete"}
+_OPERATIONS: Final = {
+    Operation.INSERT: "insert",
+    Operation.UPDATE: "update",
+    Operation.DELETE: "delete",
+}
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _LSN_DIGITS: Final = 16
 _PLACE_DIGITS: Final = 12
@@ -97,7 +99,12 @@ def _digits(numbers: Places, count: int) -> Bytes:
 
 
 def convert_changes(
-    changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], selected: Flags
+    changes: RowChanges,
+    key: Sequence[str],
+    *,
+    times: Places,
+    commits: Sequence[int],
+    selected: Flags,
 ) -> tuple[pa.Table, bool]:
     """Return the record versions of changes.
 
@@ -116,9 +123,9 @@ def convert_changes(
     """
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
-    is_delete = changes.kinds == Kind.DELETE
+    is_delete = changes.kinds == Operation.DELETE
     new = _fill_unchanged(changes, is_key)
-    is_insert = changes.kinds == Kind.INSERT
+    is_insert = changes.kinds == Operation.INSERT
     lacks_value = is_insert & np.any([unknown for _, unknown in new], axis=0)
     if lacks_value.any():
         # An earlier record of the same key does not have the value.
@@ -169,7 +176,7 @@ def convert_changes(
     return rows, not is_incomplete.any()
 
 
-def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
+def _fill_unchanged(changes: RowChanges, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
     """Return the new rows' values, filled from old rows, and flags where values are unknown."""
     filled = []
     for new, old, of_key in zip(changes.new, changes.old, is_key, strict=True):
@@ -182,7 +189,7 @@ def _fill_unchanged(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Fla
     return filled
 
 
-def _changes_key(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
+def _changes_key(changes: RowChanges, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
     """Return flags of rows whose old key differs from the new one."""
     differ = np.zeros(changes.number, np.bool_)
     for (texts, _), old, of_key in zip(new, changes.old, is_key, strict=True):
@@ -192,7 +199,7 @@ def _changes_key(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Fl
     return differ
 
 
-def _lacks_key(changes: Changes, is_key: Flags) -> Flags:
+def _lacks_key(changes: RowChanges, is_key: Flags) -> Flags:
     """Return flags of rows whose old row lacks a key column; key columns are never null."""
     lack = np.zeros(changes.number, np.bool_)
     for old, of_key in zip(changes.old, is_key, strict=True):
@@ -201,7 +208,7 @@ def _lacks_key(changes: Changes, is_key: Flags) -> Flags:
     return lack
 
 
-def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
+def _may_hide_key(changes: RowChanges, is_key: Flags) -> Flags:
     """Return flags of updates that may have changed the key without an old row that contains it.
 
     This happens while the table's replica identity is another index, or nothing.
@@ -209,7 +216,7 @@ def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
     is_identity = np.array([column.is_identity for column in changes.relation.columns], np.bool_)
     if is_identity[is_key].all():
         return np.zeros(changes.number, np.bool_)
-    may_hide: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_full_old
+    may_hide: Flags = (changes.kinds == Operation.UPDATE) & ~changes.has_full_old
     return may_hide
 
 
@@ -238,12 +245,34 @@ def _as_string(column: pa.Array) -> pa.Array:
 
 
 #: The key of tables that have none.
-ROW_KEY: Final = Column(ROW_ID, ColumnType(TypeKind.STRING), primary_key=True)
+ROW_KEY: Final = Column(ROW_ID, ColumnType(Kind.STRING), primary_key=True)
 _SAME: Final = f"{RESERVED}same"
 
 
+ColumnT_co = TypeVar("ColumnT_co", bound="TextColumn", covariant=True)
+
+
+class KeyedTable(Protocol[ColumnT_co]):
+    """A table in the catalog of its database."""
+
+    @property
+    def columns(self) -> Sequence[ColumnT_co]:
+        """Return its columns."""
+        ...
+
+    @property
+    def key(self) -> Collection[str]:
+        """Return the columns of its primary key; empty without one."""
+        ...
+
+    @property
+    def distinct_by(self) -> Collection[str]:
+        """Return the columns of a unique index that are never null; empty without one."""
+        ...
+
+
 @dataclass(frozen=True)
-class RowKey:
+class RowKey(Generic[ColumnT]):
     """The columns that identify a record in the lake.
 
     Attributes:
@@ -252,11 +281,11 @@ class RowKey:
         is_hashed: whether the lake's key is `_fivetran_id` instead of these columns.
     """
 
-    columns: tuple[SourceColumn, ...]
+    columns: tuple[ColumnT, ...]
     is_hashed: bool
 
     @classmethod
-    def of(cls, table: SourceTable) -> Self:
+    def of(cls, table: KeyedTable[ColumnT]) -> Self:
         """Return the row key of a table from the catalog."""
         names = table.key or table.distinct_by
         own_columns = tuple(column for column in table.columns if column.name in names)
@@ -267,7 +296,7 @@ class RowKey:
         """Return the names of the columns that identify rows."""
         return tuple(column.name for column in self.columns)
 
-    def declare(self, columns: Sequence[SourceColumn], *, out_of_range: set[str]) -> list[Column]:
+    def declare(self, columns: Sequence[TextColumn], *, out_of_range: set[str]) -> list[Column]:
         """Return a table's columns as declared to the lake, including its key.
 
         Args:
@@ -275,7 +304,7 @@ class RowKey:
             out_of_range: the names of columns with values that their types cannot hold; these are
                 declared as strings.
         """
-        text = ColumnType(TypeKind.STRING)
+        text = ColumnType(Kind.STRING)
         key = () if self.is_hashed else self.names
         columns_ = [
             Column(
@@ -290,7 +319,7 @@ class RowKey:
     def convert(
         self,
         rows: ArrowRows,
-        columns: Sequence[SourceColumn],
+        columns: Sequence[TextColumn],
         target_columns: Sequence[Column],
         *,
         others: str = "",
@@ -327,7 +356,7 @@ class RowKey:
         return ArrowRows(lambda: keyed, typing, typing.schema)
 
 
-def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
+def _number_duplicates(texts: DataFrame, columns: Sequence[TextColumn]) -> DataFrame:
     """Return rows keyed by the hash of all their values and a number among identical rows."""
     names = [column.name for column in columns]
     counted = group(texts, names, [f"count(1) AS {_SAME}"])
@@ -336,7 +365,7 @@ def _number_duplicates(texts: DataFrame, columns: Sequence[SourceColumn]) -> Dat
     return select(exploded, [_hash(columns, _SAME), *cells])
 
 
-def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:
+def _hash(columns: Sequence[TextColumn], number: str = "1") -> str:
     """Return a SQL expression for the `_fivetran_id` of columns and a number."""
     # Columns are identified by number and nulls are ignored, so that renamed or new columns do not
     # change the hash.
@@ -360,7 +389,7 @@ _SYSTEM_COLUMNS: Final = ", ".join(
 
 
 @dataclass
-class Spool:
+class Spool(Generic[ColumnT]):
     """A spool file for record versions of one table with one set of columns.
 
     Attributes:
@@ -371,8 +400,8 @@ class Spool:
         has_followers: whether records got another key and kept values that were not sent.
     """
 
-    columns: tuple[SourceColumn, ...]
-    key: RowKey
+    columns: tuple[ColumnT, ...]
+    key: RowKey[ColumnT]
     file: Path
     bytes: int = 0
     has_followers: bool = False
@@ -422,10 +451,16 @@ class Spool:
         Args:
             lake: the lake whose Spark session reads them, unless they are few.
         """
+        return self.key.convert(
+            self.texts(lake), self.columns, self.landed_columns, others=_SYSTEM_COLUMNS
+        )
+
+    def texts(self, lake: Lake) -> ArrowRows:
+        """Return the versions with their values as texts, and the columns of `SYSTEM`."""
         groups = pq.read_metadata(self.file).num_row_groups
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
         texts = [f"{quote(column.name)} string" for column in self.columns]
-        rows = rows_at(
+        return rows_at(
             places,
             partial(_read_spool, open_file=lake.executor_files.opener),
             ", ".join([*texts, _SYSTEM_COLUMNS]),
@@ -434,7 +469,6 @@ class Spool:
             publish=lake.executor_files.publish,
             spark=lambda: lake.spark,
         )
-        return self.key.convert(rows, self.columns, self.landed_columns, others=_SYSTEM_COLUMNS)
 
 
 def _read_spool(
