@@ -24,7 +24,7 @@ MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/serve
   tests/server/test_real_files.py tests/lake/test_data_lake.py
 #: Resolves for every version of Python and every platform, to a file without host names.
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
-  --extra ui --extra serve --extra api --extra postgres --generate-hashes --no-header --no-annotate
+  --extra ui --extra serve --extra api --extra postgres --extra mysql --generate-hashes --no-header --no-annotate
 
 .PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-matrix test-readers test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
 

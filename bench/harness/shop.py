@@ -70,6 +70,12 @@ def project_of(folder: Path, address: str, more: str = "") -> Project:
     return _project(folder, f"type: postgres, dsn: '${{SHOP_DSN}}'{more}")
 
 
+def mysql_project_of(folder: Path, address: str) -> Project:
+    """Write the same project for a database of MySQL."""
+    os.environ["SHOP_DSN"] = address
+    return _project(folder, "type: mysql, dsn: '${SHOP_DSN}', tables: [shop.orders]")
+
+
 def jdbc_project_of(folder: Path, address: str) -> Project:
     """Write the same project for Spark's JDBC reader, with as many tasks."""
     reported = _jdbc(address)

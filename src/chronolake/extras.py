@@ -36,6 +36,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
         "requests": "requests",
         "xmltodict": "xmltodict",
     },
+    "mysql": {"cryptography": "cryptography", "pymysql": "pymysql"},
     "postgres": {"cryptography": "cryptography", "psycopg": "psycopg"},
     "sftp": {"asyncssh": "asyncssh"},
     "delta": {"deltalake": "deltalake"},

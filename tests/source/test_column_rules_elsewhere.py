@@ -26,6 +26,8 @@ from support.datalakes import DataLake, iceberg, project
 from support.declarative.apis import Api
 from support.processes import run_command_until_failpoint
 from support.source.apishop import ApiShop
+from support.source.mysql_servers import FLAVORS, MysqlShop
+from support.source.mysql_servers import server as mysql_server
 from support.source.secrets import COLUMNS, KEY, RULES, STORED_COLUMNS, Secrets, hashed, stored_row
 from support.source.sqlserver import Change, Instance, Server
 
@@ -80,6 +82,44 @@ def test_jdbc(tmp_path: Path, logged: list[Any]) -> None:
             _sync(of, "office")
             _expect_stored(of, "office", "people", rows)
             assert secrets.found_in(tmp_path, apart_from=[file.name]) == []
+    assert not secrets.are_in(repr(logged))
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_mysql(flavor: str, tmp_path: Path, logged: list[Any]) -> None:
+    secrets = Secrets()
+    kinds = {name: "TEXT" if name.endswith("text") else "BIGINT" for name in COLUMNS}
+    columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+    rows: Rows = {}
+    with mysql_server(flavor) as address:
+        shop = MysqlShop(tmp_path, address)
+        shop.prepare()
+        shop.configure(rules=RULES)
+        shop.run(f"CREATE TABLE people (id INT PRIMARY KEY, name TEXT, {columns})")
+
+        def write(*numbers: int) -> None:
+            for number in numbers:
+                rows[number] = _row(secrets, number)
+                marks = ", ".join(["%s"] * len(rows[number]))
+                with shop.connect(database="shop") as connection, connection.cursor() as cursor:
+                    cursor.execute(
+                        f"REPLACE INTO people VALUES ({marks})", [*rows[number].values()]
+                    )
+
+        words = ("sync", "shop", "--project", str(tmp_path))
+        write(1, 2)
+        assert run_command_until_failpoint(*words, failpoint="copy.staged=kill")
+        assert secrets.found_in(tmp_path) == []
+        write(1, 3)
+        _sync(shop.project, "shop")
+        write(2, 4)
+        shop.run("DELETE FROM people WHERE id = 3")
+        del rows[3]
+        assert run_command_until_failpoint(*words, failpoint="land.staged=kill")
+        assert secrets.found_in(tmp_path) == []
+        _sync(shop.project, "shop")
+        _expect_stored(shop.project, "shop", "people", rows)
+        assert secrets.found_in(tmp_path) == []
     assert not secrets.are_in(repr(logged))
 
 

@@ -23,6 +23,8 @@ from chronolake.source.protocol import ChangeSource
 from chronolake.source.records import reader
 from support.connectors import Shop, failing
 from support.datalakes import project
+from support.source.mysql_servers import FLAVORS, MysqlShop
+from support.source.mysql_servers import server as mysql_server
 
 _CREATE = (
     "CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)",
@@ -96,6 +98,32 @@ def test_postgresql(check: Check, method: str, address: str, tmp_path: Path) -> 
         return _postgresql(tmp_path / f"{number}", address, name, method)
 
     check(new_subject)
+
+
+@pytest.fixture(scope="module", params=FLAVORS)
+def mysql_address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with mysql_server(request.param) as found:
+        yield found
+
+
+def _mysql(folder: Path, address: str) -> Subject:
+    shop = MysqlShop(folder, address)
+    shop.prepare()
+    shop.run(*_CREATE)
+    return Subject(
+        lambda: cast("ChangeSource", source_of(shop.project, "shop")),
+        shop.lake,
+        lambda: shop.run(*_CHANGE),
+        count=lambda: {
+            f"shop.{table}": shop.rows(f"SELECT count(*) FROM {table}")[0][0] for table in _TABLES
+        },
+    )
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_mysql(check: Check, mysql_address: str, tmp_path: Path) -> None:
+    numbers = count()
+    check(lambda: _mysql(tmp_path / f"{next(numbers)}", mysql_address))
 
 
 def _sqlite(folder: Path) -> Subject:

@@ -36,6 +36,8 @@ from support.datalakes import iceberg
 from support.declarative.apis import Api, Reply
 from support.declarative.mockapi.trials import MANIFESTS
 from support.lakes import SPARK, lake_config
+from support.source.mysql_servers import MysqlShop
+from support.source.mysql_servers import server as mysql_server
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -498,6 +500,34 @@ def test_postgresql_over_jdbc(run: Run, database: str, monkeypatch: pytest.Monke
         _execute(database, "DROP OWNED BY reader", "DROP ROLE reader")
 
 
+def test_mysql(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mysql_server("mysql", binlog_row_metadata="MINIMAL") as address:
+        shop = MysqlShop(Path("elsewhere"), address)
+        shop.prepare()
+        shop.run(
+            "CREATE TABLE orders (id INT PRIMARY KEY)",
+            "CREATE TABLE plain (n INT)",
+            "CREATE USER reader IDENTIFIED BY 'a@b'",
+            "GRANT SELECT ON shop.* TO reader",
+        )
+        place = address.rpartition("@")[2]
+        found = _propose(run, f"mysql://reader:a%40b@{place}/shop")
+        assert _sources() == {
+            "shop": {"type": "mysql", "dsn": f"mysql://reader:${{SHOP_PASSWORD}}@{place}/shop"}
+        }
+        assert _streams(found["shop"], "name", "capture_method") == [
+            ("shop.orders", "every-change"),
+            ("shop.plain", "snapshot-diff"),
+        ]
+        text = Path("chronolake.yml").read_text()
+        for part in ("SET GLOBAL binlog_row_metadata", "GRANT REPLICATION SLAVE"):
+            assert part in text.replace("\n# ", " ")
+        found = _propose(run, f"mysql://root@{place}", "--name", "all", "--force")
+        assert _sources()["all"]["databases"] == ["shop"]
+        shop.administer("SET GLOBAL binlog_row_metadata = 'FULL'")
+        _check(run)
+
+
 @pytest.mark.parametrize(
     ("origin", "expected"),
     [
@@ -776,7 +806,7 @@ def test_an_existing_file_is_kept(run: Run) -> None:
     ("words", "code", "reason"),
     [
         (["--from", "nothing"], 1, "nothing does not exist."),
-        (["--from", "mysql://me:hidden@host/db"], 1, "MySQL is not supported by its binary log"),
+        (["--from", "mysql://me:hidden@127.0.0.1:1/db"], 1, "The MySQL server does not respond"),
         (["--from", "ftp://me:hidden@host/db"], 1, "No pipeline can be proposed for ftp://"),
         (["--from", "sqlserver://me:hidden@host/db"], 1, "driver of sqlserver is not included"),
         (["--from", "sqlserver://me:hidden@host"], 1, "no host or no database"),

@@ -29,8 +29,10 @@ EXTRA_OF_PACKAGE: Final = {
     "chronolake.protos": "serve",
     "chronolake.server": "serve",
     "chronolake.source.declarative": "api",
+    "chronolake.source.mysql": "mysql",
     "chronolake.source.postgres": "postgres",
     "chronolake.scaffold.database": "postgres",
+    "chronolake.scaffold.mysql": "mysql",
 }
 #: Modules that are imported only if the code of a user has imported their package.
 OF_USERS: Final = {"chronolake.source.python.dlt_sources": "dlt"}

@@ -73,8 +73,9 @@ def init(
             "--from",
             metavar="SOURCE",
             help="Propose pipelines for a source: postgresql://user:password@host/database, "
-            "sqlserver://user:password@host/database, jdbc:…, a package (airbyte-source-faker, "
-            "tap-csv), a connector's program or folder (./connector), a manifest (manifest.yaml), "
+            "mysql://user:password@host/database, sqlserver://user:password@host/database, "
+            "jdbc:…, a package (airbyte-source-faker, tap-csv), a connector's program or folder "
+            "(./connector), a manifest (manifest.yaml), "
             "a folder of files (dumps/, s3://bucket/dumps/, sftp://user@host/dumps/), or a "
             "function (mymodule:orders).",
             show_default=False,

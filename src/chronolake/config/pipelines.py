@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -188,6 +189,52 @@ class PostgresSource(Section):
         host = (given.get("host") or given.get("hostaddr") or hosts).lower()
         own = {"", "localhost", "127.0.0.1", "::1", "[::1]"}
         return ("" if host in own else host), given.get("port") or port or "5432"
+
+
+class MysqlSource(Section):
+    """A MySQL or MariaDB server."""
+
+    type: Literal["mysql"]
+    dsn: str = Field(
+        min_length=1,
+        repr=False,
+        description="The server's address: mysql://user:${PASSWORD}@host:3306/database. Options: "
+        "ssl-mode, ssl-ca, ssl-cert, ssl-key and unix-socket, as in MySQL's own programs.",
+    )
+    databases: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="The databases whose tables are replicated. Default: the one in `dsn`.",
+    )
+    tables: list[str] | None = Field(
+        default=None,
+        description="The tables to replicate, as database.table. Default: all tables of the "
+        "databases.",
+    )
+    server_id: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**32 - 1,
+        description="The number under which the binary log is read, and the next one; no replica "
+        "of the server may have them. Default: a number that depends on the lake and the pipeline.",
+    )
+    snapshot_timeout: int = Field(
+        default=60,
+        ge=1,
+        description="Seconds that a run waits for prepared XA transactions, and without GTIDs for "
+        "open transactions, before it copies a table.",
+    )
+    generated_columns: bool = Field(
+        default=False, description="Whether generated columns are replicated."
+    )
+
+    def server_id_for(self, pipeline: str, lake: str) -> int:
+        """Return the number of a pipeline of a lake as a replica."""
+        if self.server_id is not None:
+            return self.server_id
+        digest = sha256(f"{lake} {pipeline}".encode()).digest()
+        # Far from the numbers that people choose.
+        return 2**31 + int.from_bytes(digest[:3], "big") * 2
 
 
 class JdbcTable(Section):
@@ -684,6 +731,7 @@ class PipelineConfig(Section):
 
     source: Annotated[
         DataLakeSource
+        | MysqlSource
         | PostgresSource
         | JdbcSource
         | SqlServerSource

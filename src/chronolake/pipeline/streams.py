@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 #: The extras that types of sources need; the others need only the core.
-_EXTRAS: Final = {"postgres": "postgres", "declarative": "api"}
+_EXTRAS: Final = {"postgres": "postgres", "mysql": "mysql", "declarative": "api"}
 _SNAPSHOTS: Final = "postgres snapshots"
 #: The module and class of each type of source: it is imported only if needed.
 _SOURCES: Final = {
@@ -57,6 +57,7 @@ _SOURCES: Final = {
     "fivetran": ("chronolake.source.connectors.fivetran", "FivetranProject"),
     "history": ("chronolake.source.files.history", "HistoryTable"),
     "jdbc": ("chronolake.source.jdbc", "JdbcDatabase"),
+    "mysql": ("chronolake.source.mysql.database", "MysqlDatabase"),
     "postgres": ("chronolake.source.postgres.database", "PostgresDatabase"),
     _SNAPSHOTS: ("chronolake.source.postgres.snapshot_source", "SnapshotDatabase"),
     "python": ("chronolake.source.python.source", "PythonFunctions"),

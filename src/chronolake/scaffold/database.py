@@ -1,22 +1,18 @@
-"""Proposals for databases."""
+"""Proposals for PostgreSQL databases."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from psycopg.rows import scalar_row
 
-from chronolake.errors import ConfigurationError
-from chronolake.masking import is_broken_by_password
-from chronolake.scaffold.document import Entry, literal
+from chronolake.scaffold.address import with_values, without_password
+from chronolake.scaffold.document import Entry
 from chronolake.scaffold.proposal import (
     ProposedPipeline,
-    Variable,
     name_from,
-    password_variable,
 )
 from chronolake.source.postgres.connection import connect, translate_errors
 from chronolake.source.protocol import Level
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
     from chronolake.scaffold.origin import Request
     from chronolake.source.protocol import CheckResult
 
-_PASSWORDS: Final = frozenset({"password", "sslpassword"})
-_REFERENCE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _LOG: Final = "logical_replication"
 _COMPARE: Final = "snapshot_diff"
 _SCHEMAS: Final = """
@@ -47,14 +41,8 @@ def propose_postgres(request: Request) -> ProposedPipeline:
     """
     database = unquote(urlsplit(request.origin).path.strip("/"))
     name = request.name or name_from(database)
-    dsn, variables = _without_password(request.origin, name)
-    for variable in variables:
-        if variable.value is None:
-            raise ConfigurationError(
-                f"The environment variable {variable.name} is not set.",
-                hint="Set it to the password, as it is written in the URL.",
-            )
-    with connect(_with_values(dsn, variables)) as connection, translate_errors():
+    dsn, variables = without_password(request.origin, name)
+    with connect(with_values(dsn, variables)) as connection, translate_errors():
         schemas = list(connection.cursor(row_factory=scalar_row).execute(_SCHEMAS))
     return ProposedPipeline(
         name,
@@ -71,44 +59,6 @@ def propose_postgres(request: Request) -> ProposedPipeline:
         ),
         variables=variables,
     )
-
-
-def _without_password(url: str, pipeline: str) -> tuple[str, tuple[Variable, ...]]:
-    """Return a URL with a reference instead of its password, and the variable."""
-    scheme, _, rest = url.partition("://")
-    if is_broken_by_password(url):
-        raise ConfigurationError(
-            "The address cannot be parsed: its user or password contains a character that must be "
-            "escaped.",
-            hint="Write @ as %40, / as %2F, ? as %3F and # as %23.",
-        )
-    before, has_query, query = rest.partition("?")
-    user, at, place = before.rpartition("@")
-    who, has_password, password = user.partition(":")
-    found = []
-    shown = literal(user)
-    if has_password:
-        found.append(_variable(pipeline, "password", password))
-        shown = f"{literal(who)}:${{{found[0].name}}}"
-    pairs = []
-    for pair in query.split("&") if has_query else ():
-        key, equals, value = pair.partition("=")
-        if key in _PASSWORDS:
-            found.append(_variable(pipeline, key, value))
-            pairs.append(f"{key}=${{{found[-1].name}}}")
-        else:
-            pairs.append(f"{key}{equals}{literal(value)}")
-    dsn = f"{scheme}://{shown}{at}{literal(place)}{has_query}{'&'.join(pairs)}"
-    return dsn, tuple(found)
-
-
-def _variable(pipeline: str, key: str, value: str) -> Variable:
-    return password_variable(pipeline, key, value, f"the {key}, as it is written in the URL")
-
-
-def _with_values(dsn: str, variables: Sequence[Variable]) -> str:
-    values = {variable.name: variable.value or "" for variable in variables}
-    return _REFERENCE.sub(lambda found: values[found[1]], dsn).replace("$${", "${")
 
 
 def is_about_server(result: CheckResult, streams: Sequence[str]) -> bool:

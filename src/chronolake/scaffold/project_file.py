@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from chronolake.scaffold.proposal import ProposedPipeline, ProposedStream, Variable
 
 _SCHEMES: Final = ("postgres", "postgresql")
+_MYSQL_SCHEMES: Final = ("mysql", "mariadb")
 _EXAMPLES: Final = (
-    "Set an address (postgresql://user@host/database, sqlserver://…, jdbc:…), a package "
+    "Set an address (postgresql://user@host/database, mysql://…, sqlserver://…, jdbc:…), a package "
     "(airbyte-source-faker, tap-csv), "
     "a program or folder of a connector (./connector), a manifest (manifest.yaml), a folder of "
     "files (dumps/, s3://bucket/dumps/, sftp://user@host/dumps/), or a function (mymodule:orders)."
@@ -97,6 +98,11 @@ def _proposals(request: Request, file: Path) -> list[ProposedPipeline]:
         from chronolake.scaffold.database import propose_postgres  # noqa: PLC0415 - an extra
 
         return [propose_postgres(request)]
+    if request.scheme in _MYSQL_SCHEMES:
+        require("mysql", "A source of the type mysql")
+        from chronolake.scaffold.mysql import propose_mysql  # noqa: PLC0415 - an extra
+
+        return [propose_mysql(request)]
     if request.origin.startswith("jdbc:") or request.scheme == "sqlserver":
         from chronolake.scaffold.jdbc import propose_jdbc  # noqa: PLC0415 - it loads the sources
 
@@ -107,12 +113,6 @@ def _proposals(request: Request, file: Path) -> list[ProposedPipeline]:
         )
 
         return propose_remote_files(request, _empty_project(request, file).lake.object_storage)
-    if request.scheme == "mysql":
-        raise ConfigurationError(
-            "MySQL is not supported by its binary log yet.",
-            hint="Its tables can be read completely and compared: set jdbc:mysql://host/database, "
-            "and --driver-jar to the jar of its JDBC driver.",
-        )
     if request.scheme is not None:
         raise ConfigurationError(
             f"No pipeline can be proposed for {mask_text(request.origin)}.", hint=_EXAMPLES
@@ -182,6 +182,10 @@ def _review(
     request.report("Listing its streams ...")
     source = source_of(project, proposed.name)
     results = check_of(source)
+    if kind == "mysql":
+        from chronolake.scaffold.mysql import with_steps  # noqa: PLC0415 - an extra
+
+        return add_streams(with_steps(proposed, results), project, source, results)
     if kind != "postgres":
         expect_usable(results)
         return add_streams(proposed, project, source, results)

@@ -33,6 +33,8 @@ _PIPELINE: Final = """  shop:
 class Shop:
     """The pipeline `shop` of a database. `run` changes the database."""
 
+    template = _PIPELINE
+
     def __init__(self, folder: Path, dsn: str) -> None:
         self.dsn = dsn
         self.folder = folder
@@ -59,7 +61,7 @@ class Shop:
             more: further settings of the source, after a comma.
             rules: further settings of the pipeline.
         """
-        reported = _PIPELINE.format(
+        reported = self.template.format(
             mode=mode,
             dsn=self.dsn,
             method=method,

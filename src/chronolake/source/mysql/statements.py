@@ -1,0 +1,292 @@
+"""Statements in the binary log: which tables they change without row events.
+
+A statement that defines data is logged as text. So is any statement that changes rows in a session
+without `binlog_format=ROW`. Nothing here executes statements: what a statement does to a table is
+only followed where that is certain, and the table is read again otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<space>\s+|--[ \t\r\n][^\n]*|--$|\#[^\n]*)
+    |(?P<executed>/\*M?!\d*|\*/)
+    |(?P<comment>/\*.*?(?:\*/|$))
+    |`(?P<back>(?:[^`]|``)*)`
+    |"(?P<double>(?:[^"\\]|""|\\.)*)"
+    |(?P<single>[A-Za-z_0-9]*'(?:[^'\\]|''|\\.)*')
+    |(?P<word>[^\W\d][\w$]*|\d+[\w$.]*|[\w$]+)
+    |(?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+#: Statements that change neither the rows nor the columns of tables.
+_HARMLESS: Final = frozenset(
+    {
+        *("ANALYZE", "OPTIMIZE", "REPAIR", "CHECK", "FLUSH", "GRANT", "REVOKE", "SET", "USE"),
+        *("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE", "XA", "INSTALL", "UNINSTALL"),
+    }
+)
+_DATA: Final = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO"})
+#: What CREATE, ALTER and DROP can define other than tables.
+_OTHER_OBJECTS: Final = frozenset(
+    {
+        *("VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "EVENT", "USER", "ROLE", "SERVER", "INDEX"),
+        *("PACKAGE", "SEQUENCE", "LOGFILE", "TABLESPACE", "SPATIAL", "RESOURCE"),
+    }
+)
+_MODIFIERS: Final = frozenset(
+    {
+        *("OR", "REPLACE", "ALGORITHM", "UNDEFINED", "MERGE", "TEMPTABLE", "DEFINER", "SQL"),
+        *("SECURITY", "INVOKER", "UNIQUE", "FULLTEXT", "ONLINE", "OFFLINE", "IGNORE", "AGGREGATE"),
+    }
+)
+#: Words at the begin of an action of ALTER TABLE that changes neither rows nor columns.
+_HARMLESS_ADDITIONS: Final = frozenset(
+    {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "CONSTRAINT"}
+)
+#: What ALTER TABLE can drop other than columns.
+_OTHER_DROPS: Final = frozenset(
+    {"INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PRIMARY", "PARTITION"}
+)
+_HARMLESS_OPTIONS: Final = frozenset(
+    {
+        *("ENGINE", "COMMENT", "AUTO_INCREMENT", "ALGORITHM", "LOCK", "ROW_FORMAT", "FORCE"),
+        *("KEY_BLOCK_SIZE", "STATS_PERSISTENT", "STATS_AUTO_RECALC", "STATS_SAMPLE_PAGES"),
+        *("ENABLE", "DISABLE", "COMPRESSION", "ENCRYPTION", "CHECKSUM", "ORDER", "VALIDATE"),
+    }
+)
+#: Words in the definition of an added column that give existing rows a value.
+_FILLS: Final = frozenset({"NOT", "DEFAULT", "GENERATED", "AS", "AUTO_INCREMENT", "PRIMARY", "KEY"})
+
+
+class Effect(StrEnum):
+    """What a statement does to a table."""
+
+    #: All rows were removed.
+    TRUNCATED = "truncated"
+    #: Rows or columns have changed in a way that no row event describes.
+    CHANGED = "changed"
+    #: Columns were added that are null in all rows, dropped or renamed; nothing else has changed.
+    COLUMNS = "columns"
+
+
+@dataclass(frozen=True)
+class TableEffect:
+    """What a statement does to a table.
+
+    Attributes:
+        effect: the kind of change.
+        renamed: for `COLUMNS`, the old and the new name of each renamed column.
+        added: the added ones.
+        dropped: the dropped ones.
+    """
+
+    effect: Effect
+    renamed: tuple[tuple[str, str], ...] = ()
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Token:
+    """A part of a statement.
+
+    Attributes:
+        text: a word, a quoted name without its quotes, or another character.
+        is_name: whether it can be a name.
+        is_quoted: whether it was quoted.
+    """
+
+    text: str
+    is_name: bool = False
+    is_quoted: bool = False
+
+    def is_word(self, *words: str) -> bool:
+        """Return whether it is one of some words, which are given in upper case."""
+        return not self.is_quoted and self.text.upper() in words
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement in the log.
+
+    Attributes:
+        schema: the session's default database.
+        tokens: its parts.
+    """
+
+    schema: str
+    tokens: tuple[Token, ...]
+
+    @classmethod
+    def of(cls, query: str, schema: str, *, has_ansi_quotes: bool = False) -> Statement:
+        """Return a statement.
+
+        Args:
+            query: its text.
+            schema: the session's default database.
+            has_ansi_quotes: whether double quotes enclose names.
+        """
+        return cls(schema, tuple(_tokens(query, has_ansi_quotes=has_ansi_quotes)))
+
+    @property
+    def verb(self) -> str:
+        """Return its first word, in upper case."""
+        return self.tokens[0].text.upper() if self.tokens else ""
+
+    @property
+    def changes_data(self) -> bool:
+        """Return whether it changes rows, so that its transaction ends with a commit."""
+        return self.verb in _DATA
+
+    def effect_on(self, schema: str, table: str) -> TableEffect | None:
+        """Return what the statement does to a table, or None if it does not change it."""
+        if self.verb in _HARMLESS or not self._mentions(schema, table):
+            return None
+        words = [token for token in self.tokens[1:] if not token.is_word(*_MODIFIERS)]
+        first = words[0] if words else Token("")
+        if self.verb == "TRUNCATE":
+            return TableEffect(Effect.TRUNCATED)
+        if self.verb in {"CREATE", "ALTER", "DROP"} and first.is_word(*_OTHER_OBJECTS):
+            return None
+        if self.verb == "ALTER" and first.is_word("TABLE"):
+            return self._alteration()
+        return TableEffect(Effect.CHANGED)
+
+    def _mentions(self, schema: str, table: str) -> bool:
+        """Return whether the name of a table occurs, possibly as that of something else."""
+        names = [token.text.casefold() if token.is_name else token.text for token in self.tokens]
+        for place, name in enumerate(names):
+            if name != table.casefold() or not self.tokens[place].is_name:
+                continue
+            is_qualified = place > 1 and names[place - 1] == "."
+            found = names[place - 2] if is_qualified else self.schema.casefold()
+            if found == schema.casefold():
+                return True
+        return self.verb in {"DROP", "ALTER"} and self._names_schema(schema)
+
+    def _names_schema(self, schema: str) -> bool:
+        return (
+            len(self.tokens) > 2  # noqa: PLR2004 - a verb, DATABASE and a name
+            and self.tokens[1].is_word("DATABASE", "SCHEMA")
+            and any(token.text.casefold() == schema.casefold() for token in self.tokens[2:])
+        )
+
+    def _alteration(self) -> TableEffect | None:
+        """Return the effect of ALTER TABLE on its table."""
+        renamed, added, dropped = [], [], []
+        for action in self._actions():
+            names = _renaming(action)
+            if names is not None:
+                renamed.append(names)
+            elif (name := _dropped(action)) is not None:
+                dropped.append(name)
+            elif (name := _added(action)) is not None:
+                added.append(name)
+            elif not _is_harmless(action):
+                return TableEffect(Effect.CHANGED)
+        if not renamed and not added and not dropped:
+            return None
+        return TableEffect(Effect.COLUMNS, tuple(renamed), tuple(added), tuple(dropped))
+
+    def _actions(self) -> Iterator[list[Token]]:
+        """Return the parts of an ALTER TABLE after its table, between commas."""
+        place = 1 + next(n for n, token in enumerate(self.tokens) if token.is_word("TABLE"))
+        while self.tokens[place].is_word("IF", "EXISTS"):
+            place += 1
+        place += 1
+        while place + 1 < len(self.tokens) and self.tokens[place].text == ".":
+            place += 2
+        depth, action = 0, list[Token]()
+        for token in self.tokens[place:]:
+            if token.text == "," and depth == 0 and not token.is_quoted:
+                yield action
+                action = []
+                continue
+            if not token.is_quoted:
+                depth += {"(": 1, ")": -1}.get(token.text, 0)
+            action.append(token)
+        yield action
+
+
+def _renaming(action: Sequence[Token]) -> tuple[str, str] | None:
+    """Return the old and the new name of a column that an action only renames."""
+    words = [token for token in action if not token.is_word("IF", "EXISTS")]
+    is_renaming = (
+        len(words) == 5  # noqa: PLR2004 - RENAME COLUMN old TO new
+        and words[0].is_word("RENAME")
+        and words[1].is_word("COLUMN")
+        and words[3].is_word("TO", "AS")
+    )
+    return (words[2].text, words[4].text) if is_renaming else None
+
+
+def _operands(action: Sequence[Token]) -> tuple[list[Token], bool]:
+    """Return the words of an action after its verb, and whether it names a column for certain."""
+    words = [token for token in action if not token.is_word("IF", "NOT", "EXISTS")][1:]
+    is_column = bool(words) and words[0].is_word("COLUMN")
+    return words[is_column:], is_column
+
+
+def _dropped(action: Sequence[Token]) -> str | None:
+    """Return the column that an action drops, or None if it does something else."""
+    rest, is_column = _operands(action)
+    if not action or not action[0].is_word("DROP") or not rest:
+        return None
+    if not is_column and rest[0].is_word(*_OTHER_DROPS):
+        return None
+    return rest[0].text
+
+
+def _added(action: Sequence[Token]) -> str | None:
+    """Return the column that an action adds if it is null in all rows, or None."""
+    rest, is_column = _operands(action)
+    if not action or not action[0].is_word("ADD") or not rest or rest[0].text == "(":
+        return None
+    if not is_column and rest[0].is_word("PRIMARY", "PARTITION", *_HARMLESS_ADDITIONS):
+        return None
+    given = [token.text.upper() for token in action[1:] if not token.is_quoted]
+    is_null = "DEFAULT" not in given or given[given.index("DEFAULT") + 1 :][:1] == ["NULL"]
+    others = {word for word in given if word in _FILLS} - {"DEFAULT"}
+    # IF NOT EXISTS contains a NOT.
+    others -= {"NOT"} if given.count("NOT") == given.count("EXISTS") else set()
+    return rest[0].text if is_null and not others else None
+
+
+def _is_harmless(action: Sequence[Token]) -> bool:
+    """Return whether an action of ALTER TABLE changes neither values nor columns."""
+    rest, is_column = _operands(action)
+    if not action or action[0].is_word(*_HARMLESS_OPTIONS) or not rest:
+        return True
+    verb = action[0].text.upper()
+    if verb == "ADD" and not is_column and rest[0].is_word(*_HARMLESS_ADDITIONS):
+        # A primary key may be a constraint with a name.
+        return not any(token.is_word("PRIMARY") for token in action)
+    if verb == "DROP":
+        return rest[0].is_word(*_OTHER_DROPS) and not rest[0].is_word("PRIMARY", "PARTITION")
+    return verb == "ALTER" or (verb == "RENAME" and rest[0].is_word("INDEX", "KEY"))
+
+
+def _tokens(query: str, *, has_ansi_quotes: bool) -> Iterator[Token]:
+    for found in _TOKEN.finditer(query):
+        kind = found.lastgroup
+        if kind in {"space", "comment", "executed"}:
+            continue
+        text = found[kind or 0]
+        if kind == "back":
+            yield Token(text.replace("``", "`"), is_name=True, is_quoted=True)
+        elif kind == "double":
+            yield Token(text.replace('""', '"'), is_name=has_ansi_quotes, is_quoted=True)
+        elif kind == "single":
+            yield Token(text, is_quoted=True)
+        else:
+            yield Token(text, is_name=kind == "word")
