@@ -21,6 +21,9 @@ ChronolakeError
 │   └── DuplicateKeyError     a new primary key would not be unique
 ├── SourceError               a source cannot be read, or its data cannot be stored
 │   └── BadFileError          files of a data lake cannot be read, or contain unsupported rows
+├── TargetError               a target cannot be written, or cannot hold a table
+│   ├── TargetChangedError    somebody else has changed a target table
+│   └── TargetBusyError       another process publishes the table (retryable)
 ├── PipelineBusyError         another process runs the pipeline (retryable)
 ├── LeaseLostError            another process took over the pipeline
 ├── CallCancelledError        the caller of the destination has disconnected (retryable)
@@ -201,6 +204,20 @@ class BadFileError(SourceError):
 
 class ReplicationProtocolError(SourceError):
     """A server's change stream violates the replication protocol."""
+
+
+class TargetError(ChronolakeError):
+    """A target cannot be written, or cannot hold a table."""
+
+
+class TargetChangedError(TargetError):
+    """Somebody else has changed a target table."""
+
+
+class TargetBusyError(TargetError):
+    """Another process publishes the table; publishing it later is right."""
+
+    retryable = True
 
 
 class PipelineBusyError(ChronolakeError):

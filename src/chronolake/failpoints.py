@@ -49,6 +49,13 @@ FAILPOINTS: Final = (
     "adopt.table-written",
     "adopt.before-commit",
     "adopt.after-commit",
+    "target.planned",
+    "target.written",
+    "target.altered",
+    "target.before-commit",
+    "target.before-swap",
+    "target.after-swap",
+    "target.after-commit",
 )
 
 _reached: Counter[str] = Counter()

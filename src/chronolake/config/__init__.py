@@ -92,6 +92,13 @@ from chronolake.config.sections import (
     parse_address,
 )
 from chronolake.config.storage import StorageConfig
+from chronolake.config.targets import (
+    KafkaTarget,
+    MysqlTarget,
+    PostgresTarget,
+    RelationalTarget,
+    TargetConfig,
+)
 
 __all__ = [
     "FILE_NAME",
@@ -116,10 +123,12 @@ __all__ = [
     "JdbcAddress",
     "JdbcSource",
     "JdbcTable",
+    "KafkaTarget",
     "LakeConfig",
     "MaintenanceConfig",
     "ModeSetting",
     "MysqlSource",
+    "MysqlTarget",
     "Nested",
     "OnBadFile",
     "OnCastError",
@@ -128,8 +137,10 @@ __all__ = [
     "PipelineConfig",
     "PostgresMethod",
     "PostgresSource",
+    "PostgresTarget",
     "Project",
     "PythonSource",
+    "RelationalTarget",
     "SchemaChanges",
     "SftpSettings",
     "SingerSource",
@@ -139,6 +150,7 @@ __all__ = [
     "StorageConfig",
     "StreamConfig",
     "TableSettings",
+    "TargetConfig",
     "TrackHistory",
     "UpConfig",
     "WatchedFile",

@@ -26,6 +26,7 @@ from chronolake.config.sections import (
     UpConfig,
 )
 from chronolake.config.storage import scheme_of_file_io
+from chronolake.config.targets import TargetConfig
 from chronolake.env import KNOWN, PREFIX
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.location import project_file, scheme_of
@@ -64,6 +65,10 @@ class FileConfig(Section):
         default_factory=dict,
         description="The pipelines that replicate data into the lake, keyed by name.",
     )
+    targets: dict[str, TargetConfig] = Field(
+        default_factory=dict,
+        description="The databases that get copies of the lake's tables, keyed by name.",
+    )
 
     @model_validator(mode="after")
     def _check_spark(self) -> Self:
@@ -101,12 +106,14 @@ class Project:
         lake: the lake that its pipelines write.
         pipelines: the pipelines by name.
         up: what `chronolake up` runs beside them.
+        targets: the databases that get copies of tables, by name.
     """
 
     file: Path
     lake: LakeConfig
     pipelines: dict[str, PipelineConfig]
     up: UpConfig = field(default_factory=UpConfig)
+    targets: dict[str, TargetConfig] = field(default_factory=dict)
 
 
 _Watched = TypeVar("_Watched")
@@ -222,7 +229,7 @@ def load(
     } | {
         name: value
         for name, value in settings.items()
-        if name not in {"lake", "spark", "pipelines"}
+        if name not in {"lake", "spark", "pipelines", "targets"}
     }
     _check(FileConfig, settings, str(source) if source else "the configuration")
     return _lake_config(folder, _lake_section(settings), overrides, named, sources)
@@ -331,6 +338,7 @@ def _project_of(
         ),
         checked.pipelines,
         checked.up,
+        checked.targets,
     )
 
 
@@ -346,7 +354,9 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
         ConfigurationError: as for `load`.
     """
     written = _read_yaml(file)
-    settings = {name: part for name, part in written.items() if name != "pipelines"}
+    settings = {
+        name: part for name, part in written.items() if name not in {"pipelines", "targets"}
+    }
     settings = _resolve(settings, str(file))
     checked = _check(FileConfig, settings, str(file))
     folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()

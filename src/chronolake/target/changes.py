@@ -1,0 +1,164 @@
+"""Rows of a table's snapshot, and the rows that differ between two of its snapshots.
+
+Only data files are read that one of the snapshots does not have, or has with other deleted rows;
+each is read as it is in its snapshot. Rows that are equal in both cancel out, so that a compaction
+has no changes. The snapshots need not be related: a table may have been rolled back.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import uuid4
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.types import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.iceberg import IcebergTable
+
+#: The column with the kind of a change, and its values.
+OPERATION: Final = "__chronolake_operation"
+INSERT: Final = "I"
+UPDATE: Final = "U"
+DELETE: Final = "D"
+
+_OLD: Final = "__chronolake_old"
+_NEW: Final = "__chronolake_new"
+
+#: Java's scan tasks by the data file and its delete files.
+_Tasks: TypeAlias = "dict[tuple[str, frozenset[tuple[str, str]]], Any]"
+
+
+def has_snapshot(table: IcebergTable, snapshot_id: int) -> bool:
+    """Return whether a snapshot is in the table's metadata, which is unique for its id."""
+    return table.metadata.snapshot(snapshot_id) is not None
+
+
+@contextmanager
+def all_rows(
+    spark: SparkSession, table: IcebergTable, snapshot_id: int | None, columns: Sequence[str]
+) -> Iterator[DataFrame | None]:
+    """Yield the rows of a snapshot, with the table's current columns; None if it has no files."""
+    tasks = list(_plan(table, snapshot_id).values())
+    with _staged(spark, table, tasks, columns) as rows:
+        yield rows
+
+
+@contextmanager
+def changed_rows(
+    spark: SparkSession,
+    table: IcebergTable,
+    since: int | None,
+    until: int | None,
+    columns: Sequence[str],
+    identity: Sequence[str],
+) -> Iterator[DataFrame | None]:
+    """Yield the rows that differ between two snapshots, with `OPERATION` as the first column.
+
+    Args:
+        spark: the session.
+        table: the table's state; both snapshots are read with its columns, by their ids.
+        since: the snapshot before; None for a table without rows.
+        until: the snapshot after.
+        columns: the columns to read.
+        identity: the columns that identify a row.
+
+    Yields:
+        None if all files are equal.
+    """
+    before, after = _plan(table, since), _plan(table, until)
+    removed = [task for file, task in before.items() if file not in after]
+    added = [task for file, task in after.items() if file not in before]
+    with (
+        _staged(spark, table, removed, columns) as old,
+        _staged(spark, table, added, columns) as new,
+    ):
+        yield compare(old, new, columns, identity)
+
+
+def compare(
+    old: DataFrame | None,
+    new: DataFrame | None,
+    columns: Sequence[str],
+    identity: Sequence[str],
+) -> DataFrame | None:
+    """Return the rows that differ, with `OPERATION` as the first column; nothing is computed."""
+    if old is None and new is None:
+        return None
+    names = [quote(name) for name in columns]
+    if old is None or new is None:
+        rows = new if old is None else old
+        assert rows is not None  # noqa: S101 - one of them is not None
+        kind = INSERT if old is None else DELETE
+        return rows.select(F.lit(kind).alias(OPERATION), *names)
+    keys = [f"__chronolake_key{number}" for number in range(len(identity))]
+    sides = [
+        rows.select(
+            *(F.col(quote(name)).alias(key) for name, key in zip(identity, keys, strict=True)),
+            F.struct(*names).alias(side),
+        )
+        for rows, side in ((old, _OLD), (new, _NEW))
+    ]
+    joined = sides[0].join(sides[1], keys, "full_outer")
+    differs = ~F.col(_OLD).eqNullSafe(F.col(_NEW))
+    kind = (
+        F.when(F.col(_OLD).isNull(), INSERT).when(F.col(_NEW).isNull(), DELETE).otherwise(UPDATE)
+    )
+    row = F.coalesce(F.col(_NEW), F.col(_OLD))
+    return joined.where(differs).select(
+        kind.alias(OPERATION), *(row.getField(name).alias(name) for name in columns)
+    )
+
+
+def _plan(table: IcebergTable, snapshot_id: int | None) -> _Tasks:
+    """Return the tasks that read a snapshot."""
+    if snapshot_id is None:
+        return {}
+    lists = table.catalog.jvm.org.apache.iceberg.relocated.com.google.common.collect.Lists
+    scan = table.java.newScan().useSnapshot(snapshot_id).planFiles()
+    try:
+        planned = lists.newArrayList(scan)
+    finally:
+        scan.close()
+    tasks: _Tasks = {}
+    for number in range(planned.size()):
+        task = planned.get(number)
+        deletes = task.deletes()
+        # One file contains the deletion vectors of many data files.
+        of_file = frozenset(
+            (str(file.location()), str(file.contentOffset()))
+            for file in (deletes.get(place) for place in range(deletes.size()))
+        )
+        tasks[str(task.file().location()), of_file] = task
+    return tasks
+
+
+@contextmanager
+def _staged(
+    spark: SparkSession, table: IcebergTable, tasks: Sequence[Any], columns: Sequence[str]
+) -> Iterator[DataFrame | None]:
+    """Yield the rows of scan tasks, which Iceberg finds by a name as it does in compactions."""
+    if not tasks:
+        yield None
+        return
+    jvm = table.catalog.jvm
+    listed = jvm.java.util.ArrayList()
+    for task in tasks:
+        listed.add(task)
+    name = uuid4().hex
+    cache = jvm.org.apache.iceberg.spark.SparkTableCache.get()
+    manager = jvm.org.apache.iceberg.spark.ScanTaskSetManager.get()
+    cache.add(name, table.java)
+    manager.stageTasks(table.java, name, listed)
+    try:
+        rows = spark.read.format("iceberg").option("scan-task-set-id", name).load(name)
+        yield rows.select(*(quote(column) for column in columns))
+    finally:
+        manager.removeTasks(table.java, name)
+        cache.remove(name)

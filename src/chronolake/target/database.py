@@ -1,0 +1,222 @@
+"""The operations that publications need from a target database.
+
+A database stores the state of its tables (`Published`) itself: in the transaction that changes a
+table, so that rows and snapshot are committed together or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from chronolake.failpoints import reach
+from chronolake.frames import map_in_arrow
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from chronolake.target.encoding import RowEncoder
+    from chronolake.target.limits import TargetColumn, TargetLimits
+    from chronolake.target.state import ColumnChange, Published
+
+#: Seconds to wait for another process that publishes the same table.
+BUSY_SECONDS: Final = 10.0
+#: Seconds to wait for locks of others on a target table.
+LOCK_SECONDS: Final = 60
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table of a target.
+
+    Attributes:
+        schema: its schema, or its database in MySQL.
+        table: its name there.
+    """
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def prefix(self) -> str:
+        """Return the beginning of the names of temporary tables for this table."""
+        return f"load_{sha256(str(self).encode()).hexdigest()[:12]}_"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows that tasks have written to a temporary table.
+
+    Attributes:
+        rows: the number of rows by operation; all rows of a load are inserted.
+        changed: the number of values that were changed because they do not fit, by column.
+    """
+
+    rows: Counter[str]
+    changed: Counter[str]
+
+
+class Sink(Protocol):
+    """Writes the rows of one task in one transaction; it is serialized to the executors."""
+
+    def write(self, part: int, lines: Iterator[pa.Buffer], encoder: RowEncoder) -> None:
+        """Write the lines of a part, unless another attempt of the task has written them.
+
+        Raises:
+            TargetError: the database refuses the rows, or is not reachable.
+        """
+
+
+class TargetSession(Protocol):
+    """A connection to a target that holds the lease of one of its tables.
+
+    Attributes:
+        relation: the table.
+        limits: the limits of the database's version.
+    """
+
+    relation: Relation
+    limits: TargetLimits
+
+    def published(self) -> Published | None:
+        """Return the state of the table, or None if it was never published."""
+
+    def is_present(self) -> bool:
+        """Return whether the database has a table with this name."""
+
+    def raise_if_changed(self, published: Published) -> None:
+        """Raise if somebody else has changed the table since it was published.
+
+        Raises:
+            TargetChangedError: the table is not as it was published.
+        """
+
+    def create_load(self, columns: Sequence[TargetColumn], *, is_stage: bool) -> str:
+        """Create a temporary table and return its name.
+
+        Args:
+            columns: the columns of the target table.
+            is_stage: whether it has `OPERATION` as its first column, and rows with only a key.
+        """
+
+    def sink(self, load: str, columns: Sequence[TargetColumn], *, is_stage: bool) -> Sink:
+        """Return what writes rows to a temporary table."""
+
+    def written(self, load: str, parts: int) -> Written:
+        """Return what tasks have written, after checking that no part is missing."""
+
+    def swap_in(
+        self, load: str, base: Published | None, published: Published, *, takes_over: bool
+    ) -> None:
+        """Replace the target table by a temporary table, and store the state.
+
+        Args:
+            load: the temporary table.
+            base: the state with which the work began; it must be current.
+            published: the state after it.
+            takes_over: whether changes by others are overwritten.
+        """
+
+    def apply(
+        self,
+        load: str | None,
+        written: Written,
+        base: Published,
+        published: Published,
+        changes: Sequence[ColumnChange],
+    ) -> None:
+        """Change rows and columns of the target table, and store the state.
+
+        Args:
+            load: the temporary table with the changed rows; None if there are none.
+            written: the number of rows in it.
+            base: the state from which the changes were computed; it must be current.
+            published: the state after it.
+            changes: changes of columns.
+        """
+
+    def drop(self, load: str) -> None:
+        """Drop a temporary table."""
+
+
+class TargetDatabase(Protocol):
+    """A target database."""
+
+    def open(self, relation: Relation) -> AbstractContextManager[TargetSession]:
+        """Connect, and hold the lease of a table while the block runs.
+
+        Raises:
+            TargetError: the database is not reachable, or lacks a privilege.
+            TargetBusyError: another process holds the lease.
+        """
+
+    def peek(self, relations: Sequence[Relation]) -> list[Published | None]:
+        """Return the states of tables without locks; nothing is created."""
+
+
+def write_rows(
+    rows: DataFrame, sink: Sink, encoder: RowEncoder, *, has_operations: bool
+) -> int:
+    """Write rows by Spark's tasks, and return the number of parts that were written."""
+    write = partial(_write_part, sink, encoder, has_operations)
+    parts = map_in_arrow(rows, write, "part int").collect()
+    reach("target.written")
+    return len({row.part for row in parts})
+
+
+def _write_part(
+    sink: Sink, encoder: RowEncoder, has_operations: bool, batches: Iterable[pa.RecordBatch]  # noqa: FBT001
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa  # noqa: PLC0415 - only tasks need it
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    remaining = iter(batches)
+    first = next(remaining, None)
+    if first is None:
+        return
+    context = TaskContext.get()
+    part = 0 if context is None else context.partitionId()
+    encoder.changed.clear()
+    encoder.rows.clear()
+    lines = (_encode(encoder, batch, has_operations) for batch in chain([first], remaining))
+    sink.write(part, lines, encoder)
+    yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32())})
+
+
+def _encode(encoder: RowEncoder, batch: pa.RecordBatch, has_operations: bool) -> pa.Buffer:  # noqa: FBT001
+    import pyarrow.compute as pc  # noqa: PLC0415 - only tasks need it
+
+    if not has_operations:
+        encoder.rows["I"] += batch.num_rows
+        return encoder.encode(batch)
+    operations = batch.column(0)
+    for item in pc.value_counts(operations).to_pylist():
+        encoder.rows[item["values"]] += item["counts"]
+    return encoder.encode(batch.select(range(1, batch.num_columns)), operations)
+
+
+def counts_text(encoder: RowEncoder) -> str:
+    """Return what a part has written as JSON."""
+    return json.dumps({"rows": encoder.rows, "changed": encoder.changed})
+
+
+def written_of(texts: Iterable[Any]) -> Written:
+    """Return the sum of what parts have written."""
+    rows, changed = Counter[str](), Counter[str]()
+    for text in texts:
+        counts = json.loads(text)
+        rows.update(counts["rows"])
+        changed.update(counts["changed"])
+    return Written(rows, changed)
+

@@ -1,0 +1,1 @@
+"""Targets of tests: real databases, and comparisons of them with a lake."""
