@@ -63,6 +63,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Set up a project": ("init", "check", "discover", "read", "schema"),
     "Run pipelines": (
         "sync",
+        "publish",
         "status",
         "runs",
         "resync",

@@ -64,7 +64,7 @@ def check(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Check chronolake.yml, the lake's disks, the requirements of sources, and the target tables.
+    """Check chronolake.yml, the lake's disks, the requirements of sources, tables and targets.
 
     For missing source objects, the statement that creates them is printed. Nothing is written
     except the lake's folder, tables of the operational store, tokens that change with each use and,
@@ -80,6 +80,8 @@ def check(
     writers: dict[TableName, str] = {}
     for name in wanted.pipelines:
         results += _check_pipeline(wanted, name, writers, create=create)
+    for name in wanted.targets:
+        results += _check_target(wanted, name)
     if json:
         print_json(results)
     else:
@@ -151,6 +153,19 @@ def _check_pipeline(
         yield _result(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
         return
     yield from _check_streams(project, name, source, writers)
+
+
+def _check_target(project: Project, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the tables that a target cannot hold, and whether its database can be used."""
+    from chronolake.target.check import check_target
+
+    for result in check_target(project, name):
+        what = f"targets.{name}" + (f": {result.table}" if result.table else "")
+        failure = result.error
+        if failure is None:
+            yield _result(what, "ok", result.message, None, ok=True)
+        else:
+            yield _result(what, "failed", failure.message, failure.hint, ok=False)
 
 
 def _or_none(check: Callable[[], _Result]) -> _Result | None:

@@ -154,6 +154,8 @@ def _tasks(
         if pipeline.every is not None:
             since = schedules.setdefault((name, pipeline.every), Moment.now())
             tasks[f"pipeline {name}"] = Task(partial(_run_pipeline, watched, name, since))
+    for name in project.targets:
+        tasks[f"target {name}"] = Task(partial(_run_target, watched, name))
     if (ui := parse_address(project.up.ui)) is not None:
         tasks[f"ui {project.up.ui}"] = Task(partial(_run_ui, project, ui), uses_java=False)
     if (health := parse_address(project.up.health)) is not None:
@@ -175,6 +177,17 @@ def _run_pipeline(watched: WatchedProject, name: str, since: Moment) -> None:
         signal.signal(number, lambda *_: is_stopped.set())
     with Lake.prepare(watched.current().lake) as lake:
         sync_on_schedule(lake, watched.current, name, is_stopped, since)
+
+
+def _run_target(watched: WatchedProject, name: str) -> None:
+    from chronolake.lake import Lake
+    from chronolake.target.runner import publish_on_schedule
+
+    is_stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_stopped.set())
+    with Lake.prepare(watched.current().lake) as lake:
+        publish_on_schedule(lake, watched.current, name, is_stopped)
 
 
 def _run_ui(project: Project, address: tuple[str, int]) -> None:

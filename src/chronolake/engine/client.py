@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 #: The commands that use Spark.
-COMMANDS: Final = ("sync", "resync", "rebuild", "query", "verify", "maintain", "mode")
+COMMANDS: Final = ("sync", "publish", "resync", "rebuild", "query", "verify", "maintain", "mode")
 #: The option that runs a command without an engine.
 BYPASS: Final = "--no-engine"
 _OFF: Final = "off"

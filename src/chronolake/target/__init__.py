@@ -1,0 +1,1 @@
+"""Relational targets: tables of the lake are replicated into PostgreSQL and MySQL databases."""

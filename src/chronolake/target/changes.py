@@ -107,9 +107,7 @@ def compare(
     ]
     joined = sides[0].join(sides[1], keys, "full_outer")
     differs = ~F.col(_OLD).eqNullSafe(F.col(_NEW))
-    kind = (
-        F.when(F.col(_OLD).isNull(), INSERT).when(F.col(_NEW).isNull(), DELETE).otherwise(UPDATE)
-    )
+    kind = F.when(F.col(_OLD).isNull(), INSERT).when(F.col(_NEW).isNull(), DELETE).otherwise(UPDATE)
     row = F.coalesce(F.col(_NEW), F.col(_OLD))
     return joined.where(differs).select(
         kind.alias(OPERATION), *(row.getField(name).alias(name) for name in columns)

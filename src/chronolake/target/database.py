@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from chronolake.failpoints import reach
 from chronolake.frames import map_in_arrow
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -165,9 +166,7 @@ class TargetDatabase(Protocol):
         """Return the states of tables without locks; nothing is created."""
 
 
-def write_rows(
-    rows: DataFrame, sink: Sink, encoder: RowEncoder, *, has_operations: bool
-) -> int:
+def write_rows(rows: DataFrame, sink: Sink, encoder: RowEncoder, *, has_operations: bool) -> int:
     """Write rows by Spark's tasks, and return the number of parts that were written."""
     write = partial(_write_part, sink, encoder, has_operations)
     parts = map_in_arrow(rows, write, "part int").collect()
@@ -176,7 +175,10 @@ def write_rows(
 
 
 def _write_part(
-    sink: Sink, encoder: RowEncoder, has_operations: bool, batches: Iterable[pa.RecordBatch]  # noqa: FBT001
+    sink: Sink,
+    encoder: RowEncoder,
+    has_operations: bool,
+    batches: Iterable[pa.RecordBatch],  # noqa: FBT001
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa  # noqa: PLC0415 - only tasks need it
     from pyspark import TaskContext  # noqa: PLC0415
@@ -219,4 +221,3 @@ def written_of(texts: Iterable[Any]) -> Written:
         rows.update(counts["rows"])
         changed.update(counts["changed"])
     return Written(rows, changed)
-

@@ -334,4 +334,3 @@ def _sql_type(limits: TargetLimits, table: TableName, column: Column, length: in
         base = "longtext" if length is None else f"varchar({length})"
         return f"{base}{limits.text_options}"
     return _MYSQL_TYPES[kind]
-

@@ -168,8 +168,7 @@ def translate_errors() -> Iterator[None]:
         ) from failure
     except psycopg.errors.DependentObjectsStillExist as failure:
         raise TargetError(
-            "Other objects depend on a column of the target table: "
-            f"{failure.diag.message_detail}.",
+            f"Other objects depend on a column of the target table: {failure.diag.message_detail}.",
             hint="Drop these views, publish, and create them again.",
         ) from failure
     except psycopg.Error as failure:
@@ -393,9 +392,7 @@ END"""
     def create_load(self, columns: Sequence[TargetColumn], *, is_stage: bool) -> str:
         """Create a temporary table and return its name."""
         name = f"{self.relation.prefix}{uuid4().hex[:12]}"
-        operation = (
-            [sql.SQL("{} char(1)").format(sql.Identifier(OPERATION))] if is_stage else []
-        )
+        operation = [sql.SQL("{} char(1)").format(sql.Identifier(OPERATION))] if is_stage else []
         definitions = [*operation, *map(_definition, columns)]
         self._connection.execute(
             sql.SQL("CREATE {} TABLE {} ({})").format(
@@ -524,7 +521,9 @@ END"""
         key = [sql.Identifier(column.name) for column in columns if column.is_key]
         if key:
             self._connection.execute(
-                sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})").format(table, sql.SQL(", ").join(key))
+                sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})").format(
+                    table, sql.SQL(", ").join(key)
+                )
             )
         names = {column.name for column in columns}
         for name in (START, ACTIVE):
@@ -629,9 +628,7 @@ END"""
             self.raise_if_changed(
                 replace(published, has_rows=self._has_rows(), physical=base.physical)
             )
-            self._store(
-                replace(published, physical=base.physical, has_rows=self._has_rows())
-            )
+            self._store(replace(published, physical=base.physical, has_rows=self._has_rows()))
 
     def _change_rows(self, load: str, written: Written, published: Published) -> None:
         names = [column.name for column in published.columns]

@@ -343,7 +343,7 @@ def _raise_if_starts_collide(
     if not limits.has_fractions:
         stored = F.floor(stored / _MICROS)
         conditions = [F.lit(True)]
-    rows = lake.spark.read.option("snapshot-id", str(wanted.snapshot_id)).table(
+    rows = lake.spark.read.option("versionAsOf", str(wanted.snapshot_id)).table(
         f"{CATALOG}.{table.name.sql}"
     )
     # A version at the limit itself may be inside, too.

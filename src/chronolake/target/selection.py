@@ -66,9 +66,7 @@ def database_of(name: str, config: TargetConfig) -> TargetDatabase:
     )
 
 
-def select_tables(
-    name: str, config: TargetConfig, known: Sequence[TableName]
-) -> list[TargetTable]:
+def select_tables(name: str, config: TargetConfig, known: Sequence[TableName]) -> list[TargetTable]:
     """Return the tables that a target gets, sorted by their names in the lake.
 
     Args:
@@ -126,4 +124,3 @@ def relation_of(config: TargetConfig, table: TableName) -> Relation:
                 hint="Write it as mysql://user:password@host:3306/database.",
             )
     return Relation(database or "topics", renamed or table.table)
-

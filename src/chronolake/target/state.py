@@ -96,9 +96,7 @@ def plan_column_changes(
     new_key = [column for column in new if column.is_key]
     if old_key != new_key:
         return None
-    drops = [
-        ColumnChange(ChangeKind.DROP, column) for column in old if column.field_id not in kept
-    ]
+    drops = [ColumnChange(ChangeKind.DROP, column) for column in old if column.field_id not in kept]
     names = {column.name for column in old}
     changes = list(drops)
     for column in new:

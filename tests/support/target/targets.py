@@ -143,6 +143,15 @@ class Target:
             values.append(items)
         return sorted(map(self._values, zip(*values, strict=True)), key=repr)
 
+    def leftovers(self) -> list[str]:
+        """Return the temporary tables in the target."""
+        schema = "chronolake" if isinstance(self.config, PostgresTarget) else "reporting"
+        rows = self.run(
+            f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}' "
+            "AND table_name LIKE '%load%'"
+        )
+        return [name for (name,) in rows]
+
     def expect_equal(self, name: TableName) -> None:
         """Compare a target table with the lake, row by row."""
         database = database_of("reporting", self.config)

@@ -1,0 +1,719 @@
+"""MySQL and MariaDB as targets.
+
+DDL commits implicitly there, so that a table is replaced or altered in steps. What a step will do
+is stored first (`pending` in the state's row), and the next run sees from the tables whether it was
+done: each step is one atomic statement. Rows are changed in one transaction with the state.
+
+Chronolake's own tables are in the target's database, and begin with `chronolake_`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pymysql
+from pymysql.connections import MySQLResult
+from pymysql.constants import CLIENT, ER
+from pymysql.protocol import LoadLocalPacketWrapper
+
+from chronolake.errors import TargetBusyError, TargetChangedError, TargetError
+from chronolake.failpoints import reach
+from chronolake.source.mysql.connection import Address, quoted
+from chronolake.target.changes import DELETE, INSERT, OPERATION, UPDATE
+from chronolake.target.database import (
+    BUSY_SECONDS,
+    LOCK_SECONDS,
+    Relation,
+    counts_text,
+    written_of,
+)
+from chronolake.target.limits import TargetColumn, mysql_limits
+from chronolake.target.state import ChangeKind, ColumnChange, Published
+from chronolake.types import ACTIVE, START, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from chronolake.config import MysqlTarget
+    from chronolake.target.database import Written
+    from chronolake.target.encoding import RowEncoder
+    from chronolake.target.limits import TargetLimits
+
+_CONNECT_SECONDS: Final = 10
+#: A statement of a large load may take any time.
+_SILENCE_SECONDS: Final = 24 * 3_600
+_STATE: Final = "chronolake_state"
+_CHANGES: Final = "chronolake_changes"
+_PARTS: Final = "chronolake_parts"
+_LOADS: Final = "chronolake_"
+#: The name that the server must request in LOAD DATA: no file is read.
+_STREAM: Final = "chronolake-rows"
+_PACKET_BYTES: Final = 2**20
+#: The user variable by which the triggers recognize Chronolake.
+_WRITER: Final = "@chronolake_writer"
+_SETTINGS: Final = (
+    "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+    f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}, "
+    "net_write_timeout = 3600, net_read_timeout = 3600",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+_OPERATIONS: Final = ("INSERT", "UPDATE", "DELETE")
+_DISPLAY_WIDTH: Final = re.compile(r"^((?:big)?int)\(\d+\)")
+_WARNING_COLUMN: Final = re.compile(r"column '([^']+)'|column `?([^`' ]+)`? at row")
+_PRIVILEGES: Final = frozenset(
+    {
+        *(ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR),
+        *(ER.SPECIFIC_ACCESS_DENIED_ERROR, ER.ACCESS_DENIED_ERROR),
+    }
+)
+_NO_TRIGGERS: Final = 1419
+_LOCKED: Final = frozenset({ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK})
+_ESCAPED: Final = {b"\\": b"\\", b"t": b"\t", b"n": b"\n", b"r": b"\r", b"0": b"\0"}
+_TAKE_OVER: Final = (
+    "Check who writes to it. `chronolake publish --take-over` replaces it by the table of the lake."
+)
+
+
+class _LoadResult(MySQLResult):  # type: ignore[misc]
+    """The response to LOAD DATA LOCAL: rows are sent from memory, and never a file."""
+
+    def _read_load_local_packet(self, first_packet: Any) -> None:
+        connection = self.connection
+        wanted = bytes(LoadLocalPacketWrapper(first_packet).filename)
+        lines = connection.lines
+        if lines is None or wanted != _STREAM.encode():
+            connection._force_close()  # noqa: SLF001
+            raise TargetError(
+                "The target's server has requested a file that it was not offered.",
+                hint="Do not use this server: it may have been tampered with.",
+            )
+        try:
+            for line in lines:
+                data = memoryview(line)
+                for begin in range(0, len(data), _PACKET_BYTES):
+                    connection.write_packet(bytes(data[begin : begin + _PACKET_BYTES]))
+        except BaseException:
+            # The server discards what it has got.
+            connection._force_close()  # noqa: SLF001
+            raise
+        connection.write_packet(b"")
+        self._read_ok_packet(connection._read_packet())  # noqa: SLF001
+
+
+class _Connection(pymysql.Connection):  # type: ignore[misc]
+    """A connection that can send rows with LOAD DATA LOCAL.
+
+    Attributes:
+        lines: the rows that the next LOAD DATA sends, or None.
+    """
+
+    lines: Iterator[pa.Buffer] | None = None
+
+    def _read_query_result(self, unbuffered: bool = False) -> int:  # noqa: FBT001, FBT002, ARG002
+        self._result = None
+        result = _LoadResult(self)
+        result.read()
+        self._result = result
+        if result.server_status is not None:
+            self.server_status = result.server_status
+        return int(result.affected_rows)
+
+
+@contextmanager
+def connect(dsn: str) -> Iterator[_Connection]:
+    """Connect to a target while the block runs; each statement is its own transaction.
+
+    Raises:
+        TargetError: the server cannot be reached, or refuses the user.
+    """
+    address = Address.of(dsn)
+    with translate_errors():
+        connection = _Connection(
+            **address.arguments,
+            database=address.schema or None,
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=_SILENCE_SECONDS,
+            write_timeout=_SILENCE_SECONDS,
+            local_infile=True,
+            client_flag=CLIENT.FOUND_ROWS,
+            program_name="chronolake",
+        )
+    try:
+        with translate_errors():
+            for statement in _SETTINGS:
+                execute(connection, statement)
+            yield connection
+    finally:
+        # The server rolls back what is not committed.
+        connection._force_close()  # noqa: SLF001
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Turn the server's errors in a block into errors without values that say what to do."""
+    try:
+        yield
+    except pymysql.Error as failure:
+        raise _error_of(failure) from None
+
+
+def _error_of(failure: pymysql.Error) -> TargetError:
+    number = failure.args[0] if failure.args and isinstance(failure.args[0], int) else 0
+    if number in _LOCKED:
+        return TargetBusyError(
+            "Another transaction has locked the target table.",
+            hint="Publish again when it has ended.",
+        )
+    if number == _NO_TRIGGERS:
+        return TargetError(
+            "The user of the target may not create triggers, which detect changes by others.",
+            hint="Set log_bin_trust_function_creators = 1 on the server, or set `detect_changes: "
+            "false` for the target.",
+        )
+    if number in _PRIVILEGES:
+        return TargetError(
+            f"The user of the target lacks a privilege (error {number}).",
+            hint="Grant SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX and TRIGGER on "
+            "the target's database.",
+        )
+    if isinstance(failure, pymysql.OperationalError) and number >= 2_000:  # noqa: PLR2004
+        return TargetError(
+            f"The target's server does not respond (error {number}).",
+            hint="Check `dsn` of the target, and that the server is running.",
+        )
+    return TargetError(
+        f"MySQL refused to write: {type(failure).__name__} (error {number}).",
+        hint="The value may not fit the type in the target; docs/targets.md lists them.",
+    )
+
+
+def execute(
+    connection: pymysql.Connection[Any], statement: str, values: Sequence[Any] = ()
+) -> list[tuple[Any, ...]]:
+    """Run a statement, and return all rows of its result."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, tuple(values) or None)
+        return list(cursor.fetchall())
+
+
+def _run(connection: pymysql.Connection[Any], statement: str, values: Sequence[Any] = ()) -> int:
+    """Run a statement, and return the number of rows that it has found."""
+    with connection.cursor() as cursor:
+        return int(cursor.execute(statement, tuple(values) or None))
+
+
+@dataclass(frozen=True)
+class MysqlDatabase:
+    """The database of a target.
+
+    Attributes:
+        config: the target's settings.
+    """
+
+    config: MysqlTarget
+
+    def peek(self, relations: Sequence[Relation]) -> list[Published | None]:
+        """Return the states of tables without locks; nothing is created."""
+        with connect(self.config.dsn) as connection:
+            if not execute(connection, "SHOW TABLES LIKE %s", [_STATE.replace("_", "\\_")]):
+                return [None for _ in relations]
+            rows = execute(connection, f"SELECT relation, state FROM {_STATE}")
+        states = {name: Published.from_text(text) for name, text in rows if text}
+        return [states.get(str(relation)) for relation in relations]
+
+    @contextmanager
+    def open(self, relation: Relation) -> Iterator[MysqlSession]:
+        """Connect, and hold the lease of a table while the block runs."""
+        with connect(self.config.dsn) as connection:
+            execute(connection, f"SET {_WRITER} = 1")
+            session = MysqlSession(connection, self.config, relation)
+            session.acquire_lease()
+            session.prepare()
+            yield session
+
+
+@dataclass(frozen=True)
+class LoadDataSink:
+    """Writes the rows of a task with LOAD DATA LOCAL, or with INSERT where it is disabled.
+
+    Attributes:
+        dsn: the address; it may contain a password.
+        load: the temporary table.
+        columns: its columns, each with whether its texts are hexadecimal.
+        uses_insert: whether the server does not accept LOAD DATA LOCAL.
+    """
+
+    dsn: str = field(repr=False)
+    load: str
+    columns: tuple[tuple[str, bool], ...]
+    uses_insert: bool
+
+    def write(self, part: int, lines: Iterator[pa.Buffer], encoder: RowEncoder) -> None:
+        """Write the lines of a part, unless another attempt of the task has written them."""
+        with connect(self.dsn) as connection:
+            connection.begin()
+            try:
+                # It waits for another attempt of this task, and conflicts if that has committed.
+                execute(
+                    connection,
+                    f"INSERT INTO {_PARTS} (load_id, part) VALUES (%s, %s)",
+                    [self.load, part],
+                )
+            except pymysql.IntegrityError:
+                return
+            if self.uses_insert:
+                self._insert(connection, lines)
+            else:
+                self._load(connection, lines, encoder)
+            execute(
+                connection,
+                f"UPDATE {_PARTS} SET counts = %s WHERE load_id = %s AND part = %s",
+                [counts_text(encoder), self.load, part],
+            )
+            connection.commit()
+
+    def _load(
+        self, connection: _Connection, lines: Iterator[pa.Buffer], encoder: RowEncoder
+    ) -> None:
+        names, assignments = [], []
+        for number, (name, is_hexadecimal) in enumerate(self.columns):
+            if is_hexadecimal:
+                names.append(f"@c{number}")
+                assignments.append(f"{quoted(name)} = UNHEX(@c{number})")
+            else:
+                names.append(quoted(name))
+        connection.lines = lines
+        loaded = _run(
+            connection,
+            f"LOAD DATA LOCAL INFILE '{_STREAM}' INTO TABLE {quoted(self.load)} CHARACTER SET "
+            "utf8mb4 FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
+            f"({', '.join(names)})" + (f" SET {', '.join(assignments)}" if assignments else ""),
+        )
+        connection.lines = None
+        # With LOCAL, values that do not fit are changed with a warning.
+        warnings = execute(connection, "SHOW WARNINGS LIMIT 1")
+        if warnings or loaded != sum(encoder.rows.values()):
+            number, text = (warnings[0][1], str(warnings[0][2])) if warnings else (0, "")
+            column = _WARNING_COLUMN.search(text)
+            raise TargetError(
+                f"A value does not fit its column in the target (warning {number}).",
+                column=next(filter(None, column.groups()), None) if column else None,
+                hint="docs/targets.md lists the types and their limits.",
+            )
+
+    def _insert(self, connection: _Connection, lines: Iterator[pa.Buffer]) -> None:
+        names = ", ".join(quoted(name) for name, _ in self.columns)
+        marks = ", ".join("UNHEX(%s)" if is_hex else "%s" for _, is_hex in self.columns)
+        statement = f"INSERT INTO {quoted(self.load)} ({names}) VALUES ({marks})"
+        with connection.cursor() as cursor:
+            for line in lines:
+                rows = [
+                    [unescape(text) for text in row.split(b"\t")]
+                    for row in bytes(memoryview(line)).split(b"\n")[:-1]
+                ]
+                cursor.executemany(statement, rows)
+
+
+def unescape(text: bytes) -> str | None:
+    """Return the value of a field in the text format of LOAD DATA."""
+    if text == b"\\N":
+        return None
+    return re.sub(rb"\\(.)", lambda match: _ESCAPED[match[1]], text).decode()
+
+
+class MysqlSession:
+    """A connection that holds the lease of one target table."""
+
+    def __init__(self, connection: _Connection, config: MysqlTarget, relation: Relation) -> None:
+        self.relation = relation
+        self._connection = connection
+        self._config = config
+        self._target = quoted(relation.table)
+        text = str(connection.get_server_info())
+        version = re.search(r"\d+\.\d+\.\d+", text.removeprefix("5.5.5-"))
+        numbers = tuple(map(int, version[0].split("."))) if version else (8, 4, 0)
+        self.limits: TargetLimits = mysql_limits(numbers, is_mariadb="mariadb" in text.lower())
+        self._prefix = f"{_LOADS}{relation.prefix}"
+
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return execute(self._connection, statement, values)
+
+    def acquire_lease(self) -> None:
+        """Take the lease of the table, which ends with the connection.
+
+        Raises:
+            TargetBusyError: another process holds it.
+        """
+        name = f"chronolake {sha256(str(self.relation).encode()).hexdigest()[:40]}"
+        ((is_held,),) = self._execute("SELECT GET_LOCK(%s, %s)", [name, int(BUSY_SECONDS)])
+        if not is_held:
+            raise TargetBusyError(
+                f"Another process is publishing {self.relation}.",
+                hint="Wait until it has ended. If it was killed, the server may need a moment to "
+                "notice.",
+            )
+
+    def prepare(self) -> None:
+        """Create Chronolake's tables, complete an interrupted step, and remove what it left."""
+        known = {name for (name,) in self._execute("SHOW TABLES LIKE 'chronolake\\_%%'")}
+        if not {_STATE, _CHANGES, _PARTS} <= known:
+            self._create_own_tables()
+        self._complete_step()
+        for name in known:
+            if name.startswith(self._prefix):
+                self.drop(name)
+
+    def _create_own_tables(self) -> None:
+        names = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        for statement in (
+            f"CREATE TABLE IF NOT EXISTS {_STATE} (relation varchar(150) PRIMARY KEY, lake_table "
+            "text, snapshot_id bigint, published_at datetime, state longtext, pending longtext) "
+            f"ENGINE = InnoDB {names}",
+            f"CREATE TABLE IF NOT EXISTS {_CHANGES} (relation varchar(150), load_id varchar(64), "
+            "operation varchar(10), changed_by varchar(100), changed_at datetime, "
+            f"PRIMARY KEY (relation, load_id, operation)) ENGINE = InnoDB {names}",
+            f"CREATE TABLE IF NOT EXISTS {_PARTS} (load_id varchar(64), part int, counts longtext,"
+            f" PRIMARY KEY (load_id, part)) ENGINE = InnoDB {names}",
+        ):
+            self._execute(statement)
+
+    def _complete_step(self) -> None:
+        """Store the state after a step that a previous run has made, or forget the step."""
+        rows = self._execute(
+            f"SELECT pending FROM {_STATE} WHERE relation = %s AND pending IS NOT NULL",
+            [str(self.relation)],
+        )
+        for (text,) in rows:
+            step = json.loads(text)
+            published = Published.from_text(step["published"])
+            if step["kind"] == "swap":
+                self._complete_swap(published, step["old"], takes_over=step["takes_over"])
+            elif self._columns() == _expected(published.columns):
+                self._store(published)
+            self._execute(
+                f"UPDATE {_STATE} SET pending = NULL WHERE relation = %s", [str(self.relation)]
+            )
+            # A table that was never published has no state.
+            self._execute(
+                f"DELETE FROM {_STATE} WHERE relation = %s AND state IS NULL", [str(self.relation)]
+            )
+
+    def _begin_step(
+        self, kind: str, published: Published, *, old: str | None = None, takes_over: bool = False
+    ) -> None:
+        step = {
+            "kind": kind,
+            "published": published.to_text(),
+            "old": old,
+            "takes_over": takes_over,
+        }
+        self._execute(
+            f"INSERT INTO {_STATE} (relation, pending) VALUES (%s, %s) "
+            "ON DUPLICATE KEY UPDATE pending = VALUES(pending)",
+            [str(self.relation), json.dumps(step, ensure_ascii=False)],
+        )
+
+    def published(self) -> Published | None:
+        """Return the state of the table, or None if it was never published."""
+        rows = self._execute(
+            f"SELECT state FROM {_STATE} WHERE relation = %s AND state IS NOT NULL",
+            [str(self.relation)],
+        )
+        return Published.from_text(rows[0][0]) if rows else None
+
+    def is_present(self) -> bool:
+        """Return whether the database has a table with this name."""
+        return self._load_of(self.relation.table) is not None
+
+    def _load_of(self, table: str) -> str | None:
+        """Return the load that created a table, from its comment; None without such a table."""
+        rows = self._execute(
+            "SELECT table_comment FROM information_schema.tables WHERE table_schema = DATABASE() "
+            "AND table_name = %s",
+            [table],
+        )
+        return str(rows[0][0]) if rows else None
+
+    def _columns(self) -> dict[str, str]:
+        rows = self._execute(
+            "SELECT column_name, column_type FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
+            [self.relation.table],
+        )
+        return {name: _DISPLAY_WIDTH.sub(r"\1", _text(kind)) for name, kind in rows}
+
+    def raise_if_changed(self, published: Published) -> None:
+        """Raise if somebody else has changed the table since it was published."""
+        reason = self._foreign_change(published)
+        if reason is not None:
+            raise TargetChangedError(
+                f"{self.relation} was changed by others: {reason}.",
+                table=published.table,
+                hint=_TAKE_OVER,
+            )
+
+    def _foreign_change(self, published: Published) -> str | None:
+        load = self._load_of(self.relation.table)
+        if load is None:
+            return "the table was dropped or renamed"
+        if load != published.physical:
+            return "another table has its name"
+        if noted := self._noted(published.load_id):
+            return noted
+        if self._columns() != _expected(published.columns):
+            return "its columns were altered"
+        triggers = self._execute(
+            "SELECT trigger_name FROM information_schema.triggers WHERE trigger_schema = "
+            "DATABASE() AND event_object_table = %s",
+            [self.relation.table],
+        )
+        expected = {f"{published.load_id}_{operation}" for operation in _OPERATIONS}
+        if self._config.detect_changes and not expected <= {name for (name,) in triggers}:
+            return "its triggers were dropped"
+        # TRUNCATE has no triggers.
+        return None if self._has_rows() == published.has_rows else "all rows were removed or added"
+
+    def _noted(self, load: str) -> str | None:
+        rows = self._execute(
+            f"SELECT operation, changed_by, changed_at FROM {_CHANGES} WHERE relation = %s "
+            "AND load_id = %s ORDER BY changed_at LIMIT 1",
+            [str(self.relation), load],
+        )
+        return f"{rows[0][0]} by the user {rows[0][1]} at {rows[0][2]} UTC" if rows else None
+
+    def _has_rows(self) -> bool:
+        return bool(self._execute(f"SELECT 1 FROM {self._target} LIMIT 1"))
+
+    def create_load(self, columns: Sequence[TargetColumn], *, is_stage: bool) -> str:
+        """Create a temporary table and return its name."""
+        name = f"{self._prefix}{uuid4().hex[:12]}"
+        definitions = [_definition(column) for column in columns]
+        if is_stage:
+            definitions.insert(0, f"{quoted(OPERATION)} char(1)")
+        self._execute(
+            f"CREATE TABLE {quoted(name)} ({', '.join(definitions)}) ENGINE = InnoDB "
+            f"ROW_FORMAT = DYNAMIC{self.limits.text_options} COMMENT = '{name}'"
+        )
+        return name
+
+    def sink(self, load: str, columns: Sequence[TargetColumn], *, is_stage: bool) -> LoadDataSink:
+        """Return what writes rows to a temporary table."""
+        names = [(column.name, column.type.kind is Kind.BINARY) for column in columns]
+        if is_stage:
+            names.insert(0, (OPERATION, False))
+        ((is_enabled,),) = self._execute("SELECT @@GLOBAL.local_infile")
+        return LoadDataSink(self._config.dsn, load, tuple(names), uses_insert=not is_enabled)
+
+    def written(self, load: str, parts: int) -> Written:
+        """Return what tasks have written, after checking that no part is missing."""
+        rows = self._execute(f"SELECT counts FROM {_PARTS} WHERE load_id = %s", [load])
+        if len(rows) != parts:
+            raise TargetError(
+                f"{parts} parts were written, and the target has {len(rows)}.",
+                hint="Publish again. If it happens again, check the server's log.",
+            )
+        return written_of(text for (text,) in rows)
+
+    def drop(self, load: str) -> None:
+        """Drop a temporary table."""
+        self._execute(f"DROP TABLE IF EXISTS {quoted(load)}")
+        self._execute(f"DELETE FROM {_PARTS} WHERE load_id = %s", [load.removesuffix("_old")])
+
+    def _store(self, published: Published) -> None:
+        self._execute(
+            f"INSERT INTO {_STATE} (relation, lake_table, snapshot_id, published_at, state) "
+            "VALUES (%s, %s, %s, UTC_TIMESTAMP(), %s) ON DUPLICATE KEY UPDATE lake_table = "
+            "VALUES(lake_table), snapshot_id = VALUES(snapshot_id), published_at = "
+            "VALUES(published_at), state = VALUES(state)",
+            [
+                str(self.relation),
+                published.table,
+                published.snapshot_id,
+                published.to_text(),
+            ],
+        )
+
+    def swap_in(
+        self, load: str, base: Published | None, published: Published, *, takes_over: bool
+    ) -> None:
+        """Replace the target table by a temporary table, and store the state."""
+        self._index(load, published.columns)
+        self._add_triggers(load)
+        if self.published() != base:
+            raise TargetBusyError(
+                f"Another process has published {self.relation} meanwhile.", hint="Publish again."
+            )
+        if base is not None and not takes_over:
+            self.raise_if_changed(base)
+        published = replace(published, physical=load)
+        old = f"{load}_old" if self.is_present() else None
+        self._begin_step("swap", published, old=old, takes_over=takes_over)
+        reach("target.before-swap")
+        moved = [] if old is None else [f"{self._target} TO {quoted(old)}"]
+        self._execute(f"RENAME TABLE {', '.join([*moved, f'{quoted(load)} TO {self._target}'])}")
+        reach("target.after-swap")
+        self._complete_step()
+        if old is not None:
+            self.drop(old)
+        self._execute(f"DELETE FROM {_PARTS} WHERE load_id = %s", [load])
+        reach("target.after-commit")
+
+    def _complete_swap(self, published: Published, old: str | None, *, takes_over: bool) -> None:
+        """Store the state after a swap, unless it was not made or must be undone."""
+        if self._load_of(self.relation.table) != published.load_id:
+            return
+        base = self.published()
+        noted = None if base is None or takes_over else self._noted(base.load_id)
+        if noted is not None and old is not None:
+            # Somebody has changed the table in the moment before it was replaced.
+            self._execute(
+                f"RENAME TABLE {self._target} TO {quoted(published.load_id)}, {quoted(old)} TO "
+                f"{self._target}"
+            )
+            return
+        self._connection.begin()
+        self._execute(
+            f"DELETE FROM {_CHANGES} WHERE relation = %s AND load_id <> %s",
+            [str(self.relation), published.load_id],
+        )
+        self._store(replace(published, has_rows=self._has_rows()))
+        self._execute(
+            f"UPDATE {_STATE} SET pending = NULL WHERE relation = %s", [str(self.relation)]
+        )
+        reach("target.before-commit")
+        self._connection.commit()
+
+    def _index(self, load: str, columns: Sequence[TargetColumn]) -> None:
+        names = {column.name for column in columns}
+        key = [quoted(column.name) for column in columns if column.is_key]
+        actions = [f"ADD PRIMARY KEY ({', '.join(key)})"] if key else []
+        if ACTIVE in names:
+            actions += [f"ADD INDEX ({quoted(name)})" for name in (START, ACTIVE) if name in names]
+        if actions:
+            self._execute(f"ALTER TABLE {quoted(load)} {', '.join(actions)}")
+
+    def _add_triggers(self, load: str) -> None:
+        if not self._config.detect_changes:
+            return
+        for operation in _OPERATIONS:
+            self._execute(
+                f"CREATE TRIGGER {quoted(f'{load}_{operation}')} AFTER {operation} ON "
+                f"{quoted(load)} FOR EACH ROW BEGIN IF {_WRITER} IS NULL THEN INSERT IGNORE INTO "
+                f"{_CHANGES} VALUES (%s, '{load}', '{operation}', "
+                "LEFT(SESSION_USER(), 100), UTC_TIMESTAMP()); END IF; END",
+                [str(self.relation)],
+            )
+
+    def apply(
+        self,
+        load: str | None,
+        written: Written,
+        base: Published,
+        published: Published,
+        changes: Sequence[ColumnChange],
+    ) -> None:
+        """Change rows and columns of the target table, and store the state."""
+        if changes:
+            base = self._alter(base, published, changes)
+        reach("target.altered")
+        self._connection.begin()
+        rows = self._execute(
+            f"SELECT state FROM {_STATE} WHERE relation = %s FOR UPDATE", [str(self.relation)]
+        )
+        if [Published.from_text(text) for (text,) in rows if text] != [base]:
+            raise TargetBusyError(
+                f"Another process has published {self.relation} meanwhile.", hint="Publish again."
+            )
+        if load is not None:
+            self._change_rows(load, written, published)
+        has_rows = self._has_rows()
+        # Statements see what others committed while this transaction waited for their locks.
+        self.raise_if_changed(replace(published, has_rows=has_rows))
+        self._store(replace(published, has_rows=has_rows))
+        reach("target.before-commit")
+        self._connection.commit()
+        reach("target.after-commit")
+
+    def _alter(
+        self, base: Published, published: Published, changes: Sequence[ColumnChange]
+    ) -> Published:
+        """Change the columns in one statement, and store the state with the new columns."""
+        altered = replace(base, columns=published.columns)
+        self._begin_step("alter", altered)
+        actions = ", ".join(_action(change) for change in changes)
+        self._execute(f"ALTER TABLE {self._target} {actions}")
+        self._complete_step()
+        return altered
+
+    def _change_rows(self, load: str, written: Written, published: Published) -> None:
+        names = [column.name for column in published.columns]
+        key = [column.name for column in published.columns if column.is_key]
+        same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
+        columns = ", ".join(map(quoted, names))
+        sets = ", ".join(
+            f"t.{quoted(name)} = s.{quoted(name)}" for name in names if name not in key
+        )
+        source, operation = quoted(load), quoted(OPERATION)
+        statements = {
+            DELETE: f"DELETE t FROM {self._target} t JOIN {source} s ON {same} "
+            f"WHERE s.{operation} = 'D'",
+            UPDATE: f"UPDATE {self._target} t JOIN {source} s ON {same} SET {sets} "
+            f"WHERE s.{operation} = 'U'",
+            INSERT: f"INSERT INTO {self._target} ({columns}) SELECT {columns} FROM {source} "
+            f"WHERE {operation} = 'I'",
+        }
+        for kind, statement in statements.items():
+            expected = written.rows[kind]
+            if not expected:
+                continue
+            try:
+                changed = _run(self._connection, statement)
+            except pymysql.IntegrityError:
+                changed = -1
+            if changed != expected:
+                raise TargetChangedError(
+                    f"{self.relation} was changed by others: it does not have the rows that were "
+                    "published.",
+                    table=published.table,
+                    hint=_TAKE_OVER,
+                )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _expected(columns: Sequence[TargetColumn]) -> dict[str, str]:
+    """Return the columns of a table as information_schema has them."""
+    return {column.name: column.sql.partition(" ")[0] for column in columns}
+
+
+def _definition(column: TargetColumn) -> str:
+    text = f"{quoted(column.name)} {column.sql}"
+    if column.is_key:
+        # Otherwise the server sets a TIMESTAMP to the current time at each update.
+        default = " DEFAULT '1970-01-01 00:00:01'" if column.sql.startswith("timestamp") else ""
+        return f"{text} NOT NULL{default}"
+    return f"{text} NULL DEFAULT NULL"
+
+
+def _action(change: ColumnChange) -> str:
+    match change.kind:
+        case ChangeKind.ADD:
+            return f"ADD COLUMN {_definition(change.column)}"
+        case ChangeKind.DROP:
+            return f"DROP COLUMN {quoted(change.column.name)}"
+        case ChangeKind.RENAME:
+            return f"CHANGE COLUMN {quoted(change.before or '')} {_definition(change.column)}"
+        case ChangeKind.RETYPE:
+            return f"MODIFY COLUMN {_definition(change.column)}"
