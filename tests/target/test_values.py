@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import math
 from decimal import Decimal
 from typing import Any
@@ -223,6 +223,6 @@ def test_state_is_read_as_it_was_written() -> None:
 def test_dates_have_all_years() -> None:
     columns = _columns(POSTGRES, Column("v", ColumnType(Kind.NAIVE_DATE)))
     encoder = RowEncoder(POSTGRES, columns, str(_TABLE))
-    days = pa.array([datetime.date.min, datetime.date.max])
+    days = pa.array([dt.date.min, dt.date.max])
     lines = encoder.encode(pa.RecordBatch.from_arrays([pa.array([1, 2]), days], ["a", "b"]))
     assert lines.to_pybytes() == b"1\t0001-01-01\n2\t9999-12-31\n"

@@ -28,6 +28,10 @@ from chronolake.cli.app import (
 from chronolake.extras import require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chronolake.config import LakeConfig, Project
+    from chronolake.lake import Lake
     from chronolake.ui import Address
 
 
@@ -117,7 +121,40 @@ def serve(
         )
     except ConfigurationError as failure:
         raise typer.BadParameter(str(failure)) from failure
-    fail(server.serve(configuration(project, lake, config, settings), options))
+    wanted = configuration(project, lake, config, settings)
+    fail(server.serve(wanted, options, beside=_publications(wanted, project, lake, config)))
+
+
+def _publications(
+    wanted: LakeConfig, project: Path | None, lake: Path | None, config: Path | None
+) -> list[Callable[[Lake, threading.Event], None]]:
+    """Return a function for each target of the project, which publishes tables that change."""
+    from dataclasses import replace
+    from functools import partial
+
+    from chronolake.cli.pipelines import project_of_lake
+    from chronolake.config import FILE_NAME, WatchedProject, find_project, has_targets
+
+    file = config
+    if file is None and lake is not None:
+        file = lake / FILE_NAME if (lake / FILE_NAME).is_file() else None
+    elif file is None:
+        file = find_project(project)
+    if file is None or not has_targets(file):
+        return []
+
+    def read() -> Project:
+        # Settings of this command apply to its lake, too.
+        return replace(project_of_lake(wanted, project, lake, file), lake=wanted)
+
+    watched = WatchedProject(read(), read)
+
+    def publish(name: str, opened: Lake, ends: threading.Event) -> None:
+        from chronolake.target.runner import publish_on_schedule
+
+        publish_on_schedule(opened, watched.current, name, ends)
+
+    return [partial(publish, name) for name in watched.current().targets]
 
 
 _PATIENCE_SECONDS: Final = 1.5

@@ -26,7 +26,7 @@ from chronolake.config.sections import (
     UpConfig,
 )
 from chronolake.config.storage import scheme_of_file_io
-from chronolake.config.targets import TargetConfig
+from chronolake.config.targets import TargetConfig  # noqa: TC001 - pydantic reads it
 from chronolake.env import KNOWN, PREFIX
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.location import project_file, scheme_of
@@ -394,6 +394,15 @@ def sources_of_project(file: Path) -> dict[str, str]:
         kind = source.get("type") if isinstance(source, dict) else None
         found[str(name)] = str(kind or "")
     return found
+
+
+def has_targets(file: Path) -> bool:
+    """Return whether a chronolake.yml has targets; its other keys may be invalid.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is not valid YAML.
+    """
+    return bool(_read_yaml(file).get("targets"))
 
 
 def _lake_section(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Self
@@ -22,7 +23,7 @@ from chronolake.session import is_java_running, settle
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
-    import threading
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import FrameType, TracebackType
@@ -190,7 +191,13 @@ def _start_metrics(metrics: Metrics, host: str, port: int) -> MetricsPort:
         ) from error
 
 
-def serve(config: LakeConfig, options: ServeOptions, output: TextIO | None = None) -> int:
+def serve(
+    config: LakeConfig,
+    options: ServeOptions,
+    output: TextIO | None = None,
+    *,
+    beside: Sequence[Callable[[Lake, threading.Event], None]] = (),
+) -> int:
     """Serve a lake until SIGTERM or SIGINT; call it once, in a process's main thread.
 
     From then on, standard output contains only the log.
@@ -199,6 +206,7 @@ def serve(config: LakeConfig, options: ServeOptions, output: TextIO | None = Non
         config: the lake.
         options: the server's options.
         output: where the log is written; None for standard output.
+        beside: functions that run in threads beside the server until their event is set.
 
     Returns:
         The exit code of the process: 0, or 1 if the server cannot start or the JVM has ended.
@@ -231,6 +239,10 @@ def serve(config: LakeConfig, options: ServeOptions, output: TextIO | None = Non
             _log.error("not_started", error=type(error).__name__, reason=text_of(error))
         return _NOT_STARTED
     _log_start(config, options, server)
+    ends = threading.Event()
+    threads = [threading.Thread(target=run, args=(lake, ends), daemon=True) for run in beside]
+    for thread in threads:
+        thread.start()
     while not is_stopping and is_java_running():
         # A signal may arrive in any thread, but its handler runs in this one, even while this
         # thread holds a lock that the handler would wait for. So no lock is used.
@@ -245,7 +257,11 @@ def serve(config: LakeConfig, options: ServeOptions, output: TextIO | None = Non
             "was applied partially.",
         )
     _log.info("stopping", grace=options.grace)
+    ends.set()
     is_clean = server.stop()
+    deadline = time.monotonic() + options.grace
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
     lake.close()
     _log.info("stopped")
     if not is_clean:

@@ -56,6 +56,7 @@ def changed_rows(
     table: IcebergTable,
     since: int | None,
     until: int | None,
+    *,
     columns: Sequence[str],
     identity: Sequence[str],
 ) -> Iterator[DataFrame | None]:

@@ -168,7 +168,7 @@ class TargetDatabase(Protocol):
 
 def write_rows(rows: DataFrame, sink: Sink, encoder: RowEncoder, *, has_operations: bool) -> int:
     """Write rows by Spark's tasks, and return the number of parts that were written."""
-    write = partial(_write_part, sink, encoder, has_operations)
+    write = partial(_write_part, sink, encoder, has_operations=has_operations)
     parts = map_in_arrow(rows, write, "part int").collect()
     reach("target.written")
     return len({row.part for row in parts})
@@ -177,8 +177,9 @@ def write_rows(rows: DataFrame, sink: Sink, encoder: RowEncoder, *, has_operatio
 def _write_part(
     sink: Sink,
     encoder: RowEncoder,
+    batches: Iterable[pa.RecordBatch],
+    *,
     has_operations: bool,
-    batches: Iterable[pa.RecordBatch],  # noqa: FBT001
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa  # noqa: PLC0415 - only tasks need it
     from pyspark import TaskContext  # noqa: PLC0415
@@ -191,12 +192,15 @@ def _write_part(
     part = 0 if context is None else context.partitionId()
     encoder.changed.clear()
     encoder.rows.clear()
-    lines = (_encode(encoder, batch, has_operations) for batch in chain([first], remaining))
+    lines = (
+        _encode(encoder, batch, has_operations=has_operations)
+        for batch in chain([first], remaining)
+    )
     sink.write(part, lines, encoder)
     yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32())})
 
 
-def _encode(encoder: RowEncoder, batch: pa.RecordBatch, has_operations: bool) -> pa.Buffer:  # noqa: FBT001
+def _encode(encoder: RowEncoder, batch: pa.RecordBatch, *, has_operations: bool) -> pa.Buffer:
     import pyarrow.compute as pc  # noqa: PLC0415 - only tasks need it
 
     if not has_operations:

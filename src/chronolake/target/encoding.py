@@ -1,6 +1,6 @@
-"""Rows as the text format that PostgreSQL's COPY and MySQL's LOAD DATA both read.
+r"""Rows as the text format that PostgreSQL's COPY and MySQL's LOAD DATA both read.
 
-Fields are separated by tabs and rows by line feeds; a backslash escapes, and `\\N` is NULL. All
+Fields are separated by tabs and rows by line feeds; a backslash escapes, and `\N` is NULL. All
 conversions of values are made here, column by column in Arrow.
 """
 

@@ -60,10 +60,23 @@ _PACKET_BYTES: Final = 2**20
 #: The user variable by which the triggers recognize Chronolake.
 _WRITER: Final = "@chronolake_writer"
 _SETTINGS: Final = (
-    "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-    f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}, "
-    "net_write_timeout = 3600, net_read_timeout = 3600",
+    f"""SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
+innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS},
+net_write_timeout = 3600, net_read_timeout = 3600""",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+_OWN_TABLES: Final = (
+    f"""CREATE TABLE IF NOT EXISTS {_STATE} (
+  relation varchar(150) PRIMARY KEY, lake_table text, snapshot_id bigint, published_at datetime,
+  state longtext, pending longtext
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin""",
+    f"""CREATE TABLE IF NOT EXISTS {_CHANGES} (
+  relation varchar(150), load_id varchar(64), operation varchar(10), changed_by varchar(100),
+  changed_at datetime, PRIMARY KEY (relation, load_id, operation)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin""",
+    f"""CREATE TABLE IF NOT EXISTS {_PARTS} (
+  load_id varchar(64), part int, counts longtext, PRIMARY KEY (load_id, part)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin""",
 )
 _OPERATIONS: Final = ("INSERT", "UPDATE", "DELETE")
 _DISPLAY_WIDTH: Final = re.compile(r"^((?:big)?int)\(\d+\)")
@@ -374,17 +387,7 @@ class MysqlSession:
                 self.drop(name)
 
     def _create_own_tables(self) -> None:
-        names = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-        for statement in (
-            f"CREATE TABLE IF NOT EXISTS {_STATE} (relation varchar(150) PRIMARY KEY, lake_table "
-            "text, snapshot_id bigint, published_at datetime, state longtext, pending longtext) "
-            f"ENGINE = InnoDB {names}",
-            f"CREATE TABLE IF NOT EXISTS {_CHANGES} (relation varchar(150), load_id varchar(64), "
-            "operation varchar(10), changed_by varchar(100), changed_at datetime, "
-            f"PRIMARY KEY (relation, load_id, operation)) ENGINE = InnoDB {names}",
-            f"CREATE TABLE IF NOT EXISTS {_PARTS} (load_id varchar(64), part int, counts longtext,"
-            f" PRIMARY KEY (load_id, part)) ENGINE = InnoDB {names}",
-        ):
+        for statement in _OWN_TABLES:
             self._execute(statement)
 
     def _complete_step(self) -> None:

@@ -59,6 +59,23 @@ _SETTINGS: Final = (
     "-c timezone=UTC -c datestyle=ISO -c search_path= -c statement_timeout=0 "
     "-c idle_in_transaction_session_timeout=0 -c client_min_messages=error"
 )
+_OWN_TABLES: Final = (
+    "CREATE SCHEMA IF NOT EXISTS {schema}",
+    """CREATE TABLE IF NOT EXISTS {state} (
+  relation text PRIMARY KEY, lake_table text NOT NULL, snapshot_id bigint,
+  published_at timestamptz NOT NULL, state text NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS {changes} (
+  relation text NOT NULL, operation text NOT NULL, changed_by text NOT NULL,
+  changed_at timestamptz NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS {parts} (
+  load text, part int, counts text, PRIMARY KEY (load, part)
+)""",
+    # It runs with the rights of its owner, because other writers cannot write `changes`.
+    """CREATE OR REPLACE FUNCTION {note}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog AS {body}""",
+)
 _TAKE_OVER: Final = (
     "Check who writes to it. `chronolake publish --take-over` replaces it by the table of the lake."
 )
@@ -288,19 +305,7 @@ class PostgresSession:
         with self._connection.transaction():
             # Two processes may begin at the same time.
             self._connection.execute("SELECT pg_advisory_xact_lock(6243861537)")
-            for statement in (
-                "CREATE SCHEMA IF NOT EXISTS {schema}",
-                "CREATE TABLE IF NOT EXISTS {state} (relation text PRIMARY KEY, lake_table text "
-                "NOT NULL, snapshot_id bigint, published_at timestamptz NOT NULL, "
-                "state text NOT NULL)",
-                "CREATE TABLE IF NOT EXISTS {changes} (relation text NOT NULL, operation text "
-                "NOT NULL, changed_by text NOT NULL, changed_at timestamptz NOT NULL)",
-                "CREATE TABLE IF NOT EXISTS {parts} (load text, part int, counts text, "
-                "PRIMARY KEY (load, part))",
-                # It runs with the rights of its owner: other writers cannot write `changes`.
-                "CREATE OR REPLACE FUNCTION {note}() RETURNS trigger LANGUAGE plpgsql "
-                "SECURITY DEFINER SET search_path = pg_catalog AS {body}",
-            ):
+            for statement in _OWN_TABLES:
                 self._connection.execute(
                     sql.SQL(statement).format(
                         schema=sql.Identifier(own.schema),
@@ -366,7 +371,7 @@ END"""
         ).fetchone()
         if noted is not None:
             return f"{noted[0]} by the user {noted[1]} at {noted[2]:%Y-%m-%d %H:%M:%S} UTC"
-        columns = dict(
+        columns: dict[str, str] = dict(
             self._connection.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_catalog.pg_attribute "
                 "WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped",

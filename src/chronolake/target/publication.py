@@ -294,7 +294,7 @@ def _change(
     key = [column.name for column in wanted.columns if column.is_key]
     published = Published(**{**vars(wanted), "load_id": base.load_id, "physical": base.physical})
     with changes.changed_rows(
-        lake.spark, table, base.snapshot_id, wanted.snapshot_id, names, key
+        lake.spark, table, base.snapshot_id, wanted.snapshot_id, columns=names, identity=key
     ) as rows:
         load = None if rows is None else session.create_load(wanted.columns, is_stage=True)
         written = _stage(session, load, rows, wanted, is_stage=True)

@@ -10,6 +10,7 @@ import structlog
 
 from chronolake import inspect
 from chronolake.errors import ChronolakeError
+from chronolake.inspect.catalog import metadata_locations
 from chronolake.schedule import LONGEST_SECONDS, Moment, Schedule, Timing
 from chronolake.target.publication import PublishResult, publish_table
 from chronolake.target.selection import database_of, select_tables, target_of
@@ -125,7 +126,7 @@ class ChangeWatch:
             all_tables: whether tables that failed are tried before their pause has ended.
         """
         # The locations are read before the tables: a later change is published again.
-        locations = inspect.metadata_locations(self.lake.config)
+        locations = metadata_locations(self.lake.config)
         database = database_of(self.target, config)
         tried = 0
         for table in select_tables(self.target, config, list(locations)):
