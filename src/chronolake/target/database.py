@@ -140,7 +140,7 @@ class TargetSession(Protocol):
         """Change rows and columns of the target table, and store the state.
 
         Args:
-            load: the temporary table with the changed rows; None if there are none.
+            load: the temporary table with the changed rows; None without changed rows.
             written: the number of rows in it.
             base: the state from which the changes were computed; it must be current.
             published: the state after it.

@@ -173,7 +173,7 @@ def connect(dsn: str) -> Iterator[_Connection]:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn the server's errors in a block into errors without values that say what to do."""
+    """Turn the server's errors in a block into errors without values, with a hint."""
     try:
         yield
     except pymysql.Error as failure:
