@@ -1,4 +1,4 @@
-"""The publication of a table to PostgreSQL and MariaDB.
+r"""The publication of a table to PostgreSQL and MariaDB.
 
 Claims, for 10,000,000 rows of eight columns with a primary key:
 

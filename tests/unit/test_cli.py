@@ -42,8 +42,8 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
 def test_the_commands_are_these() -> None:
     expected = """
         adopt backfill check diff discover drive engine history import-history init maintain mode
-        query read rebuild resync runs schema serve state status sync tables test-destination ui up
-        usage verify version view
+        publish query read rebuild resync runs schema serve state status sync tables
+        test-destination ui up usage verify version view
     """
     assert expected.split() == COMMANDS
 

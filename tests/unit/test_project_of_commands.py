@@ -32,6 +32,7 @@ WORDS = {
     "history": ("crm.Account", "--key", "id=1"),
     "maintain": (),
     "mode": ("crm.Account", "live"),
+    "publish": (),
     "query": ("SELECT 1",),
     "read": ("crm", "Account"),
     "rebuild": ("crm.Account",),
@@ -68,6 +69,8 @@ _WITHOUT_A_LAKE = {
 #: Commands that show something else without a lake, or name it in their own way.
 _WITHOUT_A_CATALOG = {"backfill", "check", "discover", "read", "serve", "state show", "ui"}
 _PROJECT = """\
+targets:
+  reporting: {type: postgres, dsn: postgresql://localhost/reports, tables: ["crm.*"]}
 pipelines:
   crm:
     source: {type: data_lake_v2, path: ./files, org: X, objects: [Account]}
@@ -263,7 +266,7 @@ def test_a_source_that_cannot_be_read_is_named_before_spark_starts(
 
 @pytest.mark.long
 def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
-    second = _PROJECT.partition("\n")[2].replace("crm", "other")
+    second = _PROJECT.partition("pipelines:\n")[2].replace("crm", "other")
     (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
     (project / "chronolake.yml").write_text(_PROJECT + second)
     (project / "lake").mkdir()
