@@ -1,0 +1,111 @@
+"""Targets in a project: the command, `check`, and publications beside `up` and `serve`."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chronolake.config import Project, load_project
+from chronolake.errors import TargetError
+from chronolake.target.check import check_target
+from chronolake.target.runner import ChangeWatch, publish_on_schedule
+from support.processes import run_command
+from support.target.targets import HISTORY, LIVE, Target, write, write_versions
+
+pytestmark = pytest.mark.parametrize("config", ["postgres"], indirect=True)
+
+
+def _project(target: Target, folder: Path, more: str = "") -> Project:
+    file = folder / "chronolake.yml"
+    file.write_text(
+        f"lake: {{path: '{target.lake.config.path}', spark: {{master: 'local[2]'}}}}\n"
+        "targets:\n  reporting:\n    type: postgres\n"
+        f"    dsn: '{target.config.dsn}'\n    tables: ['sales.*']\n{more}"
+    )
+    return load_project(file)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_command_publishes_and_reports_each_table(target: Target, tmp_path: Path) -> None:
+    write(target.lake, range(10), "first")
+    _project(target, tmp_path)
+    words = ("publish", "--project", str(tmp_path), "--json")
+    code, output = run_command(*words, "--dry-run")
+    assert code == 0, output
+    planned = json.loads(output.splitlines()[-1])
+    assert (planned["outcome"], planned["done"]) == ("loaded", False)
+    code, output = run_command(*words)
+    assert code == 0, output
+    result = json.loads(output.splitlines()[-1])
+    snapshot = target.lake.catalog.load(LIVE).snapshot_id
+    assert (result["inserted"], result["snapshot"]) == (10, snapshot)
+    target.expect_equal(LIVE)
+    target.run(f"DELETE FROM {target.table(LIVE)} WHERE id = 1")
+    code, output = run_command(*words)
+    assert code == 1
+    assert "changed by others: DELETE by the user" in output
+    code, _ = run_command(*words, "--take-over", "--table", str(LIVE))
+    assert code == 0
+    target.expect_equal(LIVE)
+
+
+def test_check_rejects_history_for_kafka(target: Target, tmp_path: Path) -> None:
+    write(target.lake, range(3), "first")
+    write_versions(target.lake, 1, ["a"])
+    kafka = "  stream:\n    type: kafka\n    servers: localhost:9092\n    tables: ['sales.*']\n"
+    project = _project(target, tmp_path, kafka)
+    found = {result.table: result.error for result in check_target(project, "stream")}
+    failure = found[str(HISTORY)]
+    assert isinstance(failure, TargetError)
+    assert failure.message == "Apache Kafka does not support history mode."
+    assert "live and soft-delete" in (failure.hint or "")
+    assert str(LIVE) not in found
+    (result,) = check_target(project, "reporting")
+    assert result.error is None
+    assert result.message == "its database responds; 0 of 2 tables are published"
+
+
+def test_changes_are_published_until_stopped(target: Target, tmp_path: Path) -> None:
+    write(target.lake, range(10), "first")
+    project = _project(target, tmp_path)
+    project = Project(project.file, target.lake.config, {}, targets=project.targets)
+    is_stopped = threading.Event()
+    thread = threading.Thread(
+        target=publish_on_schedule, args=(target.lake, lambda: project, "reporting", is_stopped)
+    )
+    thread.start()
+    try:
+        exists = f"SELECT to_regclass('{target.table(LIVE)}') IS NOT NULL"
+        _wait_until(lambda: target.run(exists) == [(True,)])
+        write(target.lake, range(10, 20), "second")
+        count = f"SELECT count(*) FROM {target.table(LIVE)}"
+        _wait_until(lambda: target.run(count) == [(20,)])
+    finally:
+        is_stopped.set()
+        thread.join()
+    target.expect_equal(LIVE)
+
+
+def test_failed_table_is_tried_again_after_a_pause(target: Target, tmp_path: Path) -> None:
+    write(target.lake, range(10), "first")
+    config = _project(target, tmp_path).targets["reporting"]
+    watch = ChangeWatch(target.lake, "reporting")
+    assert watch.publish_changed(config, now=0.0) == 1
+    assert watch.publish_changed(config, now=1.0) == 0
+    target.run(f"DELETE FROM {target.table(LIVE)} WHERE id = 1")
+    write(target.lake, [1], "second")
+    assert watch.publish_changed(config, now=2.0) == 1
+    assert watch.publish_changed(config, now=3.0) == 0
+    assert watch.publish_changed(config, now=100.0) == 1
+    assert watch.tables[LIVE].failures == 2
