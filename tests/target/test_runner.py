@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -109,3 +111,22 @@ def test_failed_table_is_tried_again_after_a_pause(target: Target, tmp_path: Pat
     assert watch.publish_changed(config, now=3.0) == 0
     assert watch.publish_changed(config, now=100.0) == 1
     assert watch.tables[LIVE].failures == 2
+
+
+def test_serve_publishes_changes(target: Target, tmp_path: Path) -> None:
+    write(target.lake, range(10), "first")
+    _project(target, tmp_path)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "chronolake", "serve", "--project", str(tmp_path), "--port", "0"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        exists = f"SELECT to_regclass('{target.table(LIVE)}') IS NOT NULL"
+        _wait_until(lambda: server.poll() is not None or target.run(exists) == [(True,)])
+        assert server.poll() is None
+    finally:
+        server.terminate()
+        code = server.wait()
+    assert code == 0
+    target.expect_equal(LIVE)
