@@ -14,6 +14,7 @@ The file is on the same disk; the time to write it is not counted.
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pymysql
+import structlog
 
 from chronolake import core
 from chronolake.config import MysqlTarget, PostgresTarget, RelationalTarget, load
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--databases", default="postgres,mariadb")
     flags = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with tempfile.TemporaryDirectory(prefix="bench-targets-") as name:
         folder = Path(name)
         lake_config = load(folder / "lake", overrides={"spark.master": "local[2]"})
@@ -164,7 +167,7 @@ def measure(lake: Lake, kind: str, config: RelationalTarget, folder: Path, rows:
     print(f"  {own} and the key: {plain:.1f} s ({size / 2**20:.0f} MiB)", flush=True)
     ours = publish(lake, config)
     print(f"  first load / {own}: {ours / plain:.2f}", flush=True)
-    lake.sql("UPDATE sales.orders SET status = 'changed' WHERE id % 100 = 7")
+    lake.sql(f"UPDATE sales.orders SET status = '{kind}' WHERE id % 100 = 7")
     changed = publish(lake, config)
     print(f"  changes of 1 % / first load: {changed / ours:.2f}", flush=True)
 
