@@ -140,6 +140,18 @@ class _Connection(pymysql.Connection):  # type: ignore[misc]
         return int(result.affected_rows)
 
 
+class _TlsConnection(_Connection):
+    """A connection that is not made without TLS; PyMySQL itself would go on without it."""
+
+    def _request_authentication(self) -> None:
+        if not self.server_capabilities & CLIENT.SSL:
+            raise TargetError(
+                "The target's server does not offer TLS, which `ssl-mode` requires.",
+                hint="Configure TLS on the server, or change `ssl-mode` in `dsn` of the target.",
+            )
+        super()._request_authentication()
+
+
 @contextmanager
 def connect(dsn: str) -> Iterator[_Connection]:
     """Connect to a target while the block runs; each statement is its own transaction.
@@ -149,7 +161,7 @@ def connect(dsn: str) -> Iterator[_Connection]:
     """
     address = Address.of(dsn)
     with translate_errors():
-        connection = _Connection(
+        connection = (_TlsConnection if address.requires_tls else _Connection)(
             **address.arguments,
             database=address.schema or None,
             charset="utf8mb4",
