@@ -167,7 +167,7 @@ def measure(lake: Lake, kind: str, config: RelationalTarget, folder: Path, rows:
     print(f"  {own} and the key: {plain:.1f} s ({size / 2**20:.0f} MiB)", flush=True)
     ours = publish(lake, config)
     print(f"  first load / {own}: {ours / plain:.2f}", flush=True)
-    lake.sql(f"UPDATE sales.orders SET status = '{kind}' WHERE id % 100 = 7")
+    lake.sql(f"UPDATE sales.orders SET status = 'late' WHERE id % 100 = {len(kind)}")
     changed = publish(lake, config)
     print(f"  changes of 1 % / first load: {changed / ours:.2f}", flush=True)
 

@@ -7,7 +7,7 @@ has no changes. The snapshots need not be related: a table may have been rolled 
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import uuid4
 
@@ -30,6 +30,12 @@ DELETE: Final = "D"
 
 _OLD: Final = "__chronolake_old"
 _NEW: Final = "__chronolake_new"
+
+#: Iceberg's number of a row, and the version of its format that has it.
+_ROW_ID: Final = "_row_id"
+_NUMBERED_ROWS: Final = 3
+#: The largest number of rows whose numbers each task gets.
+_BROADCAST_ROWS: Final = 2_000_000
 
 #: Java's scan tasks by the data file and its delete files.
 _Tasks: TypeAlias = "dict[tuple[str, frozenset[tuple[str, str]]], Any]"
@@ -74,13 +80,60 @@ def changed_rows(
         None if all files are equal.
     """
     before, after = _plan(table, since), _plan(table, until)
-    removed = [task for file, task in before.items() if file not in after]
-    added = [task for file, task in after.items() if file not in before]
-    with (
-        _staged(spark, table, removed, columns) as old,
-        _staged(spark, table, added, columns) as new,
-    ):
+    removed = {file: task for file, task in before.items() if file not in after}
+    added = {file: task for file, task in after.items() if file not in before}
+    shared = _shared_files(table, removed, added)
+    with ExitStack() as stack:
+
+        def rows_of(tasks: _Tasks, names: Sequence[str], *, is_shared: bool) -> DataFrame | None:
+            chosen = [task for file, task in tasks.items() if (file[0] in shared) == is_shared]
+            return stack.enter_context(_staged(spark, table, chosen, names))
+
+        old = rows_of(removed, columns, is_shared=False)
+        new = rows_of(added, columns, is_shared=False)
+        names = [*columns, _ROW_ID]
+        kept_old = rows_of(removed, names, is_shared=True)
+        kept_new = rows_of(added, names, is_shared=True)
+        if kept_old is not None and kept_new is not None:
+            old = _union(old, _only_in(stack, kept_old, kept_new))
+            new = _union(new, _only_in(stack, kept_new, kept_old))
         yield compare(old, new, columns, identity)
+
+
+def _shared_files(table: IcebergTable, removed: _Tasks, added: _Tasks) -> set[str]:
+    """Return the data files of both sides, of which only the deleted rows differ.
+
+    They are recognized if Iceberg numbers their rows, in version 3 of its format.
+    """
+    paths = {path for path, _ in removed} & {path for path, _ in added}
+    if table.format_version < _NUMBERED_ROWS:
+        return set()
+    return {
+        path
+        for (path, _), task in added.items()
+        if path in paths and task.file().firstRowId() is not None
+    }
+
+
+def _only_in(stack: ExitStack, rows: DataFrame, others: DataFrame) -> DataFrame | None:
+    """Return the rows of shared files that the other side does not have, by their numbers.
+
+    The numbers are compared first: they are small, and few rows remain.
+    """
+    numbers = rows.select(_ROW_ID).join(others.select(_ROW_ID), _ROW_ID, "left_anti").persist()
+    stack.callback(numbers.unpersist)
+    count = numbers.count()
+    if count == 0:
+        return None
+    if count <= _BROADCAST_ROWS:
+        numbers = F.broadcast(numbers)
+    return rows.join(numbers, _ROW_ID, "left_semi").drop(_ROW_ID)
+
+
+def _union(first: DataFrame | None, second: DataFrame | None) -> DataFrame | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first.union(second)
 
 
 def compare(
