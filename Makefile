@@ -26,7 +26,7 @@ MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/serve
 RESOLVE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
   --extra ui --extra serve --extra api --extra postgres --extra mysql --generate-hashes --no-header --no-annotate
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat test-matrix test-readers test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-mysql demo-lake demo-api demo-destination test test-all test-compat test-matrix test-readers test-up test-v2 test-spark40 check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -74,6 +74,9 @@ demo: demo-postgres  ## sync a PostgreSQL database twice, and show the tables' h
 
 demo-postgres: setup  ## the same as demo
 	@JAVA_HOME="$$(scripts/find-java)" examples/postgres.sh
+
+demo-mysql: setup  ## sync MariaDB twice, and publish the tables' history to PostgreSQL
+	@JAVA_HOME="$$(scripts/find-java)" examples/mysql.sh
 
 demo-lake: setup  ## sync a data lake twice
 	@JAVA_HOME="$$(scripts/find-java)" examples/data_lake.sh
@@ -159,4 +162,4 @@ lock: $(LOCKED)  ## resolve the dependencies again, within pyproject.toml's boun
 	@$(RESOLVE) --output-file deploy/requirements.lock
 
 clean:  ## remove the files that targets created, except .venv
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop site spark-warehouse
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-mysql demo-project demo-shop site spark-warehouse

@@ -33,6 +33,8 @@ EXTRA_OF_PACKAGE: Final = {
     "chronolake.source.postgres": "postgres",
     "chronolake.scaffold.database": "postgres",
     "chronolake.scaffold.mysql": "mysql",
+    "chronolake.target.mysql": "mysql",
+    "chronolake.target.postgres": "postgres",
 }
 #: Modules that are imported only if the code of a user has imported their package.
 OF_USERS: Final = {"chronolake.source.python.dlt_sources": "dlt"}
