@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import run_command, run_command_until_failpoint
-from support.source.mysql_servers import FLAVORS, MysqlShop, server
+from support.source.mysql_servers import MysqlShop, server
 
 _COPY = ("copy.planned", "copy.staged", "copy.landed")
 _LANDING = (
@@ -18,7 +18,7 @@ _LANDING = (
 _LOG = ("read.log-batch",)
 
 
-@pytest.fixture(scope="module", params=FLAVORS)
+@pytest.fixture(scope="module", params=["mysql", pytest.param("mariadb", marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of a server."""
     with server(request.param) as found:

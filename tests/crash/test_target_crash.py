@@ -15,7 +15,12 @@ from support.target.targets import HISTORY, LIVE, Target, delete, write, write_v
 
 __all__ = ["config", "target"]
 
-_STEPS = [name for name in FAILPOINTS if name.startswith("target.")]
+_ALWAYS = "target.before-commit"
+_STEPS = [
+    name if name == _ALWAYS else pytest.param(name, marks=pytest.mark.long)
+    for name in FAILPOINTS
+    if name.startswith("target.")
+]
 
 
 class Published:

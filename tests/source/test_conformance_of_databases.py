@@ -23,7 +23,7 @@ from chronolake.source.protocol import ChangeSource
 from chronolake.source.records import reader
 from support.connectors import Shop, failing
 from support.datalakes import project
-from support.source.mysql_servers import FLAVORS, MysqlShop
+from support.source.mysql_servers import ONE_FLAVOR, MysqlShop
 from support.source.mysql_servers import server as mysql_server
 
 _CREATE = (
@@ -100,7 +100,7 @@ def test_postgresql(check: Check, method: str, address: str, tmp_path: Path) -> 
     check(new_subject)
 
 
-@pytest.fixture(scope="module", params=FLAVORS)
+@pytest.fixture(scope="module", params=ONE_FLAVOR)
 def mysql_address(request: pytest.FixtureRequest) -> Iterator[str]:
     with mysql_server(request.param) as found:
         yield found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from support.source.mysql_servers import FLAVORS, MysqlShop, server
+from support.source.mysql_servers import MysqlShop, server
 
 #: Statements, and whether they leave values that are not in the log.
 _ALTERED = [
@@ -40,7 +40,7 @@ _ALTERED = [
 ]
 
 
-@pytest.fixture(scope="module", params=FLAVORS)
+@pytest.fixture(scope="module", params=["mysql", pytest.param("mariadb", marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of a server."""
     with server(request.param) as found:

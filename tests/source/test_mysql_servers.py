@@ -68,7 +68,7 @@ def test_what_check_says_fixes_each_problem(flavor: str, tmp_path: Path) -> None
         assert lake.states("items", ["id"], ["n"]) == {(1,): [(1,), (2,)]}
 
 
-@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("flavor", _BOTH)
 def test_a_server_without_a_log(flavor: str, tmp_path: Path) -> None:
     with server(flavor, skip_log_bin="1", log_bin=None) as address:
         shop = _shop(tmp_path, address)
@@ -132,7 +132,7 @@ def test_a_purged_log(flavor: str, tmp_path: Path) -> None:
         assert shop.states("items", ["id"], ["n"]) == {(1,): [(1,), (2,), None], (2,): [(2,)]}
 
 
-@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("flavor", _BOTH)
 @pytest.mark.parametrize("gtids", ["OFF", pytest.param("ON", marks=pytest.mark.long)])
 def test_a_log_whose_unread_part_is_kept(flavor: str, gtids: str, tmp_path: Path) -> None:
     options = {"gtid_mode": gtids, "enforce_gtid_consistency": gtids}

@@ -22,6 +22,8 @@ from support.source.databases import Shop
 
 #: The servers that tests run with; MySQL is not part of Debian's stable release.
 FLAVORS: Final = ["mariadb", "mysql"]
+#: The same, for tests of which one server is enough before a release.
+ONE_FLAVOR: Final[list[Any]] = ["mariadb", pytest.param("mysql", marks=pytest.mark.long)]
 _MYSQL_ROOT: Final = Path(sys.prefix) / "mysql-server"
 _START_SECONDS: Final = 60
 _PIPELINE: Final = """  shop:

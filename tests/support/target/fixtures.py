@@ -15,7 +15,10 @@ from support.source import mysql_servers
 from support.target.targets import Target
 
 
-@pytest.fixture(scope="session", params=["postgres", "mariadb", "mysql"])
+@pytest.fixture(
+    scope="session",
+    params=["postgres", "mariadb", pytest.param("mysql", marks=pytest.mark.long)],
+)
 def config(request: pytest.FixtureRequest) -> Iterator[RelationalTarget]:
     """Yield the settings of a target, for each kind of database."""
     if request.param == "postgres":
