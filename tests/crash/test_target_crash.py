@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from chronolake.config import RelationalTarget
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
 from support.processes import KILLED, run_command
-from support.target.fixtures import config, target
+from support.target.fixtures import config_of, target
 from support.target.targets import HISTORY, LIVE, Target, delete, write, write_versions
 
-__all__ = ["config", "target"]
+__all__ = ["target"]
 
 _ALWAYS = "target.before-commit"
 _STEPS = [
@@ -21,6 +22,16 @@ _STEPS = [
     for name in FAILPOINTS
     if name.startswith("target.")
 ]
+
+
+@pytest.fixture(
+    scope="module",
+    params=["postgres", *(pytest.param(n, marks=pytest.mark.long) for n in ("mariadb", "mysql"))],
+)
+def config(request: pytest.FixtureRequest) -> Iterator[RelationalTarget]:
+    """Yield the settings of a target, for each kind of database."""
+    with config_of(request.param) as found:
+        yield found
 
 
 class Published:

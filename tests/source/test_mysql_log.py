@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from chronolake.types import ACTIVE
-from support.source.mysql_servers import FLAVORS, MysqlShop, server
+from support.source.mysql_servers import ONE_FLAVOR, MysqlShop, server
 
 
-@pytest.fixture(scope="module", params=FLAVORS)
+@pytest.fixture(scope="module", params=ONE_FLAVOR)
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of a server."""
     with server(request.param) as found:

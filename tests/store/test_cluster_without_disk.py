@@ -26,6 +26,8 @@ from support.cluster import PYTHON, Cluster, can_isolate, cluster, conf
 from support.datalakes import DataLake
 from support.declarative.apis import Api, Reply
 from support.engines import AT, TIMEOUT, wait_until
+from support.source.mysql_servers import FLAVORS, MysqlShop
+from support.source.mysql_servers import server as mysql_server
 from support.source.sftp import sftp_server
 from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
@@ -223,6 +225,43 @@ def test_a_database_is_copied_by_executors_and_its_spooled_log_is_landed_by_them
         there.run("sync", "shop")
         assert len(there.rows("shop", "orders")) == 29000
     assert not list(_place(there, s3).rglob("_executor_files/*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_mysql_is_copied_by_executors_and_its_spooled_log_is_landed_by_them(
+    flavor: str, open_project: Open, s3: S3Server, tmp_path: Path
+) -> None:
+    with mysql_server(flavor) as address:
+        shop = MysqlShop(tmp_path / "elsewhere", address)
+        shop.prepare()
+        shop.run(
+            "SET SESSION cte_max_recursion_depth = 300000"
+            if flavor == "mysql"
+            else "SET SESSION max_recursive_iterations = 300000",
+            "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
+            "INSERT INTO orders WITH RECURSIVE s AS (SELECT 1 AS n UNION ALL "
+            "SELECT n + 1 FROM s WHERE n < 250000) SELECT n, CONCAT(REPEAT('x', 200), n) FROM s",
+        )
+        source = {"type": "mysql", "dsn": f"{address}/shop"}
+        there = open_project(shop={"mode": "history", "source": source})
+        there.run("check")
+        there.run("sync", "shop")
+        shop.run(
+            "UPDATE orders SET note = CONCAT(REPEAT('y', 200), id) WHERE id <= 20000",
+            "DELETE FROM orders WHERE id > 29000",
+        )
+        there.run("sync", "shop")
+
+        expected = {f"{'y' * 200}{n}" for n in range(1, 20001)}
+        expected |= {f"{'x' * 200}{n}" for n in range(20001, 29001)}
+        rows = [row for row in there.rows("shop", "orders") if row["_fivetran_active"]]
+        assert {row["note"] for row in rows} == expected
+        assert len(rows) == 29000
+        there.run("verify", "--all")
+    place = _place(there, s3)
+    assert not list(place.rglob("_executor_files/*"))
+    assert not [path for path in place.rglob("_copies/**/*") if path.is_file()]
 
 
 @pytest.mark.long

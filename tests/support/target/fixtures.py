@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,18 @@ from support.target.targets import Target
 )
 def config(request: pytest.FixtureRequest) -> Iterator[RelationalTarget]:
     """Yield the settings of a target, for each kind of database."""
-    if request.param == "postgres":
+    with config_of(request.param) as found:
+        yield found
+
+
+@contextmanager
+def config_of(kind: str) -> Iterator[RelationalTarget]:
+    """Run a database, and yield the settings of a target in it."""
+    if kind == "postgres":
         with server() as address:
             yield PostgresTarget(type="postgres", dsn=address, tables=["*"])
         return
-    with mysql_servers.server(request.param, local_infile="1") as address:
+    with mysql_servers.server(kind, local_infile="1") as address:
         yield MysqlTarget(type="mysql", dsn=f"{address}/reporting", tables=["*"])
 
 
