@@ -48,7 +48,7 @@ def _apply(old: list[tuple[Any, ...]], difference: list[tuple[Any, ...]]) -> lis
     return sorted(found.values())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_difference_leads_from_any_snapshot_to_any_other(lake: Lake, seed: int) -> None:
     source = random.Random(seed)
     name = TableName("differences", f"t{seed}")
