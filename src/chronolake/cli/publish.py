@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that `--help` is fast
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -28,6 +28,9 @@ from chronolake.errors import ConfigurationError
 if TYPE_CHECKING:
     from chronolake.target.publication import PublishResult
     from chronolake.target.selection import TargetTable
+
+#: The numbers of rows that a publication has written, by what was done.
+_COUNTS: Final = {"inserted": "I", "updated": "U", "deleted": "D"}
 
 
 @app.command(
@@ -126,9 +129,7 @@ def result_json(result: PublishResult, *, is_dry_run: bool) -> dict[str, Any]:
         "outcome": result.outcome.value,
         "reason": result.reason,
         "done": not is_dry_run,
-        "inserted": result.rows.get("I", 0),
-        "updated": result.rows.get("U", 0),
-        "deleted": result.rows.get("D", 0),
+        **{word: result.rows.get(kind, 0) for word, kind in _COUNTS.items()},
         "converted": dict(result.converted),
         "seconds": round(result.seconds, 3),
     }
@@ -148,12 +149,11 @@ def _show(result: PublishResult, *, is_dry_run: bool, json: bool) -> None:
         (result.table, "bold"), f" → {result.target}: {result.relation}  ", " ".join(words)
     )
     if result.rows:
-        counts = {"inserted": "I", "updated": "U", "deleted": "D"}
         line.append(
             "  "
             + ", ".join(
                 f"{result.rows[kind]:,} {word}"
-                for word, kind in counts.items()
+                for word, kind in _COUNTS.items()
                 if kind in result.rows
             )
         )

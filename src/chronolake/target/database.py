@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 BUSY_SECONDS: Final = 10.0
 #: Seconds to wait for locks of others on a target table.
 LOCK_SECONDS: Final = 60
+#: What to do about a table that others have created or changed.
+TAKE_OVER: Final = (
+    "Check who writes to it. `chronolake publish --table TABLE --take-over` replaces it by the "
+    "table of the lake."
+)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from chronolake.target.changes import DELETE, INSERT, OPERATION, UPDATE
 from chronolake.target.database import (
     BUSY_SECONDS,
     LOCK_SECONDS,
+    TAKE_OVER,
     Relation,
     counts_text,
     written_of,
@@ -90,9 +91,6 @@ _PRIVILEGES: Final = frozenset(
 _NO_TRIGGERS: Final = 1419
 _LOCKED: Final = frozenset({ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK})
 _ESCAPED: Final = {b"\\": b"\\", b"t": b"\t", b"n": b"\n", b"r": b"\r", b"0": b"\0"}
-_TAKE_OVER: Final = (
-    "Check who writes to it. `chronolake publish --take-over` replaces it by the table of the lake."
-)
 
 
 class _LoadResult(MySQLResult):  # type: ignore[misc]
@@ -474,7 +472,7 @@ class MysqlSession:
             raise TargetChangedError(
                 f"{self.relation} was changed by others: {reason}.",
                 table=published.table,
-                hint=_TAKE_OVER,
+                hint=TAKE_OVER,
             )
 
     def _foreign_change(self, published: Published) -> str | None:
@@ -700,7 +698,7 @@ class MysqlSession:
                     f"{self.relation} was changed by others: it does not have the rows that were "
                     "published.",
                     table=published.table,
-                    hint=_TAKE_OVER,
+                    hint=TAKE_OVER,
                 )
 
 

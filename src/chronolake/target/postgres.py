@@ -26,6 +26,7 @@ from chronolake.target.changes import DELETE, INSERT, OPERATION, UPDATE
 from chronolake.target.database import (
     BUSY_SECONDS,
     LOCK_SECONDS,
+    TAKE_OVER,
     Relation,
     counts_text,
     written_of,
@@ -75,9 +76,6 @@ _OWN_TABLES: Final = (
     # It runs with the rights of its owner, because other writers cannot write `changes`.
     """CREATE OR REPLACE FUNCTION {note}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog AS {body}""",
-)
-_TAKE_OVER: Final = (
-    "Check who writes to it. `chronolake publish --take-over` replaces it by the table of the lake."
 )
 
 
@@ -353,7 +351,7 @@ END"""
             raise TargetChangedError(
                 f"{self.relation} was changed by others: {reason}.",
                 table=published.table,
-                hint=_TAKE_OVER,
+                hint=TAKE_OVER,
             )
 
     def _foreign_change(self, published: Published) -> str | None:
@@ -671,7 +669,7 @@ END"""
                     f"{self.relation} was changed by others: it does not have the rows that were "
                     "published.",
                     table=published.table,
-                    hint=_TAKE_OVER,
+                    hint=TAKE_OVER,
                 )
 
 

@@ -27,7 +27,7 @@ from chronolake.source.mysql.initial_copy import (
     copied_rows,
     stage_rows,
 )
-from chronolake.source.mysql.kept_log import KeptLog
+from chronolake.source.mysql.kept_log import KeptLog, log_files
 from chronolake.source.mysql.log_reader import LogBegin, LogReader, is_at, is_subset
 from chronolake.source.mysql.log_stream import LogEnd, LogPurgedError
 from chronolake.source.mysql.offset import (
@@ -381,7 +381,7 @@ class MysqlDatabase:
             # Rows without a key cannot be completed by the log.
             if manifest is not None and manifest["shape"] == shape and table.log_key:
                 found = LogOffset.from_json(manifest["offset"])
-                if _has_file(connection, found.place.file):
+                if found.place.file in log_files(connection):
                     log.info("copy_continues", pipeline=self.pipeline, stream=table.stream)
                     return found
             place = self._settled_place(connection, server)
@@ -441,10 +441,6 @@ class MysqlDatabase:
                 config.object_storage,
             )
         return StagingFolder(root, config.object_storage)
-
-
-def _has_file(connection: pymysql.Connection[Any], file: str) -> bool:
-    return any(name == file for name, *_ in execute(connection, "SHOW BINARY LOGS"))
 
 
 def _await_prepared(connection: pymysql.Connection[Any], until: float) -> None:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from chronolake.source.mysql.offset import LogOffset
 
 
+def log_files(connection: pymysql.Connection[Any]) -> frozenset[str]:
+    """Return the names of the files of a server's log.
+
+    Raises:
+        SourceError: the server does not respond, or refuses.
+    """
+    return frozenset(str(name) for name, *_ in execute(connection, "SHOW BINARY LOGS"))
+
+
 @dataclass(frozen=True)
 class KeptLog:
     """What a server still has of its log.
@@ -40,7 +49,7 @@ class KeptLog:
         Raises:
             SourceError: the server does not respond, or refuses.
         """
-        files = frozenset(str(name) for name, *_ in execute(connection, "SHOW BINARY LOGS"))
+        files = log_files(connection)
         if server.is_mariadb or end.gtids is None:
             return cls(server, files, None, end)
         ((purged,),) = execute(connection, "SELECT @@global.gtid_purged")

@@ -129,7 +129,7 @@ class LogOffset:
         key: the columns that identified its rows.
         greatest: the greatest column number that was used.
         has_unlogged: whether the table may have values that the log does not contain.
-        evidence: proves that a log is this one; None if there is no proof yet.
+        evidence: proves that a log is this one; None: no transaction was read yet.
         prepared: where XA transactions begin that were prepared before the offset, and whose end
             was not read yet, by their identifiers.
     """

@@ -24,17 +24,14 @@ from chronolake.source.mysql.offset import (
     with_generation,
 )
 from chronolake.source.mysql.statements import Effect, TableEffect
-from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.relational.changes import Operation
 from chronolake.source.relational.clock import Clock
+from chronolake.source.relational.landed_steps import Step, Truncation, landed_steps
 from chronolake.source.relational.row_versions import RowKey, Spool, convert_changes, sequence_of
-from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from chronolake.lake import Lake
     from chronolake.source.mysql.binlog import Changes, DecodedBatch, Transaction
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
     from chronolake.source.mysql.connection import Server
     from chronolake.source.mysql.gtids import MariadbGtids, MysqlGtids
     from chronolake.source.mysql.table_map import LogColumn, Relation
-    from chronolake.source.protocol import Offset
+    from chronolake.source.protocol import ChangeBatch, Snapshot
     from chronolake.source.relational.changes import Flags, Places
 
 #: A table's changes are returned when this many bytes are spooled and their transaction has ended.
@@ -67,15 +64,6 @@ class ReadEnd:
     gtids: Sequence[str]
     evidence: Evidence | None
     prepared: Mapping[str, LogPlace]
-
-
-@dataclass(frozen=True)
-class _Truncation:
-    """A truncate, with its time and its order in the log."""
-
-    at_micros: int
-    sequence: str
-    columns: tuple[SourceColumn, ...]
 
 
 @dataclass
@@ -103,7 +91,7 @@ class TableReplication:
     _greatest: int = 0
     _has_unlogged: bool = False
     _clock: Clock = field(default_factory=lambda: Clock(0))
-    _steps: list[Spool[SourceColumn] | _Truncation] = field(default_factory=list)
+    _steps: list[Step[SourceColumn]] = field(default_factory=list)
     _spools: int = 0
     _generation: int = 0
     _gtids: MysqlGtids | MariadbGtids | None = None
@@ -175,7 +163,7 @@ class TableReplication:
             if effect.effect is Effect.TRUNCATED:
                 sequence = sequence_of(places[logged.transaction], logged.ordinal * 2)
                 at = int(times[logged.transaction])
-                self._steps.append(_Truncation(at, sequence, self._columns))
+                self._steps.append(Truncation(at, sequence, self._columns))
             elif effect.effect is Effect.COLUMNS:
                 self._alter(effect)
             else:
@@ -341,36 +329,14 @@ class TableReplication:
         """
         position_after = self.offset_after(end)
         steps, self._steps = self._steps, []
-        landed_columns = steps[-1].columns if steps else self.position.columns
-        has_new_columns = position_after.columns != landed_columns
-        for number, step in enumerate(steps):
-            # Batches before the last one may have to be read again.
-            is_last = number == len(steps) - 1 and not has_new_columns
-            position = (position_after if is_last else self.position).as_json()
-            if isinstance(step, _Truncation):
-                yield self._empty_snapshot(lake.spark, step, position)
-                continue
-            step.close()
-            lake.note_work(step.file.stat().st_size)
-            yield ChangeBatch(
-                self.table.stream,
-                step.versions(lake),
-                tuple(step.landed_columns),
-                position,
-                self.position.numbers(step.columns),
-                has_followers=step.has_followers,
-                is_protected=True,
-            )
-            step.file.unlink(missing_ok=True)
-        if has_new_columns:
-            columns = position_after.columns
-            declared = self._row_key(columns).declare(columns, out_of_range=set())
-            numbers = position_after.numbers(columns)
-            yield ChangeBatch(
-                self.table.stream, None, tuple(declared), position_after.as_json(), numbers
-            )
-        elif not steps:
-            yield ChangeBatch(self.table.stream, None, (), position_after.as_json())
+        yield from landed_steps(
+            lake,
+            self.table.stream,
+            steps,
+            self._row_key,
+            before=self.position,
+            after=position_after,
+        )
         self.position = position_after
 
     def offset_after(self, end: ReadEnd) -> LogOffset:
@@ -392,20 +358,6 @@ class TableReplication:
             has_unlogged=self._has_unlogged,
             evidence=end.evidence or self.position.evidence,
             prepared=end.prepared,
-        )
-
-    def _empty_snapshot(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
-        columns = self._row_key(step.columns).declare(step.columns, out_of_range=set())
-        schema = ", ".join(f"{quote(column.name)} {column.type.sql}" for column in columns)
-        return Snapshot(
-            self.table.stream,
-            spark.createDataFrame([], schema),
-            columns,
-            step.at_micros,
-            step.sequence,
-            position,
-            self.position.numbers(step.columns),
-            is_protected=True,
         )
 
 

@@ -14,17 +14,14 @@ import numpy as np
 
 from chronolake.source.postgres.columns import SourceColumn, assign_numbers
 from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
-from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.relational.clock import Clock
 from chronolake.source.relational.columns import numbers_of
+from chronolake.source.relational.landed_steps import Step, Truncation, landed_steps
 from chronolake.source.relational.row_versions import RowKey, Spool, convert_changes, sequence_of
-from chronolake.types import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from chronolake.lake import Lake
     from chronolake.source.postgres.catalog import SourceTable
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.offset import LogOffset
     from chronolake.source.postgres.pgoutput import Changes, DecodedBatch
     from chronolake.source.postgres.slot import ReadEnd
-    from chronolake.source.protocol import Offset
+    from chronolake.source.protocol import ChangeBatch, Snapshot
     from chronolake.source.relational.changes import Flags, Places
 
 #: A table's changes are returned when this many bytes are spooled and their transaction has ended.
@@ -50,15 +47,6 @@ class Invalid:
 
     column: str
     transaction: Transaction
-
-
-@dataclass(frozen=True)
-class _Truncation:
-    """A truncate, with its time and its order in the log."""
-
-    at_micros: int
-    sequence: str
-    columns: tuple[SourceColumn, ...]
 
 
 @dataclass
@@ -91,7 +79,7 @@ class TableReplication:
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _clock: Clock = field(default_factory=lambda: Clock(0))
-    _steps: list[Spool[SourceColumn] | _Truncation] = field(default_factory=list)
+    _steps: list[Step[SourceColumn]] = field(default_factory=list)
     _added_commit: int = -1
     _is_discarded: bool = False
     _spools: int = 0
@@ -184,7 +172,7 @@ class TableReplication:
             self._add_rows(changes, new, times, commits, between=(begin, position))
             at = int(times[truncate.transaction])
             sequence = sequence_of(commits[truncate.transaction], truncate.ordinal * 2)
-            self._steps.append(_Truncation(at, sequence, self._columns))
+            self._steps.append(Truncation(at, sequence, self._columns))
             self._added_commit = commits[truncate.transaction]
             begin = position
         self._add_rows(changes, new, times, commits, between=(begin, (len(commits), 0)))
@@ -315,35 +303,14 @@ class TableReplication:
             end = replace(end, lsn=lsn, upto=lsn)
         position_after = self._offset_after(end)
         steps, self._steps = self._steps, []
-        landed_columns = steps[-1].columns if steps else self.position.columns
-        has_new_columns = position_after.columns != landed_columns
-        for number, step in enumerate(steps):
-            # Batches before the last one may have to be read again.
-            is_last = number == len(steps) - 1 and not has_new_columns
-            position = (position_after if is_last else self.position).as_json()
-            if isinstance(step, _Truncation):
-                yield self._empty_snapshot(lake.spark, step, position)
-                continue
-            step.close()
-            lake.note_work(step.file.stat().st_size)
-            yield ChangeBatch(
-                self.table.stream,
-                step.versions(lake),
-                tuple(step.landed_columns),
-                position,
-                self.position.numbers(step.columns),
-                has_followers=step.has_followers,
-                is_protected=True,
-            )
-            step.file.unlink(missing_ok=True)
-        if has_new_columns:
-            declared = self._row_key(position_after.columns).declare(
-                position_after.columns, out_of_range=set()
-            )
-            numbers = position_after.numbers(position_after.columns)
-            yield ChangeBatch(self.table.stream, None, declared, position_after.as_json(), numbers)
-        elif not steps:
-            yield ChangeBatch(self.table.stream, None, (), position_after.as_json())
+        yield from landed_steps(
+            lake,
+            self.table.stream,
+            steps,
+            self._row_key,
+            before=self.position,
+            after=position_after,
+        )
         self.position = position_after
 
     def _offset_after(self, end: ReadEnd) -> LogOffset:
@@ -378,20 +345,6 @@ class TableReplication:
         self._steps = []
         self._is_discarded = True
         self.__post_init__()
-
-    def _empty_snapshot(self, spark: SparkSession, step: _Truncation, position: Offset) -> Snapshot:
-        columns = self._row_key(step.columns).declare(step.columns, out_of_range=set())
-        schema = ", ".join(f"{quote(column.name)} {column.type.sql}" for column in columns)
-        return Snapshot(
-            self.table.stream,
-            spark.createDataFrame([], schema),
-            columns,
-            step.at_micros,
-            step.sequence,
-            position,
-            self.position.numbers(step.columns),
-            is_protected=True,
-        )
 
 
 def _first_invalid(

@@ -22,7 +22,7 @@ def micros_of(values: pa.Array) -> pa.Array | None:
         values: timestamps, or texts such as 2026-11-27T10:00:00Z.
 
     Returns:
-        Integers, null where there is no time; None if no value is a time. Dates are not: two
+        Integers, null where there is no time; None: no value is a time. Dates are not: two
         changes of a day would have the same time.
     """
     if pa.types.is_string(values.type):

@@ -24,7 +24,7 @@ class TextColumn(Protocol):
 
     @property
     def number(self) -> int | None:
-        """Return the number that identifies it across renames; None if there is no such number."""
+        """Return the number that identifies it across renames; None if it has none."""
         ...
 
     @property
