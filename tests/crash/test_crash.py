@@ -118,11 +118,13 @@ SOME: Final = [("first-write", "staged.appended"), ("history", "staged.appended"
 def test_every_failpoint_is_on_the_way_of_some_operation() -> None:
     # Failpoints of a sync are in test_sync_crash.py, those of landing in test_landing_crash.py;
     # those of reading slices are in tests/source/test_declarative.py, that of CreateTable in
-    # tests/server/test_cancelled.py; those of adoption in tests/lake/test_adopt.py.
+    # tests/server/test_cancelled.py; those of adoption in tests/lake/test_adopt.py; those of copies
+    # in test_mysql_crash.py, and those of targets in test_target_crash.py.
     assert {point for _, point in EVERY} == {
         name
         for name in FAILPOINTS
-        if not name.startswith(("sync.", "land.", "read.", "adopt.")) and name != "create.committed"
+        if not name.startswith(("sync.", "land.", "read.", "adopt.", "copy.", "target."))
+        and name != "create.committed"
     }
 
 

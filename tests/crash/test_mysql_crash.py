@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from chronolake.failpoints import FAILPOINTS
 from support.processes import run_command, run_command_until_failpoint
 from support.source.mysql_servers import MysqlShop, server
 
-_COPY = ("copy.planned", "copy.staged", "copy.landed")
+_COPY = tuple(name for name in FAILPOINTS if name.startswith("copy."))
 _LANDING = (
     *("land.staged", "land.file-published", "land.step-done", "land.done", "land.checkpointed"),
     *("sync.surveyed", "publish.before-commit", "publish.after-commit"),
@@ -44,13 +45,13 @@ def _sync(shop: MysqlShop) -> None:
     assert code == 0, output
 
 
-def _points(*names: str) -> list[object]:
-    first, *others = names
-    return [first, *(pytest.param(name, marks=pytest.mark.long) for name in others)]
+def _points(always: str, *names: str) -> list[object]:
+    others = (name for name in names if name != always)
+    return [always, *(pytest.param(name, marks=pytest.mark.long) for name in others)]
 
 
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("point", _points("copy.staged", *_COPY[:1], *_COPY[2:], *_LANDING))
+@pytest.mark.parametrize("point", _points("copy.staged", *_COPY, *_LANDING))
 def test_a_copy_may_be_killed_at_every_step(shop: MysqlShop, point: str, nth: int) -> None:
     words = ("sync", "shop", "--project", str(shop.folder))
     run_command_until_failpoint(*words, failpoint=f"{point}=kill:{nth}")

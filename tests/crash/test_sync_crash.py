@@ -26,7 +26,7 @@ _REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after
 _IN_PLACE: Final = tuple(
     name
     for name in FAILPOINTS
-    if not name.startswith(("create.", "rewrite.", "land.", "read.", "adopt."))
+    if not name.startswith(("create.", "rewrite.", "land.", "read.", "adopt.", "copy.", "target."))
 )
 _FIRST: Final = [
     LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),
