@@ -78,7 +78,7 @@ def source_of_records(
     if not isinstance(source, SelectiveSource):
         raise ConfigurationError(
             f"The source of the pipeline {pipeline} cannot read single records.",
-            hint=f"PostgreSQL and JDBC sources can. {_READ_ALL}",
+            hint=f"PostgreSQL, MySQL and JDBC sources can. {_READ_ALL}",
         )
     key = found.descriptor.key
     if not key or ROW_ID in key:

@@ -135,7 +135,8 @@ class SourceColumn:
     form: str
 
     @property
-    def _base(self) -> str:
+    def base(self) -> str:
+        """Return the name of its type."""
         return re.split(r"[ (]", self.form, maxsplit=1)[0]
 
     @property
@@ -146,7 +147,7 @@ class SourceColumn:
     @property
     def type(self) -> ColumnType:
         """Return the type for its values, except those that match `out_of_range_pattern`."""
-        base, is_unsigned = self._base, self.form.endswith("unsigned")
+        base, is_unsigned = self.base, self.form.endswith("unsigned")
         if base in _INTEGERS:
             return ColumnType(_INTEGERS[base][is_unsigned])
         if base == "bigint":
@@ -199,5 +200,5 @@ class SourceColumn:
             # The server prints six digits of a FLOAT, and all digits of the same DOUBLE.
             return f"{name} + 0e0"
         # Without the zeros of ZEROFILL, and bits as a number.
-        is_integer = self._base in {*_INTEGERS, "bigint", "bit"} - {"year"}
+        is_integer = self.base in {*_INTEGERS, "bigint", "bit"} - {"year"}
         return f"{name} + 0" if is_integer else name

@@ -30,6 +30,7 @@ from chronolake.source.mysql.initial_copy import (
 from chronolake.source.mysql.kept_log import KeptLog, log_files
 from chronolake.source.mysql.log_reader import LogBegin, LogReader, is_at, is_subset
 from chronolake.source.mysql.log_stream import LogEnd, LogPurgedError
+from chronolake.source.mysql.matching_rows import condition_of
 from chronolake.source.mysql.offset import (
     LogOffset,
     LogPlace,
@@ -61,12 +62,15 @@ if TYPE_CHECKING:
     from chronolake.config import MysqlSource, Project
     from chronolake.lake import Lake
     from chronolake.source.mysql.catalog import SourceTable
+    from chronolake.source.mysql.columns import SourceColumn
     from chronolake.source.protocol import (
         ChangeBatch,
         DescribedStream,
         Offset,
         ReadProgress,
+        Where,
     )
+    from chronolake.source.relational.row_versions import Spool
 
 log = structlog.get_logger(__name__)
 
@@ -136,6 +140,25 @@ class MysqlDatabase:
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         """Read the log of tables that were copied, then copy the others."""
+        yield from self._read(lake, positions, full_refresh=full_refresh)
+
+    def read_where(
+        self, lake: Lake, stream: str, position: Offset, where: Where
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
+        """Read the log of a table, and the matching rows as of its end.
+
+        The snapshot may also have other rows, which changed while the matching ones were read.
+        """
+        yield from self._read(lake, {stream: position}, full_refresh=False, where=where)
+
+    def _read(
+        self,
+        lake: Lake,
+        positions: Mapping[str, Offset | None],
+        *,
+        full_refresh: bool,
+        where: Where | None = None,
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         with connect(self.config.dsn) as connection:
             server = Server.of(connection)
             kept = KeptLog.of(connection, server, LogEnd.of(connection, server))
@@ -155,6 +178,8 @@ class MysqlDatabase:
                 lost = plan.lost.get(replication.table.stream)
                 if lost is not None and not full_refresh:
                     yield StreamFailure(replication.table.stream, lost)
+                elif where is not None:
+                    yield from self._read_rows(lake, reader, replication, where)
                 elif lost is not None or replication.has_unlogged or full_refresh:
                     if replication.has_unlogged:
                         log.info(
@@ -165,6 +190,9 @@ class MysqlDatabase:
                         )
                     plan.copied.append((replication.table, replication.position))
             for table, position in plan.copied:
+                if where is not None:
+                    yield StreamFailure(table.stream, _not_followed_error(table))
+                    continue
                 yield from self._copy(lake, reader, table, position)
 
     def _plan_stream(
@@ -308,9 +336,7 @@ class MysqlDatabase:
         staging = self._staging_folder(lake, table)
         before = self._begin_copy(staging, reader.server, table, position)
         files = stage_rows(lake, self.config.dsn, table, staging)
-        with connect(self.config.dsn) as connection:
-            end = LogEnd.of(connection, reader.server)
-            ((now,),) = execute(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1e6 AS SIGNED)")
+        end, now = self._log_end(reader.server)
         columns, greatest = numbered(
             table.columns,
             () if position is None else position.columns,
@@ -330,13 +356,11 @@ class MysqlDatabase:
             begins = LogBegin.of([before], reader.server)
             for step in reader.read(begins, end, [replication]):
                 read = step.end
-        changes = replication.take_spools()
-        if replication.has_unlogged or changes is None:
+        try:
+            changes = _changes_for_copy(replication)
+        except SourceError:
             staging.remove()
-            raise SourceError(
-                f"The table {table.stream} was altered or truncated while it was copied.",
-                hint="The next run copies it again.",
-            )
+            raise
         after = replication.offset_after(read)
         generation = after.generation
         if position is not None and with_generation(after.place.number, generation) < (
@@ -361,6 +385,67 @@ class MysqlDatabase:
         )
         reach("copy.landed")
         staging.remove()
+
+    def _log_end(self, server: Server) -> tuple[LogEnd, int]:
+        """Return the present end of the log, and the server's time in microseconds since 1970."""
+        with connect(self.config.dsn) as connection:
+            end = LogEnd.of(connection, server)
+            ((now,),) = execute(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1e6 AS SIGNED)")
+        return end, int(now)
+
+    def _read_rows(
+        self, lake: Lake, reader: LogReader, followed: TableReplication, where: Where
+    ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
+        """Read the matching rows of a table as of one place in the log, and its log up to there."""
+        table = followed.table
+        staging = self._staging_folder(lake, table).for_part()
+        try:
+            landed = landed_micros(self._selection.landing_folder(table.stream))
+            staging.begin({"ranges": [condition_of(table, where)]})
+            with connect(self.config.dsn) as connection:
+                begin = self._settled_place(connection, reader.server)
+            files = stage_rows(lake, self.config.dsn, table, staging)
+            end, now = self._log_end(reader.server)
+            since = replace(
+                followed.position,
+                place=begin.place,
+                gtids=begin.gtids,
+                server=reader.server.identity,
+                columns=numbered(table.columns, followed.position.columns, 0)[0],
+                has_unlogged=False,
+                evidence=None,
+                prepared={},
+            )
+            meanwhile = TableReplication(
+                table, since, reader.folder / uuid4().hex, reader.server, self._defaults
+            )
+            both = [followed, meanwhile]
+            if not all(is_at(each.position, end, reader.server) for each in both):
+                begins = LogBegin.of([each.position for each in both], reader.server)
+                steps = list(reader.read(begins, end, both))
+                if not followed.is_recognized:
+                    raise self._other_log_error(followed)
+                yield from followed.read(lake, steps[-1].end)
+            changes = _changes_for_copy(meanwhile)
+            last = max(now, followed.position.last_micros, landed) + 1
+            position = replace(followed.position, last_micros=last)
+            declared = RowKey.of(table).declare(table.columns, out_of_range=set())
+            rows, texts = copied_rows(lake, table, files, changes, declared)
+            yield Snapshot(
+                table.stream,
+                rows,
+                declared,
+                last,
+                sequence_of(position.number),
+                position.as_json(),
+                position.numbers(table.columns),
+                texts=texts,
+                is_protected=True,
+            )
+        except SourceError as failure:
+            yield StreamFailure(table.stream, failure)
+        finally:
+            staging.remove()
 
     def _begin_copy(
         self,
@@ -441,6 +526,28 @@ class MysqlDatabase:
                 config.object_storage,
             )
         return StagingFolder(root, config.object_storage)
+
+
+def _changes_for_copy(replication: TableReplication) -> list[Spool[SourceColumn]]:
+    """Return the changes that were made to a table while it was read.
+
+    Raises:
+        SourceError: they cannot be applied to the rows.
+    """
+    changes = replication.take_spools()
+    if replication.has_unlogged or changes is None:
+        raise SourceError(
+            f"The table {replication.table.stream} was altered or truncated while it was copied.",
+            hint="Run the command again: it reads the table again.",
+        )
+    return changes
+
+
+def _not_followed_error(table: SourceTable) -> SourceError:
+    return SourceError(
+        f"Single rows of the table {table.stream} cannot be read: its log is not read up to now.",
+        hint="Run a sync or, if that is refused, a resync of the whole stream first.",
+    )
 
 
 def _await_prepared(connection: pymysql.Connection[Any], until: float) -> None:

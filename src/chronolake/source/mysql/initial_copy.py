@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
@@ -68,6 +68,10 @@ class StagingFolder:
 
     root: Path | BucketPath
     storage: StorageConfig
+
+    def for_part(self) -> StagingFolder:
+        """Return the folder for some rows of the table, which do not belong to a copy."""
+        return replace(self, root=self.root / "part")
 
     def file(self, number: int) -> str:
         """Return the location of the rows of a range."""
@@ -328,9 +332,10 @@ def _with_changes(
         )
     if changed.where(_LACKS).limit(1).count():
         raise SourceError(
-            f"Rows of {table.stream} got another key while the table was copied, and the server's "
-            "log does not contain all of their values.",
-            hint="The next run copies the table again. Set binlog_row_image to FULL.",
+            f"Rows of {table.stream} changed while the table was read, and the server's log does "
+            "not contain all of their values.",
+            hint="Run the command again: it reads the table again. With binlog_row_image = FULL, "
+            "this cannot happen.",
         )
     return select(untouched, map(quote, names)).unionAll(select(changed, map(quote, names)))
 
