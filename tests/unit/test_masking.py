@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from chronolake.config import CatalogConfig
-from chronolake.errors import SourceError
+from chronolake.errors import ConfigurationError, SourceError
 from chronolake.masking import holds_secret, is_broken_by_password, mask_text
 from chronolake.source.declarative.http.transport import Network, http_client
+from chronolake.source.mysql import connection as mysql_connection
 from chronolake.source.postgres.connection import connect
 
 
@@ -61,6 +62,10 @@ def test_no_part_of_a_password_in_an_address_is_shown(password: str, scheme: str
     with pytest.raises(SourceError) as caught, connect(own):
         pass
     shown = [str(caught.value)]
+    try:
+        mysql_connection.Address.of(f"mysql://user:{password}@127.0.0.1:1/lake")
+    except ConfigurationError as failure:
+        shown.append(str(failure))
     try:
         shown.append(CatalogConfig(uri=address).label)
     except ValidationError as failure:

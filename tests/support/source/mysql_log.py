@@ -46,7 +46,7 @@ def read_log(
         ) as stream:
             decoder = Decoder(
                 server.is_mariadb,
-                lambda relation: relation.name == table,
+                lambda _, name: name == table,
                 CharacterSets(connection).to_utf8,
                 NoPrepared(),
             )

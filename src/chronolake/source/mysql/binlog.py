@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from chronolake.errors import SourceError
 from chronolake.source.mysql.events import (
     HEADER,
     TYPE_PLACE,
@@ -29,7 +30,7 @@ from chronolake.source.mysql.events import (
 )
 from chronolake.source.mysql.fields import FieldReader, log_error
 from chronolake.source.mysql.row_images import locate_rows
-from chronolake.source.mysql.table_map import decode_table_map
+from chronolake.source.mysql.table_map import decode_table_map, decode_table_name
 from chronolake.source.mysql.values import changed_json, texts_of
 from chronolake.source.relational.changes import Bytes, Cells, Flags, Operation, Places
 
@@ -147,6 +148,40 @@ class LoggedStatement:
 
 
 @dataclass(frozen=True)
+class Rollback:
+    """Changes of a transaction that were undone, though the log contains them.
+
+    The log keeps them if the transaction also changed tables that are not transactional.
+
+    Attributes:
+        transaction: the index of the transaction in the batch.
+        begin: the ordinal of the first change that was undone.
+        end: the ordinal after the last one.
+    """
+
+    transaction: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Changes of a table that cannot be decoded.
+
+    Attributes:
+        schema: the database of the table.
+        name: its name.
+        transaction: the index of the transaction in the batch.
+        error: why; None if the log only lacks the names of columns.
+    """
+
+    schema: str
+    name: str
+    transaction: int
+    error: SourceError | None
+
+
+@dataclass(frozen=True)
 class DecodedBatch:
     """The decoded contents of a batch of events.
 
@@ -155,6 +190,8 @@ class DecodedBatch:
         changes: the changes of the tables that are read.
         statements: statements that may have changed tables.
         ended: the last transaction that ends in the batch, or None.
+        rollbacks: what was undone, in this batch or in earlier ones.
+        unreadable: what cannot be decoded.
         is_incomplete: whether the server has lost changes.
     """
 
@@ -162,6 +199,8 @@ class DecodedBatch:
     changes: tuple[Changes, ...]
     statements: tuple[LoggedStatement, ...]
     ended: EndedTransaction | None
+    rollbacks: tuple[Rollback, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
     is_incomplete: bool = False
 
 
@@ -175,6 +214,15 @@ class PreparedTransactions(Protocol):
     def end(self, xid: str, *, is_committed: bool) -> Iterable[bytes]:
         """Forget a transaction that has ended, and return the events of one that is committed."""
         ...
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """A table whose description cannot be understood."""
+
+    schema: str
+    name: str
+    error: SourceError | None
 
 
 @dataclass
@@ -197,22 +245,24 @@ class Decoder:
 
     Attributes:
         is_mariadb: whether the server is MariaDB.
-        is_read: returns whether the changes of a table are read.
+        is_read: returns whether the changes of a table are read, by its database and name.
         to_utf8: converts values in the character set of a collation to texts.
         prepared: the prepared XA transactions.
     """
 
     is_mariadb: bool
-    is_read: Callable[[Relation], bool]
+    is_read: Callable[[str, str], bool]
     to_utf8: ToUtf8
     prepared: PreparedTransactions
-    _relations: dict[bytes, Relation | None] = field(default_factory=dict)
-    _tables: dict[bytes, Relation | None] = field(default_factory=dict)
+    _relations: dict[bytes, Relation | _Unknown | None] = field(default_factory=dict)
+    _tables: dict[bytes, Relation | _Unknown | None] = field(default_factory=dict)
     _begun: TransactionBegin | None = None
     _begin_event: LogEvent | None = None
     _open: Transaction | None = None
     _ordinal: int = 0
     _xid: str | None = None
+    _is_block: bool = False
+    _savepoints: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_between_transactions(self) -> bool:
@@ -223,16 +273,25 @@ class Decoder:
         """Decode the next events.
 
         Raises:
-            SourceError: they are not valid, or have values that are not supported.
+            SourceError: they are not valid.
         """
         frame = _Frame([] if self._open is None else [self._open])
         for event in batch:
             self._decode(frame, event.data, event)
+        changes = []
+        for group in frame.groups.values():
+            try:
+                changes.append(self._changes(group))
+            except SourceError as failure:
+                table = group.relation.schema, group.relation.name
+                frame.unreadable.append(Unreadable(*table, max(group.transactions), failure))
         return DecodedBatch(
             tuple(frame.transactions),
-            tuple(self._changes(group) for group in frame.groups.values()),
+            tuple(changes),
             tuple(frame.statements),
             frame.ended,
+            tuple(frame.rollbacks),
+            tuple(frame.unreadable),
             frame.is_incomplete,
         )
 
@@ -265,6 +324,8 @@ class Decoder:
         self._begin_event = event
         self._ordinal = 0
         self._open, self._xid = None, self._begun.prepared_xid
+        self._is_block = False
+        self._savepoints = {}
 
     def _transaction(self, frame: _Frame) -> int:
         """Return the index of the open transaction in the batch."""
@@ -302,14 +363,18 @@ class Decoder:
     def _execute(self, frame: _Frame, data: bytes, event: LogEvent) -> None:
         text, statement = decode_query(data)
         if text == "BEGIN":
+            self._is_block = True
             return
         if statement is None:
+            if text == "ROLLBACK":
+                self._roll_back(frame, 0)
             self._end(frame, event)
             return
         if statement.verb == "XA":
             self._execute_xa(frame, text, event)
             return
         if statement.verb in {"SAVEPOINT", "ROLLBACK", "RELEASE"}:
+            self._execute_savepoint(frame, statement)
             return
         number = self._transaction(frame)
         frame.statements.append(LoggedStatement(statement, number, self._ordinal))
@@ -321,8 +386,21 @@ class Decoder:
         """Return whether a statement is a transaction of its own."""
         if self.is_mariadb:
             return self._begun is not None and self._begun.is_standalone
-        # Only statements that define data are not followed by a commit.
-        return not statement.changes_data
+        # Only statements that define data are not followed by a commit. CREATE TABLE ... SELECT is.
+        return not statement.changes_data and not self._is_block
+
+    def _execute_savepoint(self, frame: _Frame, statement: Statement) -> None:
+        name = statement.tokens[-1].text.casefold()
+        if statement.verb == "SAVEPOINT":
+            self._savepoints[name] = self._ordinal
+        elif statement.verb == "ROLLBACK":
+            self._roll_back(frame, self._savepoints.get(name, 0))
+
+    def _roll_back(self, frame: _Frame, begin: int) -> None:
+        """Note that the changes of the open transaction since an ordinal were undone."""
+        if begin < self._ordinal:
+            number = self._transaction(frame)
+            frame.rollbacks.append(Rollback(number, begin, self._ordinal))
 
     def _execute_xa(self, frame: _Frame, text: str, event: LogEvent) -> None:
         _, verb, xid = [*text.split(" ", 2), "", ""][:3]
@@ -340,9 +418,19 @@ class Decoder:
     def _describe(self, data: bytes) -> None:
         content = data[_TABLE_MAP:]
         if content not in self._relations:
-            found = decode_table_map(data[HEADER.size :], is_mariadb=self.is_mariadb)
-            self._relations[content] = found if self.is_read(found) else None
+            self._relations[content] = self._described(data)
         self._tables[data[_TABLE_ID]] = self._relations[content]
+
+    def _described(self, data: bytes) -> Relation | _Unknown | None:
+        """Return the description of a table; None if the table is not read."""
+        schema, name = decode_table_name(data[HEADER.size :])
+        if not self.is_read(schema, name):
+            return None
+        try:
+            found = decode_table_map(data[HEADER.size :], is_mariadb=self.is_mariadb)
+        except SourceError as failure:
+            return _Unknown(schema, name, failure)
+        return found if found.has_names else _Unknown(schema, name, None)
 
     def _add_rows(self, frame: _Frame, data: bytes, kind: int) -> None:
         table = data[_TABLE_ID]
@@ -350,6 +438,12 @@ class Decoder:
             raise log_error("rows belong to a table that was not described")
         relation = self._tables[table]
         if relation is None or self._is_undecided:
+            return
+        if isinstance(relation, _Unknown):
+            number = self._transaction(frame)
+            frame.unreadable.append(
+                Unreadable(relation.schema, relation.name, number, relation.error)
+            )
             return
         reader = FieldReader(data, HEADER.size + 8)
         if kind in _V2:
@@ -452,6 +546,8 @@ class _Frame:
     groups: dict[tuple[int, int, bytes], _Group] = field(default_factory=dict)
     statements: list[LoggedStatement] = field(default_factory=list)
     ended: EndedTransaction | None = None
+    rollbacks: list[Rollback] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
     is_incomplete: bool = False
 
 

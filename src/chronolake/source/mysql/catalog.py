@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import SourceError
 from chronolake.source.mysql.columns import SourceColumn, form_of_declared
 from chronolake.source.mysql.connection import execute, quoted
+from chronolake.source.mysql.foreign_keys import cascades_in
 from chronolake.source.relational.protected_texts import ProtectedTexts
 
 if TYPE_CHECKING:
@@ -16,24 +18,29 @@ if TYPE_CHECKING:
     import pymysql
 
     from chronolake.landing import ColumnRules
+    from chronolake.source.mysql.foreign_keys import Cascade
 
 #: Databases of the server itself.
 SYSTEM: Final = frozenset({"mysql", "sys", "information_schema", "performance_schema"})
 _COLUMNS: Final = """
 SELECT c.TABLE_SCHEMA, c.TABLE_NAME, c.COLUMN_NAME, c.COLUMN_TYPE, c.IS_NULLABLE = 'YES',
-       c.EXTRA LIKE '%%GENERATED%%', t.ENGINE, t.CREATE_TIME
+       c.EXTRA LIKE '%%GENERATED%%', t.ENGINE, t.TABLE_TYPE = 'SYSTEM VERSIONED'
 FROM information_schema.COLUMNS c JOIN information_schema.TABLES t
 ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
 WHERE t.TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND c.TABLE_SCHEMA IN ({})
 ORDER BY c.TABLE_SCHEMA, c.TABLE_NAME, c.ORDINAL_POSITION
 """
-#: A prefix of a text does not identify a row.
+#: A prefix of a text does not identify a row, and the log lacks the values of expressions.
 _KEYS: Final = """
-SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART IS NULL
+SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME,
+       SUB_PART IS NULL AND COLUMN_NAME IS NOT NULL
 FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND TABLE_SCHEMA IN ({})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME = 'PRIMARY' DESC, INDEX_NAME, SEQ_IN_INDEX
 """
 _PRIMARY: Final = "PRIMARY"
+_TRANSACTIONAL: Final = frozenset({"INNODB", "ROCKSDB", "TOKUDB", "NDBCLUSTER", ""})
+#: Types of MariaDB whose values the log has in another form than the type's texts.
+_UNLOGGED: Final = frozenset({"uuid", "inet4", "inet6"})
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class SourceTable:
         generated: the columns that are computed.
         engine: its storage engine.
         texts: the rules of its columns.
+        unlogged: why its rows cannot be read from the log; empty if they can.
+        cascades: what changes its rows without being logged.
     """
 
     schema: str
@@ -61,6 +70,8 @@ class SourceTable:
     generated: frozenset[str]
     engine: str
     texts: ProtectedTexts[SourceColumn]
+    unlogged: str = ""
+    cascades: tuple[Cascade, ...] = ()
 
     def without_generated(self) -> SourceTable:
         """Return the table without its computed columns, unless they belong to its key."""
@@ -69,7 +80,7 @@ class SourceTable:
             columns=tuple(
                 column
                 for column in self.columns
-                if column.name not in self.generated or column.name in self.log_key
+                if column.name not in self.generated or column.name in self._identity
             ),
         )
 
@@ -81,7 +92,16 @@ class SourceTable:
     @property
     def log_key(self) -> tuple[str, ...]:
         """Return the columns that identify rows in the log; empty if none do."""
+        return () if self.unlogged else self._identity
+
+    @property
+    def _identity(self) -> tuple[str, ...]:
         return self.key or self.distinct_by
+
+    @property
+    def is_transactional(self) -> bool:
+        """Return whether its changes are undone when a transaction is rolled back."""
+        return self.engine.upper() in _TRANSACTIONAL
 
 
 def tables_in(
@@ -105,6 +125,7 @@ def tables_in(
     described: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
     for row in execute(connection, _COLUMNS.format(marks), tuple(schemas)):
         described.setdefault((row[0], row[1]), []).append(row[2:])
+    cascades = cascades_in(connection)
     keys: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
     for schema, table, index, column, is_whole in execute(
         connection, _KEYS.format(marks), tuple(schemas)
@@ -112,7 +133,10 @@ def tables_in(
         indexes = keys.setdefault((schema, table), {})
         indexes.setdefault(index, []).append((column, bool(is_whole)))
     return [
-        _table(schema, name, columns, keys.get((schema, name), {}), rules(f"{schema}.{name}"))
+        replace(
+            _table(schema, name, columns, keys.get((schema, name), {}), rules(f"{schema}.{name}")),
+            cascades=tuple(cascades.get((schema, name), ())),
+        )
         for (schema, name), columns in described.items()
     ]
 
@@ -148,7 +172,22 @@ def _table(
         frozenset(column for column, _, _, is_generated, *_ in described if is_generated),
         str(described[0][4] or ""),
         texts,
+        _unlogged_reason(described),
     )
+
+
+def _unlogged_reason(described: Sequence[tuple[Any, ...]]) -> str:
+    """Return why the rows of a table cannot be read from the log, or an empty text."""
+    *_, is_versioned = described[0]
+    if is_versioned:
+        return "is system-versioned"
+    for column, declared, *_ in described:
+        base = re.split(r"[ (]", declared.lower(), maxsplit=1)[0]
+        if base in _UNLOGGED:
+            return f"has the column {column} of the type {base}"
+        if "COMPRESSED" in declared.upper():
+            return f"has the compressed column {column}"
+    return ""
 
 
 def default_values(

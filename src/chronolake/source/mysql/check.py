@@ -156,7 +156,14 @@ def _check_privileges(connection: pymysql.Connection[Any], server: Server) -> It
 def check_table(table: SourceTable) -> Iterator[CheckResult]:
     """Yield the results of the checks of a table."""
     subject = f"table {table.stream}"
-    if not table.log_key:
+    if table.unlogged:
+        yield CheckResult(
+            subject,
+            Level.WARNING,
+            f"{table.unlogged}, which the log has in another form: every run reads it completely",
+            "",
+        )
+    elif not table.log_key:
         yield CheckResult(
             subject,
             Level.WARNING,
@@ -169,7 +176,18 @@ def check_table(table: SourceTable) -> Iterator[CheckResult]:
             Level.OK,
             f"identified by {', '.join(table.distinct_by)}",
         )
-    if table.engine.upper() not in {"INNODB", "ROCKSDB", ""}:
+    parents = sorted({f"{cascade.schema}.{cascade.name}" for cascade in table.cascades})
+    if parents and table.log_key:
+        yield CheckResult(
+            subject,
+            Level.WARNING,
+            "foreign keys delete or update its rows (ON DELETE CASCADE, for example), which the "
+            f"log does not contain: it is read completely after such changes of {parents[0]}"
+            f"{f' and {len(parents) - 1} more' if parents[1:] else ''}",
+            "Delete and update these rows with statements of their own, and declare the foreign "
+            "keys with RESTRICT; or use MySQL 9.6 or later.",
+        )
+    if not table.is_transactional:
         yield CheckResult(
             subject,
             Level.WARNING,

@@ -17,7 +17,7 @@ import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.masking import mask_text
+from chronolake.masking import is_broken_by_password, mask_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,12 +75,16 @@ class Address:
         Raises:
             ConfigurationError: the DSN is not valid.
         """
+        if is_broken_by_password(dsn):
+            raise _invalid_address()
         parts = urlsplit(dsn)
+        try:
+            port = parts.port or _PORT
+        except ValueError:
+            # The message would show what may be a part of the password.
+            raise _invalid_address() from None
         if parts.scheme not in _SCHEMES or not parts.hostname:
-            raise ConfigurationError(
-                "`dsn` is not the address of a MySQL server.",
-                hint="Write it as mysql://user:password@host:3306/database.",
-            )
+            raise _invalid_address()
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(options.keys() - _OPTIONS):
             raise ConfigurationError(
@@ -89,7 +93,7 @@ class Address:
             )
         arguments: dict[str, Any] = {
             "host": parts.hostname,
-            "port": parts.port or _PORT,
+            "port": port,
             "user": unquote(parts.username or ""),
             "password": unquote(parts.password or ""),
             "ssl": _tls(options),
@@ -101,6 +105,14 @@ class Address:
         if "unix-socket" in options:
             arguments["unix_socket"] = options["unix-socket"]
         return cls(arguments, unquote(parts.path.strip("/")), requires_tls=requires_tls)
+
+
+def _invalid_address() -> ConfigurationError:
+    return ConfigurationError(
+        "`dsn` is not the address of a MySQL server.",
+        hint="Write it as mysql://user:password@host:3306/database; in a password, write @ as %40, "
+        "/ as %2F, ? as %3F, # as %23 and : as %3A.",
+    )
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext | None:

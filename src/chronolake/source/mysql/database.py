@@ -29,7 +29,7 @@ from chronolake.source.mysql.initial_copy import (
 )
 from chronolake.source.mysql.kept_log import KeptLog, log_files
 from chronolake.source.mysql.log_reader import LogBegin, LogReader, is_at, is_subset
-from chronolake.source.mysql.log_stream import LogEnd, LogPurgedError
+from chronolake.source.mysql.log_stream import LogEnd, LogPurgedError, micros_of
 from chronolake.source.mysql.matching_rows import condition_of
 from chronolake.source.mysql.offset import (
     LogOffset,
@@ -54,7 +54,7 @@ from chronolake.source.relational.row_versions import RowKey, sequence_of
 from chronolake.source.relational.spool_folders import create_spool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pymysql
@@ -74,8 +74,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_MICROS: Final = 1_000_000
-_FIRST: Final = 4
 _PAUSE_SECONDS: Final = 0.2
 
 
@@ -223,7 +221,12 @@ class MysqlDatabase:
             position = replace(position, evidence=None)
         plan.followed.append(
             TableReplication(
-                table, position, reader.folder / uuid4().hex, reader.server, self._defaults
+                table,
+                position,
+                reader.folder / uuid4().hex,
+                reader.server,
+                self._defaults,
+                kept.end.micros,
             )
         )
 
@@ -256,22 +259,40 @@ class MysqlDatabase:
         ]
         if not behind:
             return
-        begins = LogBegin.of([replication.position for replication in behind], reader.server)
-        last = None
         try:
-            for step in reader.read(begins, end, behind):
-                last = step
-                for replication in behind:
-                    if step.is_between_transactions and replication.is_due:
-                        yield from replication.read(lake, step.end)
+            while behind:
+                behind = yield from self._follow_once(lake, reader, plan, end, behind)
         except LogPurgedError as failure:
             plan.lost |= {replication.table.stream: failure for replication in behind}
-            return
+
+    def _follow_once(
+        self,
+        lake: Lake,
+        reader: LogReader,
+        plan: _Plan,
+        end: LogEnd,
+        behind: Sequence[TableReplication],
+    ) -> Generator[ChangeBatch | Snapshot, None, list[TableReplication]]:
+        """Read the log of tables up to its end, and return those of which it is read again."""
+        last = None
+        begins = LogBegin.of([replication.position for replication in behind], reader.server)
+        for step in reader.read(begins, end, behind):
+            last = step
+            for replication in behind:
+                if step.is_between_transactions and replication.is_due:
+                    yield from replication.read(lake, step.end)
+        again = []
         for replication in behind:
-            if not replication.is_recognized:
+            if replication.must_repeat:
+                again.append(replication.repeated())
+                plan.followed[plan.followed.index(replication)] = again[-1]
+            elif replication.error is not None:
+                plan.lost[replication.table.stream] = replication.error
+            elif not replication.is_recognized:
                 plan.lost[replication.table.stream] = self._other_log_error(replication)
             elif last is not None:
                 yield from replication.read(lake, last.end)
+        return again
 
     def _gap_error(
         self, table: SourceTable, position: LogOffset, kept: KeptLog
@@ -336,7 +357,7 @@ class MysqlDatabase:
         staging = self._staging_folder(lake, table)
         before = self._begin_copy(staging, reader.server, table, position)
         files = stage_rows(lake, self.config.dsn, table, staging)
-        end, now = self._log_end(reader.server)
+        end = self._log_end(reader.server)
         columns, greatest = numbered(
             table.columns,
             () if position is None else position.columns,
@@ -349,6 +370,7 @@ class MysqlDatabase:
             reader.folder / uuid4().hex,
             reader.server,
             self._defaults,
+            end.micros,
             is_recognized=True,
         )
         read = ReadEnd(before.place, (), None, before.prepared)
@@ -368,7 +390,10 @@ class MysqlDatabase:
         ):
             # The log was reset.
             generation = generation_of(position.number) + 1
-        last = max(now, after.last_micros, landed, *(p.last_micros for p in (position,) if p)) + 1
+        last = (
+            max(end.micros, after.last_micros, landed, *(p.last_micros for p in (position,) if p))
+            + 1
+        )
         after = replace(after, generation=generation, last_micros=last)
         declared = RowKey.of(table).declare(table.columns, out_of_range=set())
         rows, texts = copied_rows(lake, table, files, changes, declared)
@@ -386,12 +411,9 @@ class MysqlDatabase:
         reach("copy.landed")
         staging.remove()
 
-    def _log_end(self, server: Server) -> tuple[LogEnd, int]:
-        """Return the present end of the log, and the server's time in microseconds since 1970."""
+    def _log_end(self, server: Server) -> LogEnd:
         with connect(self.config.dsn) as connection:
-            end = LogEnd.of(connection, server)
-            ((now,),) = execute(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1e6 AS SIGNED)")
-        return end, int(now)
+            return LogEnd.of(connection, server)
 
     def _read_rows(
         self, lake: Lake, reader: LogReader, followed: TableReplication, where: Where
@@ -405,7 +427,7 @@ class MysqlDatabase:
             with connect(self.config.dsn) as connection:
                 begin = self._settled_place(connection, reader.server)
             files = stage_rows(lake, self.config.dsn, table, staging)
-            end, now = self._log_end(reader.server)
+            end = self._log_end(reader.server)
             since = replace(
                 followed.position,
                 place=begin.place,
@@ -417,17 +439,24 @@ class MysqlDatabase:
                 prepared={},
             )
             meanwhile = TableReplication(
-                table, since, reader.folder / uuid4().hex, reader.server, self._defaults
+                table,
+                since,
+                reader.folder / uuid4().hex,
+                reader.server,
+                self._defaults,
+                end.micros,
             )
             both = [followed, meanwhile]
             if not all(is_at(each.position, end, reader.server) for each in both):
                 begins = LogBegin.of([each.position for each in both], reader.server)
                 steps = list(reader.read(begins, end, both))
+                if followed.must_repeat:
+                    raise _altered_error(table)
                 if not followed.is_recognized:
                     raise self._other_log_error(followed)
                 yield from followed.read(lake, steps[-1].end)
             changes = _changes_for_copy(meanwhile)
-            last = max(now, followed.position.last_micros, landed) + 1
+            last = max(end.micros, followed.position.last_micros, landed) + 1
             position = replace(followed.position, last_micros=last)
             declared = RowKey.of(table).declare(table.columns, out_of_range=set())
             rows, texts = copied_rows(lake, table, files, changes, declared)
@@ -503,7 +532,7 @@ class MysqlDatabase:
             ((gtids,),) = execute(
                 connection, "SELECT BINLOG_GTID_POS(%s, %s)", (place.file, place.position)
             )
-            return LogEnd(place, str(gtids) if gtids else None)
+            return LogEnd(place, str(gtids) if gtids else None, micros_of(connection))
         end = LogEnd.of(connection, server)
         if end.gtids is None:
             _await_transactions(connection, until)
@@ -535,12 +564,18 @@ def _changes_for_copy(replication: TableReplication) -> list[Spool[SourceColumn]
         SourceError: they cannot be applied to the rows.
     """
     changes = replication.take_spools()
-    if replication.has_unlogged or changes is None:
-        raise SourceError(
-            f"The table {replication.table.stream} was altered or truncated while it was copied.",
-            hint="Run the command again: it reads the table again.",
-        )
+    if replication.error is not None:
+        raise replication.error
+    if changes is None or not replication.can_complete_copy:
+        raise _altered_error(replication.table)
     return changes
+
+
+def _altered_error(table: SourceTable) -> SourceError:
+    return SourceError(
+        f"The table {table.stream} was altered or truncated while it was copied.",
+        hint="Run the command again: it reads the table again.",
+    )
 
 
 def _not_followed_error(table: SourceTable) -> SourceError:

@@ -26,6 +26,7 @@ _ORDERED: Final = frozenset(
 )
 _BYTES: Final = frozenset({"binary", "varbinary"})
 _TEXTS: Final = frozenset({"char", "varchar"})
+_TIMES: Final = frozenset({"date", "datetime", "timestamp", "time"})
 
 
 def key_ranges(connection: pymysql.Connection[Any], table: SourceTable) -> Iterator[str]:
@@ -89,7 +90,8 @@ def _literal(column: str, kind: str) -> str:
     if kind in _TEXTS:
         converted = f"HEX(CONVERT({name} USING utf8mb4))"
         return f"CONCAT('_utf8mb4 x''', {converted}, '''')"
-    return f"QUOTE({name})"
+    # A number is not compared with a text: both would be rounded.
+    return f"QUOTE({name})" if kind in _TIMES else f"CAST({name} AS CHAR)"
 
 
 def _compare(bound: Sequence[tuple[str, str]], operator: str, *, is_equal: bool) -> str:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from chronolake.source.mysql.binlog import LogEvent
     from chronolake.source.mysql.connection import Server
     from chronolake.source.mysql.gtids import MariadbGtids, MysqlGtids
-    from chronolake.source.mysql.table_map import Relation
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ class LogReader:
         ):
             prepared.stream = stream
 
-            def is_read(relation: Relation) -> bool:
-                return any(replication.is_of(relation) for replication in replications)
+            def is_read(schema: str, name: str) -> bool:
+                return any(replication.needs(schema, name) for replication in replications)
 
             sets = CharacterSets(connection)
             decoder = Decoder(self.server.is_mariadb, is_read, sets.to_utf8, prepared)

@@ -216,10 +216,12 @@ class LogEnd:
     Attributes:
         place: where the next transaction will begin.
         gtids: all transactions that the server has committed; None if it does not use GTIDs.
+        micros: the server's time, in microseconds since 1970.
     """
 
     place: LogPlace
     gtids: str | None
+    micros: int
 
     @classmethod
     def of(cls, connection: pymysql.Connection[Any], server: Server) -> LogEnd:
@@ -239,12 +241,19 @@ class LogEnd:
             )
         file, position = rows[0][:2]
         place = LogPlace(str(file), int(position))
+        micros = micros_of(connection)
         if server.is_mariadb:
             ((gtids,),) = execute(
                 connection, "SELECT BINLOG_GTID_POS(%s, %s)", (file, int(position))
             )
             # All domains of the log, also those of which the file contains nothing.
-            return cls(place, str(gtids) if gtids else None)
+            return cls(place, str(gtids) if gtids else None, micros)
         gtids = str(rows[0][4]).replace("\n", "")
         ((mode,),) = execute(connection, "SELECT @@global.gtid_mode")
-        return cls(place, gtids if mode == "ON" else None)
+        return cls(place, gtids if mode == "ON" else None, micros)
+
+
+def micros_of(connection: pymysql.Connection[Any]) -> int:
+    """Return a server's time, in microseconds since 1970."""
+    ((now,),) = execute(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1e6 AS SIGNED)")
+    return int(now)

@@ -23,7 +23,7 @@ _TOKEN: Final = re.compile(
     |`(?P<back>(?:[^`]|``)*)`
     |"(?P<double>(?:[^"\\]|""|\\.)*)"
     |(?P<single>[A-Za-z_0-9]*'(?:[^'\\]|''|\\.)*')
-    |(?P<word>[^\W\d][\w$]*|\d+[\w$.]*|[\w$]+)
+    |(?P<word>[\w$]+)
     |(?P<other>.)
     """,
     re.VERBOSE | re.DOTALL,
@@ -40,7 +40,7 @@ _DATA: Final = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH
 _OTHER_OBJECTS: Final = frozenset(
     {
         *("VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "EVENT", "USER", "ROLE", "SERVER", "INDEX"),
-        *("PACKAGE", "SEQUENCE", "LOGFILE", "TABLESPACE", "SPATIAL", "RESOURCE"),
+        *("PACKAGE", "SEQUENCE", "LOGFILE", "TABLESPACE", "SPATIAL", "RESOURCE", "TEMPORARY"),
     }
 )
 _MODIFIERS: Final = frozenset(
@@ -64,8 +64,23 @@ _HARMLESS_OPTIONS: Final = frozenset(
         *("ENABLE", "DISABLE", "COMPRESSION", "ENCRYPTION", "CHECKSUM", "ORDER", "VALIDATE"),
     }
 )
-#: Words in the definition of an added column that give existing rows a value.
-_FILLS: Final = frozenset({"NOT", "DEFAULT", "GENERATED", "AS", "AUTO_INCREMENT", "PRIMARY", "KEY"})
+#: Types whose columns are null in all rows when they are added, unless attributes say otherwise.
+_TYPES: Final = frozenset(
+    {
+        *("TINYINT", "SMALLINT", "MEDIUMINT", "INT", "INTEGER", "BIGINT", "BOOL", "BOOLEAN"),
+        *("DECIMAL", "DEC", "NUMERIC", "FIXED", "FLOAT", "DOUBLE", "REAL", "BIT", "YEAR"),
+        *("DATE", "TIME", "DATETIME", "CHAR", "VARCHAR", "TINYTEXT", "TEXT", "MEDIUMTEXT"),
+        *("LONGTEXT", "BINARY", "VARBINARY", "TINYBLOB", "BLOB", "MEDIUMBLOB", "LONGBLOB"),
+        *("ENUM", "SET", "JSON", "GEOMETRY", "POINT", "LINESTRING", "POLYGON", "VECTOR"),
+    }
+)
+#: A column of this type is only null if that is written: it may get the current time by default.
+_TIMESTAMP: Final = "TIMESTAMP"
+_ATTRIBUTES: Final = frozenset(
+    {"UNSIGNED", "SIGNED", "ZEROFILL", "NULL", "PRECISION", "VARYING", "FIRST"}
+)
+#: Attributes that are followed by one operand.
+_WITH_OPERAND: Final = frozenset({"COLLATE", "CHARSET", "COMMENT", "AFTER"})
 
 
 class Effect(StrEnum):
@@ -77,6 +92,8 @@ class Effect(StrEnum):
     CHANGED = "changed"
     #: Columns were added that are null in all rows, dropped or renamed; nothing else has changed.
     COLUMNS = "columns"
+    #: Values that columns have in later rows, if an insert does not name them.
+    DEFAULTS = "defaults"
 
 
 @dataclass(frozen=True)
@@ -149,18 +166,49 @@ class Statement:
         return self.verb in _DATA
 
     def effect_on(self, schema: str, table: str) -> TableEffect | None:
-        """Return what the statement does to a table, or None if it does not change it."""
+        """Return what the statement does to a table, or None if it does not change it.
+
+        Rows that are changed by a statement without row events may belong to any table: to one of
+        a view or a trigger, for example.
+        """
+        if self.verb == "SET" and (inner := self._within_set()) is not None:
+            return inner.effect_on(schema, table)
+        if self.changes_data:
+            return TableEffect(Effect.CHANGED)
         if self.verb in _HARMLESS or not self._mentions(schema, table):
             return None
+        return self._definition(schema, table)
+
+    def _definition(self, schema: str, table: str) -> TableEffect | None:
+        """Return the effect of a statement that defines data on a table that it mentions."""
         words = [token for token in self.tokens[1:] if not token.is_word(*_MODIFIERS)]
         first = words[0] if words else Token("")
         if self.verb == "TRUNCATE":
-            return TableEffect(Effect.TRUNCATED)
+            is_this = self._target(1 + first.is_word("TABLE"))[0] == _folded(schema, table)
+            return TableEffect(Effect.TRUNCATED) if is_this else None
         if self.verb in {"CREATE", "ALTER", "DROP"} and first.is_word(*_OTHER_OBJECTS):
             return None
         if self.verb == "ALTER" and first.is_word("TABLE"):
-            return self._alteration()
-        return TableEffect(Effect.CHANGED)
+            return self._alteration(schema, table)
+        # A table that is read exists: the statement that dropped it would have been read before.
+        is_repeated = [*map(_upper, words[:4])] == ["TABLE", "IF", "NOT", "EXISTS"]
+        return None if self.verb == "CREATE" and is_repeated else TableEffect(Effect.CHANGED)
+
+    def _within_set(self) -> Statement | None:
+        """Return the statement that is executed with settings: SET STATEMENT ... FOR statement."""
+        if len(self.tokens) > 1 and self.tokens[1].is_word("STATEMENT"):
+            for place, token in enumerate(self.tokens):
+                if token.is_word("FOR"):
+                    return Statement(self.schema, self.tokens[place + 1 :])
+        return None
+
+    def _target(self, place: int) -> tuple[tuple[str, str], int]:
+        """Return the table whose name begins at a token, and the number of the token after it."""
+        name = self.tokens[place].text if place < len(self.tokens) else ""
+        schema, place = self.schema, place + 1
+        if place + 1 < len(self.tokens) and self.tokens[place].text == ".":
+            schema, name, place = name, self.tokens[place + 1].text, place + 2
+        return _folded(schema, name), place
 
     def _mentions(self, schema: str, table: str) -> bool:
         """Return whether the name of a table occurs, possibly as that of something else."""
@@ -172,7 +220,7 @@ class Statement:
             found = names[place - 2] if is_qualified else self.schema.casefold()
             if found == schema.casefold():
                 return True
-        return self.verb in {"DROP", "ALTER"} and self._names_schema(schema)
+        return self.verb == "DROP" and self._names_schema(schema)
 
     def _names_schema(self, schema: str) -> bool:
         return (
@@ -181,31 +229,21 @@ class Statement:
             and any(token.text.casefold() == schema.casefold() for token in self.tokens[2:])
         )
 
-    def _alteration(self) -> TableEffect | None:
-        """Return the effect of ALTER TABLE on its table."""
-        renamed, added, dropped = [], [], []
-        for action in self._actions():
-            names = _renaming(action)
-            if names is not None:
-                renamed.append(names)
-            elif (name := _dropped(action)) is not None:
-                dropped.append(name)
-            elif (name := _added(action)) is not None:
-                added.append(name)
-            elif not _is_harmless(action):
-                return TableEffect(Effect.CHANGED)
-        if not renamed and not added and not dropped:
-            return None
-        return TableEffect(Effect.COLUMNS, tuple(renamed), tuple(added), tuple(dropped))
-
-    def _actions(self) -> Iterator[list[Token]]:
-        """Return the parts of an ALTER TABLE after its table, between commas."""
+    def _alteration(self, schema: str, table: str) -> TableEffect | None:
+        """Return the effect of ALTER TABLE on a table that it mentions."""
         place = 1 + next(n for n, token in enumerate(self.tokens) if token.is_word("TABLE"))
-        while self.tokens[place].is_word("IF", "EXISTS"):
+        while place < len(self.tokens) and self.tokens[place].is_word("IF", "EXISTS"):
             place += 1
-        place += 1
-        while place + 1 < len(self.tokens) and self.tokens[place].text == ".":
-            place += 2
+        target, place = self._target(place)
+        if place < len(self.tokens) and self.tokens[place].is_word("WAIT", "NOWAIT"):
+            place += 1 + self.tokens[place].is_word("WAIT")
+        actions = list(self._actions(place))
+        if target != _folded(schema, table):
+            return TableEffect(Effect.CHANGED) if any(map(_takes_name, actions)) else None
+        return _effect_of(actions)
+
+    def _actions(self, place: int) -> Iterator[list[Token]]:
+        """Return the parts of an ALTER TABLE after its table, between commas."""
         depth, action = 0, list[Token]()
         for token in self.tokens[place:]:
             if token.text == "," and depth == 0 and not token.is_quoted:
@@ -216,6 +254,44 @@ class Statement:
                 depth += {"(": 1, ")": -1}.get(token.text, 0)
             action.append(token)
         yield action
+
+
+def _folded(schema: str, table: str) -> tuple[str, str]:
+    return schema.casefold(), table.casefold()
+
+
+def _upper(token: Token) -> str:
+    return "" if token.is_quoted else token.text.upper()
+
+
+def _effect_of(actions: Sequence[Sequence[Token]]) -> TableEffect | None:
+    """Return the effect of the actions of ALTER TABLE on their table."""
+    renamed, added, dropped, has_defaults = [], [], [], False
+    for action in actions:
+        names = _renaming(action)
+        if names is not None:
+            renamed.append(names)
+        elif (name := _dropped(action)) is not None:
+            dropped.append(name)
+        elif (name := _added(action)) is not None:
+            added.append(name)
+        elif action and action[0].is_word("ALTER"):
+            has_defaults = True
+        elif not _is_harmless(action):
+            return TableEffect(Effect.CHANGED)
+    if renamed or added or dropped:
+        return TableEffect(Effect.COLUMNS, tuple(renamed), tuple(added), tuple(dropped))
+    return TableEffect(Effect.DEFAULTS) if has_defaults else None
+
+
+def _takes_name(action: Sequence[Token]) -> bool:
+    """Return whether an action gives a table the name or the rows of another one."""
+    if not action:
+        return False
+    is_rename = action[0].is_word("RENAME") and not any(
+        token.is_word("COLUMN", "INDEX", "KEY") for token in action[1:2]
+    )
+    return is_rename or action[0].is_word("EXCHANGE")
 
 
 def _renaming(action: Sequence[Token]) -> tuple[str, str] | None:
@@ -232,9 +308,12 @@ def _renaming(action: Sequence[Token]) -> tuple[str, str] | None:
 
 def _operands(action: Sequence[Token]) -> tuple[list[Token], bool]:
     """Return the words of an action after its verb, and whether it names a column for certain."""
-    words = [token for token in action if not token.is_word("IF", "NOT", "EXISTS")][1:]
+    words = list(action[1:])
     is_column = bool(words) and words[0].is_word("COLUMN")
-    return words[is_column:], is_column
+    words = words[is_column:]
+    if words and words[0].is_word("IF"):
+        words = words[2 + any(token.is_word("NOT") for token in words[1:2]) :]
+    return words, is_column
 
 
 def _dropped(action: Sequence[Token]) -> str | None:
@@ -254,12 +333,29 @@ def _added(action: Sequence[Token]) -> str | None:
         return None
     if not is_column and rest[0].is_word("PRIMARY", "PARTITION", *_HARMLESS_ADDITIONS):
         return None
-    given = [token.text.upper() for token in action[1:] if not token.is_quoted]
-    is_null = "DEFAULT" not in given or given[given.index("DEFAULT") + 1 :][:1] == ["NULL"]
-    others = {word for word in given if word in _FILLS} - {"DEFAULT"}
-    # IF NOT EXISTS contains a NOT.
-    others -= {"NOT"} if given.count("NOT") == given.count("EXISTS") else set()
-    return rest[0].text if is_null and not others else None
+    return rest[0].text if _is_null(rest[1:]) else None
+
+
+def _is_null(definition: Sequence[Token]) -> bool:
+    """Return whether a column that is added with a definition is certainly null in all rows."""
+    words = [*map(_upper, definition)]
+    if not words or (words[0] not in _TYPES and (words[0] != _TIMESTAMP or "NULL" not in words)):
+        return False
+    place = 1
+    while place < len(words):
+        if words[place] == "(":
+            while place < len(words) and words[place] != ")":
+                place += 1
+            place += 1
+        elif words[place] in _ATTRIBUTES:
+            place += 1
+        elif words[place] in _WITH_OPERAND or words[place : place + 2] == ["DEFAULT", "NULL"]:
+            place += 2
+        elif words[place : place + 2] == ["CHARACTER", "SET"]:
+            place += 3
+        else:
+            return False
+    return True
 
 
 def _is_harmless(action: Sequence[Token]) -> bool:
@@ -273,7 +369,7 @@ def _is_harmless(action: Sequence[Token]) -> bool:
         return not any(token.is_word("PRIMARY") for token in action)
     if verb == "DROP":
         return rest[0].is_word(*_OTHER_DROPS) and not rest[0].is_word("PRIMARY", "PARTITION")
-    return verb == "ALTER" or (verb == "RENAME" and rest[0].is_word("INDEX", "KEY"))
+    return verb == "RENAME" and rest[0].is_word("INDEX", "KEY")
 
 
 def _tokens(query: str, *, has_ansi_quotes: bool) -> Iterator[Token]:

@@ -146,10 +146,7 @@ def decode_table_map(event: bytes, *, is_mariadb: bool) -> Relation:
         SourceError: it is not valid, or has a column of an unknown type.
     """
     reader = FieldReader(event, _POST_HEADER)
-    schema = reader.take(reader.byte()).decode()
-    reader.byte()
-    table = reader.take(reader.byte()).decode()
-    reader.byte()
+    schema, table = _read_name(reader)
     number = reader.number()
     types = reader.take(number)
     columns = list(_typed_columns(types, FieldReader(reader.text()), f"{schema}.{table}"))
@@ -159,6 +156,26 @@ def decode_table_map(event: bytes, *, is_mariadb: bool) -> Relation:
         kind = reader.byte()
         columns = _described(columns, kind, FieldReader(reader.text()), has_charset)
     return Relation(schema, table, tuple(columns))
+
+
+def decode_table_name(event: bytes) -> tuple[str, str]:
+    """Return the database and the name of the table that an event describes.
+
+    Args:
+        event: the event after its header of 19 bytes.
+
+    Raises:
+        SourceError: it is not valid.
+    """
+    return _read_name(FieldReader(event, _POST_HEADER))
+
+
+def _read_name(reader: FieldReader) -> tuple[str, str]:
+    schema = reader.take(reader.byte()).decode()
+    reader.byte()
+    table = reader.take(reader.byte()).decode()
+    reader.byte()
+    return schema, table
 
 
 def _typed_columns(types: bytes, metadata: FieldReader, table: str) -> Iterator[LogColumn]:

@@ -33,8 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from chronolake.errors import SourceError
     from chronolake.lake import Lake
-    from chronolake.source.mysql.binlog import Changes, DecodedBatch, Transaction
+    from chronolake.source.mysql.binlog import (
+        Changes,
+        DecodedBatch,
+        LoggedStatement,
+        Transaction,
+    )
     from chronolake.source.mysql.catalog import SourceTable
     from chronolake.source.mysql.connection import Server
     from chronolake.source.mysql.gtids import MariadbGtids, MysqlGtids
@@ -66,7 +72,7 @@ class ReadEnd:
     prepared: Mapping[str, LogPlace]
 
 
-@dataclass
+@dataclass(eq=False)
 class TableReplication:
     """A table that is replicated from the log.
 
@@ -76,8 +82,12 @@ class TableReplication:
         folder: the folder of spooled changes.
         server: the server.
         defaults: returns the values of columns that an insert does not name.
+        latest_micros: the server's time at the end of what is read.
         is_recognized: whether the log is known to be the one that was read before.
         is_lost: whether it is another log.
+        error: why the changes cannot be read, if they cannot.
+        must_repeat: whether what was spooled is not valid: something was undone, or altered, of
+            which the log tells later (`repeated`).
     """
 
     table: SourceTable
@@ -85,8 +95,11 @@ class TableReplication:
     folder: Path
     server: Server
     defaults: Callable[[SourceTable], Mapping[str, str | None]]
+    latest_micros: int
     is_recognized: bool = False
     is_lost: bool = False
+    error: SourceError | None = field(default=None, init=False)
+    must_repeat: bool = field(default=False, init=False)
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _has_unlogged: bool = False
@@ -96,13 +109,17 @@ class TableReplication:
     _generation: int = 0
     _gtids: MysqlGtids | MariadbGtids | None = None
     _is_altered: bool = False
+    _has_used_defaults: bool = False
+    _has_cascaded: bool = False
+    _touched_lsn: int | None = None
+    _undone: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     _known_defaults: Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
         position = self.position
         self._columns, self._greatest = position.columns, position.greatest
         self._has_unlogged = position.has_unlogged
-        self._clock = Clock(position.last_micros, _STEP_MICROS)
+        self._clock = Clock(position.last_micros, _STEP_MICROS, self.latest_micros)
         self._generation = position.generation + (not self._is_same_server)
         self.is_recognized = self.is_recognized or position.evidence is None
         if position.gtids is not None:
@@ -116,49 +133,105 @@ class TableReplication:
     def is_due(self) -> bool:
         """Return whether enough is spooled to be returned before more of the log is read."""
         waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
-        return self.is_recognized and waiting >= PIECE_BYTES
+        is_valid = self.is_recognized and not self.must_repeat and self.error is None
+        return is_valid and waiting >= PIECE_BYTES
+
+    def repeated(self) -> TableReplication:
+        """Return a replication that reads the log again from what was returned last."""
+        return TableReplication(
+            self.table,
+            self.position,
+            self.folder / "again",
+            self.server,
+            self.defaults,
+            self.latest_micros,
+            self.is_recognized,
+            _undone=self._undone,
+            _is_altered=self._has_used_defaults,
+        )
 
     @property
     def has_unlogged(self) -> bool:
         """Return whether the table may have values that the log does not contain."""
-        return self._has_unlogged
+        return self._has_unlogged or self._has_cascaded
 
-    def is_of(self, relation: Relation) -> bool:
-        """Return whether a description in the log is that of this table."""
-        return (relation.schema, relation.name) == (self.table.schema, self.table.name)
+    @property
+    def can_complete_copy(self) -> bool:
+        """Return whether a copy can be completed by the spooled changes.
+
+        Rows that foreign keys have changed meanwhile are read again by the next run.
+        """
+        return not self._has_unlogged and not self.must_repeat
+
+    def is_of(self, schema: str, name: str) -> bool:
+        """Return whether a name in the log is that of this table."""
+        return (schema, name) == (self.table.schema, self.table.name)
+
+    def needs(self, schema: str, name: str) -> bool:
+        """Return whether the changes of a table have to be read."""
+        return self.is_of(schema, name) or any(
+            (cascade.schema, cascade.name) == (schema, name) for cascade in self.table.cascades
+        )
 
     def add(self, decoded: DecodedBatch) -> None:
         """Add the table's changes in the next batch of the log, unless it is another log."""
         self._recognize(decoded.transactions)
         if self.is_lost:
             return
+        new = np.array([not self._includes(each) for each in decoded.transactions], np.bool_)
         self._has_unlogged |= decoded.is_incomplete
-        changes = [change for change in decoded.changes if self.is_of(change.relation)]
+        self._note_unreadable(decoded, new)
+        changes = [
+            change
+            for change in decoded.changes
+            if self.is_of(change.relation.schema, change.relation.name)
+        ]
         effects = [
             (effect, logged)
             for logged in decoded.statements
-            if (effect := logged.statement.effect_on(self.table.schema, self.table.name))
+            if new[logged.transaction]
+            and (effect := logged.statement.effect_on(self.table.schema, self.table.name))
         ]
-        if not changes and not effects:
-            return
-        new = np.array([not self._includes(each) for each in decoded.transactions], np.bool_)
+        self._has_cascaded |= any(
+            bool(new[change.transactions].any()) and self._cascades(change)
+            for change in decoded.changes
+        )
+        if changes or effects:
+            self._add_changes(decoded, new, changes, effects)
+        self._note_rollbacks(decoded, new)
+
+    def _add_changes(
+        self,
+        decoded: DecodedBatch,
+        new: Flags,
+        changes: Sequence[Changes],
+        effects: Sequence[tuple[TableEffect, LoggedStatement]],
+    ) -> None:
+        """Add the changes of the table, and what statements do to it, in their order."""
+        wanted = [
+            new[change.transactions] & ~self._is_undone(change, decoded.transactions)
+            for change in changes
+        ]
         touched = np.zeros(len(new), np.bool_)
-        for change in changes:
-            touched[change.transactions] = True
+        for change, flags in zip(changes, wanted, strict=True):
+            touched[change.transactions[flags]] = True
         for _, logged in effects:
             touched[logged.transaction] = True
-        times = self._clock.times(decoded.transactions, touched & new)
+        if touched.any():
+            last = int(np.flatnonzero(touched)[-1])
+            self._touched_lsn = decoded.transactions[last].commit_lsn
+        times = self._clock.times(decoded.transactions, touched)
         places = [
             with_generation(transaction.commit_lsn, self._generation)
             for transaction in decoded.transactions
         ]
-        protected = [self._stored(change) for change in changes]
+        protected = [
+            (self._stored(change), flags) for change, flags in zip(changes, wanted, strict=True)
+        ]
         begin = (-1, -1)
         for effect, logged in effects:
-            if not new[logged.transaction]:
-                continue
             end = logged.transaction, logged.ordinal
-            self._add_rows(protected, new, times, places, between=(begin, end))
+            self._add_rows(protected, times, places, between=(begin, end))
             begin = end
             if effect.effect is Effect.TRUNCATED:
                 sequence = sequence_of(places[logged.transaction], logged.ordinal * 2)
@@ -166,10 +239,67 @@ class TableReplication:
                 self._steps.append(Truncation(at, sequence, self._columns))
             elif effect.effect is Effect.COLUMNS:
                 self._alter(effect)
-            else:
+            elif effect.effect is Effect.CHANGED:
                 self._has_unlogged = True
+            if effect.effect is not Effect.TRUNCATED:
+                # Rows before it may have had other defaults than the present ones.
+                self.must_repeat |= self._has_used_defaults
             self._is_altered = True
-        self._add_rows(protected, new, times, places, between=(begin, (len(places), 0)))
+        self._add_rows(protected, times, places, between=(begin, (len(places), 0)))
+
+    def _note_unreadable(self, decoded: DecodedBatch, new: Flags) -> None:
+        for found in decoded.unreadable:
+            if not new[found.transaction] or not self.needs(found.schema, found.name):
+                continue
+            if found.error is None or not self.is_of(found.schema, found.name):
+                self._has_unlogged = True
+            else:
+                self.error = found.error
+
+    def _note_rollbacks(self, decoded: DecodedBatch, new: Flags) -> None:
+        """Note which changes were undone that have been spooled."""
+        for found in decoded.rollbacks:
+            commit_lsn = decoded.transactions[found.transaction].commit_lsn
+            undone = self._undone.get(commit_lsn, [])
+            if (
+                self.table.is_transactional
+                and new[found.transaction]
+                and commit_lsn == self._touched_lsn
+                and (found.begin, found.end) not in undone
+            ):
+                self._undone[commit_lsn] = [*undone, (found.begin, found.end)]
+                self.must_repeat = True
+
+    def _is_undone(self, change: Changes, transactions: Sequence[Transaction]) -> Flags:
+        """Return flags of the changes that are known to be undone."""
+        flags = np.zeros(change.number, np.bool_)
+        if self._undone:
+            for number, transaction in enumerate(transactions):
+                for begin, end in self._undone.get(transaction.commit_lsn, ()):
+                    flags |= (
+                        (change.transactions == number)
+                        & (change.ordinals >= begin)
+                        & (change.ordinals < end)
+                    )
+        return flags
+
+    def _cascades(self, change: Changes) -> bool:
+        """Return whether changes of another table may have changed rows without being logged."""
+        for cascade in self.table.cascades:
+            if (cascade.schema, cascade.name) != (change.relation.schema, change.relation.name):
+                continue
+            if cascade.on_delete and (change.kinds == Operation.DELETE).any():
+                return True
+            is_update = change.kinds == Operation.UPDATE
+            for column, new, old in zip(
+                change.relation.columns, change.new, change.old, strict=True
+            ):
+                if column.name.casefold() in cascade.columns:
+                    is_same = pc.fill_null(pc.equal(new.texts, old.texts), fill_value=False)
+                    is_kept = new.is_unchanged | np.asarray(is_same, np.bool_)
+                    if (is_update & ~is_kept).any():
+                        return True
+        return False
 
     def _recognize(self, transactions: Sequence[Transaction]) -> None:
         evidence = self.position.evidence
@@ -230,6 +360,7 @@ class TableReplication:
             if not is_missing or column.name not in self._known_defaults:
                 new.append(cells)
                 continue
+            self._has_used_defaults = True
             default = pa.scalar(self._known_defaults[column.name], pa.string())
             is_filled = pa.array(cells.is_unchanged & is_insert)
             texts = pc.if_else(is_filled, default, cells.texts)
@@ -263,20 +394,15 @@ class TableReplication:
 
     def _add_rows(
         self,
-        changes: Sequence[Changes],
-        new: Flags,
+        changes: Sequence[tuple[Changes, Flags]],
         times: Places,
         places: list[int],
         *,
         between: tuple[tuple[int, int], tuple[int, int]],
     ) -> None:
         """Spool the rows between two positions, each a transaction and an ordinal in it."""
-        for change in changes:
-            wanted = (
-                new[change.transactions]
-                & _is_after(change, between[0])
-                & ~_is_after(change, between[1])
-            )
+        for change, flags in changes:
+            wanted = flags & _is_after(change, between[0]) & ~_is_after(change, between[1])
             if not wanted.any():
                 continue
             spool = self._spool_for(change.relation)
@@ -355,7 +481,7 @@ class TableReplication:
             last_micros=self._clock.last_micros,
             columns=self._columns,
             greatest=self._greatest,
-            has_unlogged=self._has_unlogged,
+            has_unlogged=self.has_unlogged,
             evidence=end.evidence or self.position.evidence,
             prepared=end.prepared,
         )

@@ -37,10 +37,13 @@ class Clock:
     Attributes:
         last_micros: the time of the last transaction, in microseconds since 1970.
         step_micros: the least time between two transactions, in microseconds.
+        latest_micros: a time before which all transactions were committed: a session may give its
+            statements any later one.
     """
 
     last_micros: int
     step_micros: int = 1
+    latest_micros: int = 2**62
     _open: int | None = None
 
     def times(self, transactions: Sequence[TimedTransaction], touched: Flags) -> Places:
@@ -55,7 +58,10 @@ class Clock:
         numbers = np.flatnonzero(touched)
         if not len(numbers):
             return times
-        commits = np.array([transactions[n].commit_micros for n in numbers.tolist()], np.int64)
+        commits = np.minimum(
+            np.array([transactions[n].commit_micros for n in numbers.tolist()], np.int64),
+            self.latest_micros,
+        )
         begins = 0
         if transactions[int(numbers[0])].commit_lsn == self._open:
             times[numbers[0]] = self.last_micros
