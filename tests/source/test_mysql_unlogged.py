@@ -194,3 +194,19 @@ def test_tables_that_are_created_from_others(shop: MysqlShop) -> None:
     assert shop.present("found", ["id", "n"]) == [(2, 1)]
     assert shop.present("items", ["id", "n"]) == [(1, 1), (7, 7)]
     assert shop.present("codes", ["code"]) == [("A",)]
+
+
+def test_columns_with_defaults_that_are_computed(shop: MysqlShop) -> None:
+    shop.run(
+        "CREATE TABLE items (id INT PRIMARY KEY, n INT DEFAULT (1 + 1), "
+        "at TIMESTAMP DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, "
+        "twice INT GENERATED ALWAYS AS (n * 2) STORED)",
+        "INSERT INTO items (id) VALUES (1)",
+    )
+    shop.sync_or_fail()
+    assert shop.table("items").column_names[:3] == ["id", "n", "at"]
+    assert "twice" not in shop.table("items").column_names
+    shop.run("UPDATE items SET n = 5, at = '2001-02-03 04:05:06'")
+    shop.sync_or_fail()
+    ((key, n, at),) = shop.present("items", ["id", "n", "at"])
+    assert (key, n, at) == (1, 5, datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC))

@@ -96,6 +96,8 @@ def test_effects_that_are_followed(query: str, effect: TableEffect) -> None:
         "/* text */ insert into lines values (1)",
         "CALL something()",
         "SET STATEMENT max_statement_time=5 FOR DELETE FROM lines",
+        "ANALYZE FORMAT=JSON UPDATE lines SET n = 1",
+        "ANALYZE UPDATE lines SET n = 1",
     ],
 )
 def test_statements_after_which_the_table_is_read_again(query: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.errors import SourceError
 from chronolake.source.mysql.connection import execute, variables
+from chronolake.source.mysql.log_stream import log_status
 from chronolake.source.protocol import CheckResult, Level
 
 if TYPE_CHECKING:
@@ -63,10 +65,42 @@ def check_server(connection: pymysql.Connection[Any], server: Server) -> Iterato
             "Add log_bin to the server's configuration, and restart it.",
         )
         return
+    yield from _check_filters(connection, server)
     yield from _check_settings(found)
     yield from _check_gtids(found, server)
     yield from _check_retention(found)
     yield from _check_privileges(connection, server)
+
+
+def _check_filters(connection: pymysql.Connection[Any], server: Server) -> Iterator[CheckResult]:
+    """Yield a result if the log does not contain all changes of the server."""
+    for row in log_status(connection, server):
+        for name, value in zip(("binlog-do-db", "binlog-ignore-db"), row[2:4], strict=False):
+            if value:
+                yield CheckResult(
+                    name,
+                    Level.FAILED,
+                    f"is {value}: the log lacks the changes of some databases, or statements that "
+                    "are run in them",
+                    f"Remove {name} from the server's configuration, restart it, and run "
+                    "`chronolake resync`.",
+                )
+    logs = variables(connection, "log_slave_updates", "log_replica_updates")
+    if "ON" in logs.values():
+        return
+    try:
+        is_replica = bool(execute(connection, "SHOW REPLICA STATUS"))
+    except SourceError:
+        # The user lacks a privilege.
+        is_replica = None
+    if is_replica is not False:
+        yield CheckResult(
+            "log_slave_updates" if server.is_mariadb else "log_replica_updates",
+            Level.FAILED if is_replica else Level.WARNING,
+            "is OFF: the log of a replica lacks what it has received from its source"
+            + ("" if is_replica else "; it could not be determined whether this is a replica"),
+            "Set it to ON in the server's configuration, and restart it; or read from the source.",
+        )
 
 
 def _check_settings(found: dict[str, str]) -> Iterator[CheckResult]:

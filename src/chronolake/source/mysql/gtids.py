@@ -89,15 +89,6 @@ class MysqlGtids:
         added = (int(number), int(number) + 1)
         return self._with(place.lower(), [*self.intervals.get(place.lower(), ()), added])
 
-    def without(self, gtid: str) -> MysqlGtids:
-        """Return the set without a transaction."""
-        place, _, text = gtid.rpartition(":")
-        number = int(text)
-        kept = []
-        for first, end in self.intervals.get(place.lower(), ()):
-            kept += [(first, min(end, number)), (max(first, number + 1), end)]
-        return self._with(place.lower(), [(first, end) for first, end in kept if first < end])
-
     def _with(self, place: str, intervals: list[tuple[int, int]]) -> MysqlGtids:
         changed = dict(self.intervals)
         changed.pop(place, None)
@@ -184,13 +175,6 @@ class MariadbGtids:
         if gtid in self:
             return self
         return MariadbGtids({**self.last, domain: (server, number)})
-
-    def without(self, gtid: str) -> MariadbGtids:
-        """Return the set without a transaction and those after it in its domain."""
-        domain, server, number = map(int, gtid.split("-"))
-        if gtid not in self:
-            return self
-        return MariadbGtids({**self.last, domain: (server, number - 1)})
 
     def intersection(self, other: MariadbGtids) -> MariadbGtids:
         """Return the transactions that both sets contain."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
@@ -140,7 +140,7 @@ class RangeReader:
         storage: how a bucket is reached.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     query: str
     names: tuple[str, ...]
     protected: ProtectedTexts[SourceColumn]

@@ -70,9 +70,9 @@ class LogBegin:
 
 def _before_evidence(position: LogOffset, server: Server) -> MysqlGtids | MariadbGtids:
     """Return the transactions that need not be read again."""
-    found = parse_gtids(position.gtids or "", is_mariadb=server.is_mariadb)
-    gtid = None if position.evidence is None else position.evidence.gtid
-    return found if gtid is None else found.without(gtid)
+    evidence = position.evidence
+    before = position.gtids if evidence is None else evidence.before
+    return parse_gtids(before or "", is_mariadb=server.is_mariadb)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class LogReader:
         folder: the folder of spools.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     server: Server
     server_id: int
     folder: Path

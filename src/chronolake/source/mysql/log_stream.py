@@ -230,9 +230,7 @@ class LogEnd:
         Raises:
             SourceError: the server writes no log, or refuses.
         """
-        has_new_name = not server.is_mariadb and server.numbers >= (8, 2)
-        statement = "SHOW BINARY LOG STATUS" if has_new_name else "SHOW MASTER STATUS"
-        rows = execute(connection, statement)
+        rows = log_status(connection, server)
         if not rows:
             raise SourceError(
                 "The server writes no binary log.",
@@ -251,6 +249,17 @@ class LogEnd:
         gtids = str(rows[0][4]).replace("\n", "")
         ((mode,),) = execute(connection, "SELECT @@global.gtid_mode")
         return cls(place, gtids if mode == "ON" else None, micros)
+
+
+def log_status(connection: pymysql.Connection[Any], server: Server) -> list[tuple[Any, ...]]:
+    """Return what a server says of its log: a row, or none if it writes no log.
+
+    Its columns are the file, the position, and the databases that are or are not logged.
+    """
+    has_new_name = not server.is_mariadb and server.numbers >= (8, 2)
+    return list(
+        execute(connection, "SHOW BINARY LOG STATUS" if has_new_name else "SHOW MASTER STATUS")
+    )
 
 
 def micros_of(connection: pymysql.Connection[Any]) -> int:

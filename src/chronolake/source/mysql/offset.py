@@ -87,11 +87,14 @@ class Evidence:
         gtid: its identifier; None if the server does not use them.
         place: where it begins.
         commit_micros: its time.
+        before: the transactions of the stream's offset before it, as the server prints them; None
+            if it does not use GTIDs.
     """
 
     gtid: str | None
     place: LogPlace
     commit_micros: int
+    before: str | None = None
 
     def is_of(self, transaction: Transaction, *, is_same_server: bool) -> bool | None:
         """Return whether a transaction is this one, or another one in its place; None: neither."""
@@ -111,6 +114,7 @@ class Evidence:
             "gtid": self.gtid,
             "place": self.place.as_json(),
             "commit_micros": self.commit_micros,
+            "before": self.before,
         }
 
 
@@ -163,7 +167,10 @@ class LogOffset:
             None
             if evidence is None
             else Evidence(
-                evidence["gtid"], LogPlace(*evidence["place"]), evidence["commit_micros"]
+                evidence["gtid"],
+                LogPlace(*evidence["place"]),
+                evidence["commit_micros"],
+                evidence["before"],
             ),
             {xid: LogPlace(*place) for xid, place in stored["prepared"].items()},
         )

@@ -35,6 +35,8 @@ _HARMLESS: Final = frozenset(
         *("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE", "XA", "INSTALL", "UNINSTALL"),
     }
 )
+#: ANALYZE FORMAT = JSON precedes the statement that is executed.
+_OPTIONS_OF_ANALYZE: Final = 6
 _DATA: Final = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO"})
 #: What CREATE, ALTER and DROP can define other than tables.
 _OTHER_OBJECTS: Final = frozenset(
@@ -171,7 +173,8 @@ class Statement:
         Rows that are changed by a statement without row events may belong to any table: to one of
         a view or a trigger, for example.
         """
-        if self.verb == "SET" and (inner := self._within_set()) is not None:
+        inner = self._inner()
+        if inner is not None:
             return inner.effect_on(schema, table)
         if self.changes_data:
             return TableEffect(Effect.CHANGED)
@@ -194,9 +197,16 @@ class Statement:
         is_repeated = [*map(_upper, words[:4])] == ["TABLE", "IF", "NOT", "EXISTS"]
         return None if self.verb == "CREATE" and is_repeated else TableEffect(Effect.CHANGED)
 
-    def _within_set(self) -> Statement | None:
-        """Return the statement that is executed with settings: SET STATEMENT ... FOR statement."""
-        if len(self.tokens) > 1 and self.tokens[1].is_word("STATEMENT"):
+    def _inner(self) -> Statement | None:
+        """Return the statement that this one executes.
+
+        It is the one after SET STATEMENT ... FOR, or after ANALYZE (in MariaDB).
+        """
+        if self.verb == "ANALYZE":
+            for place, token in enumerate(self.tokens[:_OPTIONS_OF_ANALYZE]):
+                if token.is_word(*_DATA):
+                    return Statement(self.schema, self.tokens[place:])
+        if self.verb == "SET" and self.tokens[1:] and self.tokens[1].is_word("STATEMENT"):
             for place, token in enumerate(self.tokens):
                 if token.is_word("FOR"):
                     return Statement(self.schema, self.tokens[place + 1 :])

@@ -467,9 +467,14 @@ class TableReplication:
 
     def offset_after(self, end: ReadEnd) -> LogOffset:
         """Return the stream's offset after all spooled changes have landed."""
-        gtids = self._gtids
+        gtids, evidence = self._gtids, end.evidence or self.position.evidence
         if gtids is not None:
+            if evidence is not None and evidence.gtid in gtids:
+                # Nothing that is new to this stream was read.
+                evidence = self.position.evidence
             for gtid in end.gtids:
+                if evidence is not None and gtid == evidence.gtid and gtid not in gtids:
+                    evidence = replace(evidence, before=str(gtids))
                 gtids = gtids.with_gtid(gtid)
         self._gtids = gtids
         return replace(
@@ -482,7 +487,7 @@ class TableReplication:
             columns=self._columns,
             greatest=self._greatest,
             has_unlogged=self.has_unlogged,
-            evidence=end.evidence or self.position.evidence,
+            evidence=evidence,
             prepared=end.prepared,
         )
 
