@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -24,6 +25,19 @@ settings.register_profile(
 # The same examples every time; `make test-all` generates others.
 settings.register_profile("seeded", settings.get_profile("random"), derandomize=True)
 settings.load_profile("seeded")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but the first parameter set of a sampled test as long."""
+    seen: set[tuple[Path, str]] = set()
+    for item in items:
+        if item.get_closest_marker("sampled") is None or item.get_closest_marker("long"):
+            continue
+        test = item.path, getattr(item, "originalname", item.name)
+        if test in seen:
+            item.add_marker(pytest.mark.long)
+        seen.add(test)
 
 
 def pytest_report_header() -> str:

@@ -103,6 +103,7 @@ def _append(table: IcebergTable) -> None:
     table.java.newAppend().commit()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", [_append, _move_hidden, _rename_column])
 @pytest.mark.parametrize("second", [_set_property, _move_other])
 def test_a_commit_to_a_table_that_has_changed_is_refused(
@@ -142,6 +143,7 @@ def test_modes_are_switched_repeatedly(
     assert {column.name for column in _COLUMNS} == {field.name for field in table.fields}
 
 
+@pytest.mark.long
 def test_a_replacement_does_not_lose_rows_that_are_appended_meanwhile(
     lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_replacement_does_not_lose_rows_that_are_appended_meanwhile(
     assert _ids(rest, name) == list(range(7))
 
 
+@pytest.mark.long
 def test_a_rewrite_keeps_field_ids_and_rows(
     lake: Lake, name: TableName, rest: RestCatalogServer
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_rewrite_keeps_field_ids_and_rows(
     assert sorted(row["id"] for row in _rows(rest, name)) == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.long
 def test_tables_are_copied_renamed_and_dropped(
     lake: Lake, name: TableName, rest: RestCatalogServer
 ) -> None:
@@ -218,6 +222,7 @@ def test_a_cancelled_creation_keeps_the_files_of_a_renamed_table(
     assert _ids(rest, longer) == list(range(3))
 
 
+@pytest.mark.long
 def test_a_table_in_the_folder_of_a_renamed_one_is_written(
     lake: Lake, name: TableName, rest: RestCatalogServer
 ) -> None:
@@ -242,6 +247,7 @@ def test_tables_that_would_share_a_folder_are_refused(lake: Lake, name: str) -> 
         core.create(lake, TableName.parse(name), _COLUMNS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_catalog_may_not_nest_schemas(
     lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy, *, refuses: bool
@@ -262,6 +268,7 @@ def test_a_catalog_may_not_nest_schemas(
     assert name in rest_catalog.list_tables(lake.config)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("found", ["parent=", "/tables"])
 def test_a_schema_that_is_dropped_while_tables_are_listed_is_skipped(
     lake: Lake, name: TableName, rest: RestCatalogServer, proxy: FaultyProxy, found: str
@@ -310,6 +317,7 @@ def test_tokens_are_renewed_with_the_credential(
     assert _ids(rest, name) == list(range(5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [

@@ -129,6 +129,7 @@ def _sync(folder: Path, source: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.long
 def test_a_catalog_in_postgresql(tmp_path: Path) -> None:
     with postgresql.server() as address:
         uri = address.replace("postgresql://", "postgresql+psycopg://")

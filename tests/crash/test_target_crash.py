@@ -53,6 +53,7 @@ class Published:
         return code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", _STEPS)
 def test_killed_publication_is_completed_by_the_next(
     target: Target, tmp_path: Path, step: str

@@ -135,6 +135,7 @@ _RIGHT: list[tuple[str, dict[str, Any], Callable[[bytes], bytes], Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.differs("responses without the records' path")
 @pytest.mark.differs("values that are not records")
 @pytest.mark.parametrize(("extractor", "within", "record"), [case[1:] for case in _RIGHT])

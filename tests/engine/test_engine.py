@@ -86,6 +86,7 @@ def test_a_command_prints_the_same_with_and_without_an_engine(running: Run) -> N
     assert state["commands"] == 0
 
 
+@pytest.mark.long
 def test_exit_codes_and_errors_are_those_of_the_command(running: Run) -> None:
     for words in (("query", "SELECT nothing"), ("verify", "crm.missing"), ("sync", "nope")):
         inside, outside = running.run(*words), running.run(*words, "--no-engine")
@@ -115,6 +116,7 @@ def test_a_command_has_its_caller_s_folder_and_variables(running: Run, tmp_path:
     assert _UNKNOWN in unknown.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_command_and_its_jobs_but_not_the_engine(running: Run) -> None:
     before = running.java()
     command = running.start_command("query", _LONG_QUERY)
@@ -236,6 +238,7 @@ def _has_socket(pid: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_killed_command_harms_no_other(running: Run) -> None:
     running.write("c", "d", "e")
 
@@ -248,6 +251,7 @@ def test_a_killed_command_harms_no_other(running: Run) -> None:
     assert sorted(row["Name"] for row in rows if row["_fivetran_active"]) == ["c", "d", "e"]
 
 
+@pytest.mark.long
 def test_a_dead_jvm_is_replaced(running: Run) -> None:
     before = running.java()
     os.kill(before, signal.SIGKILL)
@@ -326,6 +330,7 @@ def test_an_engine_is_found_from_shells_with_other_runtime_folders(tmp_path: Pat
     assert json.loads(done.stdout)["pid"] == engine.pid
 
 
+@pytest.mark.long
 def test_an_engine_of_other_code_ends(tmp_path: Path) -> None:
     run = Run(tmp_path)
     engine = run.start()

@@ -110,6 +110,7 @@ def test_a_jvm_that_does_not_respond_keeps_nobody_waiting(tmp_path: Path) -> Non
     assert done.returncode == -signal.SIGALRM, done.stderr
 
 
+@pytest.mark.long
 def test_only_the_jobs_of_a_lake_are_cancelled(tmp_path: Path) -> None:
     done = _run(_CANCEL, tmp_path)
 

@@ -102,6 +102,7 @@ def test_pipelines_follow_the_file_and_each_other_s_failures_do_not_matter(up: L
     assert "pipeline erp" in up.tasks()
 
 
+@pytest.mark.long
 def test_health_metrics_and_the_web_ui_are_served(up: Lakes) -> None:
     up.write("crm", "a", "b")
     up.start()
@@ -174,6 +175,7 @@ def test_an_idle_engine_makes_way_for_up(up: Lakes) -> None:
         engine.kill()
 
 
+@pytest.mark.long
 def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Lakes) -> None:
     up.write("crm", "a")
     up.start()
@@ -186,6 +188,7 @@ def test_a_dead_jvm_is_replaced_and_pipelines_go_on(up: Lakes) -> None:
     wait_until(lambda: up.get("/healthz").status_code == 200, "it does not become healthy")
 
 
+@pytest.mark.long
 def test_the_destination_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(UP_VARIABLE, "on")
     lake = tmp_path / "lake"

@@ -203,6 +203,7 @@ def _all_differences(made: Made, before: int, after: int, limit: int) -> list[Di
     return pages
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("table", _TABLES)
 def test_rows_at_any_time_are_those_of_the_model_in_the_order_of_their_keys(
     pasts: dict[str, Made], table: str
@@ -230,6 +231,7 @@ def _sorted(rows: list[dict[str, Cell]]) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in rows)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("most", [4_000_000, 7])
 @pytest.mark.parametrize("table", _TABLES)
 def test_differences_are_those_of_the_model(
@@ -266,6 +268,7 @@ def _shown(made: Made, row: dict[str, Any] | None) -> dict[str, Cell] | None:
     return {name: cell for name, cell in spelled.items() if name not in _HIDDEN}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("table", _TABLES)
 def test_differences_are_those_that_spark_finds(pasts: dict[str, Made], table: str) -> None:
     made, chance = pasts[table], random.Random(f"spark differences {table}")

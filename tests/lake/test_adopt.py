@@ -153,6 +153,7 @@ def all_locations(table: Table) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_moved_lake_is_adopted(moved: Moved, capsys: pytest.CaptureFixture[str]) -> None:
     config = moved.config
     with pytest.raises(LakeLocationError):
@@ -224,6 +225,7 @@ _POINTS: Final = [name for name in FAILPOINTS if name.startswith("adopt.")]
 _KILLS: Final = [f"{point}=kill" for point in _POINTS] + ["adopt.table-written=kill:3"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("failpoint", _KILLS)
 def test_a_killed_adoption_is_repeated(moved: Moved, failpoint: str) -> None:
     config = moved.config

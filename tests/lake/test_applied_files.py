@@ -49,6 +49,7 @@ def _moved(pipeline: Pipeline, number: int | None) -> None:
         move_watermark(pipeline.lake, stream, lease, mark)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("back_to", [None, 0])
 @pytest.mark.parametrize("change", ["    mode: live\n", "    on_purge: erase\n", ""])
 def test_moved_back_it_is_still_not_made_of_less(
@@ -83,6 +84,7 @@ def test_skipped_files_are_applied_by_a_rebuild(pipeline: Pipeline) -> None:
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4", "5"]
 
 
+@pytest.mark.long
 def test_what_is_applied_again_is_not_seen_half(pipeline: Pipeline) -> None:
     for name in ("old", "new"):
         pipeline.source.write("Account", [_row("9", Name=name)])
@@ -245,6 +247,7 @@ def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: i
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.long
 def test_files_of_a_replaced_table_are_removed_after_their_grace_period(pipeline: Pipeline) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     hours = 3600 * 1_000_000

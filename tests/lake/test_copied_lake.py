@@ -110,6 +110,7 @@ WRITES: Final[dict[str, Callable[[Lake], object]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_known", [True, False], ids=["recorded", "earlier version"])
 def test_a_copy_is_not_written_and_its_original_stays_as_it_is(
     original: Lake, copy: Path, *, is_known: bool

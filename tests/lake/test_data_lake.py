@@ -139,6 +139,7 @@ def test_records_have_many_fields(pipeline: Pipeline) -> None:
     assert (found.rows, found.missing, found.extra) == (3_005, 0, 0)
 
 
+@pytest.mark.long
 def test_a_column_has_the_narrowest_type_and_keeps_the_sources_spelling(
     pipeline: Pipeline,
 ) -> None:
@@ -245,6 +246,7 @@ def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
     assert {row["T"] for row in pipeline.rows()} == {"03:04:05.120Z", "noon"}
 
 
+@pytest.mark.long
 def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="kept")])
     pipeline.done()
@@ -260,6 +262,7 @@ def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_purge_may_erase_the_values_of_versions(pipeline: Pipeline) -> None:
     pipeline.source.write(
         "Account", [_row("1", 1, "1", Name="a"), _row("1", 5, "2", Name="b"), _row("2", 1, "1")]
@@ -284,6 +287,7 @@ def test_a_purge_may_erase_the_values_of_versions(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_version_of_which_only_purges_speak_is_there_without_data(pipeline: Pipeline) -> None:
     """A version that only purges mention exists without data.
 
@@ -319,6 +323,7 @@ def test_a_version_of_which_only_purges_speak_is_there_without_data(pipeline: Pi
     assert found == {"1": ("b", True), "2": (None, True), "3": (None, True)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "empty", [pa.null(), pa.struct([("a", pa.int32())]), pa.list_(pa.int8())], ids=str
 )
@@ -338,6 +343,7 @@ def test_a_column_without_values_may_have_any_type(pipeline: Pipeline, empty: pa
     }
 
 
+@pytest.mark.long
 def test_columns_that_hold_several_values_are_json(pipeline: Pipeline) -> None:
     """Columns that hold several values become JSON.
 
@@ -479,6 +485,7 @@ def test_a_field_with_the_name_of_a_system_column_is_refused(pipeline: Pipeline)
     assert "Account.rename: {_fivetran_deleted: source_fivetran_deleted}" in (stream.hint or "")
 
 
+@pytest.mark.long
 def test_fields_get_other_names(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", _fivetran_deleted="true", N="5", N_i=5)])
     pipeline.configure("    rename: {columns: {_fivetran_deleted: gone, N: number}}\n")
@@ -514,6 +521,7 @@ def test_a_table_is_not_rebuilt_from_fewer_files(pipeline: Pipeline) -> None:
     assert pipeline.rows() == before
 
 
+@pytest.mark.long
 def test_a_lost_store_does_not_stop_a_pipeline(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
     pipeline.done()
@@ -591,6 +599,7 @@ _FLAWS: Final = {
 }
 
 
+@pytest.mark.long
 def test_a_bad_file_stops_its_stream_or_is_left_out(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -657,6 +666,7 @@ def test_a_row_without_key_time_or_sequence_is_refused(pipeline: Pipeline) -> No
     assert "1 rows lack their key" in (stream.error or "")
 
 
+@pytest.mark.long
 def test_a_second_process_is_refused_while_one_runs(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1")])
 
@@ -718,6 +728,7 @@ def test_a_table_that_something_else_fills_is_refused(pipeline: Pipeline) -> Non
     assert "it is filled by crm/Account" in (result.streams[0].error or "")
 
 
+@pytest.mark.long
 def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.source.write("Account", [_row("2", 1, "1", Name="c", grax__deleted=_T)])
@@ -790,6 +801,7 @@ def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None
     ]
 
 
+@pytest.mark.long
 def test_a_column_that_is_renamed_while_its_pipeline_runs(pipeline: Pipeline) -> None:
     """The steps after the change of chronolake.yml apply the column under its new name."""
     for file in range(4):
@@ -807,6 +819,7 @@ def test_a_column_that_is_renamed_while_its_pipeline_runs(pipeline: Pipeline) ->
     assert [row[-1] for row in pipeline.versions("title")] == ["n0", "n1", "n2", "n3"]
 
 
+@pytest.mark.long
 def test_several_type_changes_cause_one_rebuild(pipeline: Pipeline) -> None:
     for key, fields in enumerate(
         [{"N": "5", "N_i": 5}, {"N": "6", "N_i": 6}, {"N": "x"}, {"D": "1", "D_i": 1}, {"D": "y"}]
@@ -835,6 +848,7 @@ def test_several_type_changes_cause_one_rebuild(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_file_without_rows_is_passed_over(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1")])
     pipeline.done()
@@ -851,6 +865,7 @@ def test_a_file_without_rows_is_passed_over(pipeline: Pipeline) -> None:
     assert [row[0] for row in pipeline.versions()] == ["1", "3"]
 
 
+@pytest.mark.long
 def test_only_its_pipeline_may_change_a_pipeline_table(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.done()
@@ -931,6 +946,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     assert pipeline.versions("Name") == before
 
 
+@pytest.mark.long
 def test_a_rebuilt_table_equals_the_table(pipeline: Pipeline) -> None:
     rows = _random_rows(7, files=4, rows=40)
     _write_random(pipeline.source, rows)
@@ -953,6 +969,7 @@ def test_a_rebuilt_table_equals_the_table(pipeline: Pipeline) -> None:
     assert ("zz", _T + _SECOND, TMAX_MICROS, True, "after") in pipeline.versions("Name")
 
 
+@pytest.mark.long
 def test_a_table_is_compared_with_its_lake(pipeline: Pipeline) -> None:
     _write_random(pipeline.source, _random_rows(3, files=3, rows=30))
     pipeline.done()

@@ -121,6 +121,7 @@ def test_deletes_of_removed_files_do_not_count(tmp_path: Path) -> None:
     assert summary.rows == 1000
 
 
+@pytest.mark.long
 def test_maintain_upgrades_to_the_configured_version(tmp_path: Path) -> None:
     filled(tmp_path, format_version=2)
     unset = opened(tmp_path)
@@ -141,6 +142,7 @@ def test_maintain_upgrades_to_the_configured_version(tmp_path: Path) -> None:
     assert names_in(table) == {**EXPECTED, 0: "d", 1: "d"}
 
 
+@pytest.mark.long
 def test_a_table_is_not_downgraded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     filled(tmp_path)
     lake = opened(tmp_path, format_version=2)

@@ -139,6 +139,7 @@ _READING = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "how", ["full", pytest.param("no room for files", marks=pytest.mark.long), "read-only"]
 )
@@ -227,6 +228,7 @@ def test_a_destination_answers_with_the_path(disk: SmallDisk, tmp_path: Path) ->
         assert caller.write("t", columns, replace=rows(500)).success
 
 
+@pytest.mark.long
 def test_maintain_and_verify_continue_after_a_table_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

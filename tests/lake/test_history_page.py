@@ -96,6 +96,7 @@ def in_spark(lake: Lake, statement: str) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in lake.spark.sql(statement).collect()]
 
 
+@pytest.mark.long
 def test_the_page_shows_what_the_tables_contain(
     lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 #: Opens a lake, kills its JVM, and prints the errors of calls into it and of another connection.
 _PROGRAM = """
 import json, socket, sys
+import pytest
 from chronolake.lake import Lake
 from chronolake.pipeline.stream_run import describe_failure
 from chronolake.types import TableName
@@ -37,6 +38,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 def test_calls_into_a_jvm_that_has_ended_name_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path / "lake")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
@@ -36,6 +37,7 @@ def held() -> int:
     return sum(isinstance(candidate, JavaObject) for candidate in gc.get_objects())
 
 
+@pytest.mark.long
 def test_batches_leave_nothing_in_the_jvm(lake: Lake) -> None:
     core.create(lake, NAME, COLUMNS)
     after = []

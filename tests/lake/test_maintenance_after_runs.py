@@ -78,6 +78,7 @@ def test_a_run_puts_a_table_in_order(tmp_path: Path, mode: str) -> None:
         assert [row["Name"] for row in pipeline.rows()] == [f"of {RUNS - 1}"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_threshold")
 def test_a_run_does_not_fail_by_it(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)

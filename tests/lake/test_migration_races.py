@@ -94,6 +94,7 @@ def test_a_leftover_without_metadata_blocks_no_write(
     assert [row.w for row in lake.table(name).df.collect()] == ["x"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "odd",
     [

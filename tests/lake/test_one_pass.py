@@ -78,6 +78,7 @@ def test_of_a_live_table(lake: Lake, name: TableName) -> None:
     assert made.value == 3
 
 
+@pytest.mark.long
 def test_updates_without_a_row_are_counted_whatever_becomes_of_their_keys(
     lake: Lake, name: TableName
 ) -> None:
@@ -93,6 +94,7 @@ def test_updates_without_a_row_are_counted_whatever_becomes_of_their_keys(
     assert lake.table(name).df.count() == 0
 
 
+@pytest.mark.long
 def test_of_a_history_table(lake: Lake, name: TableName) -> None:
     core.create(lake, name, HISTORY)
     first, made = counted(lake, [version(Op.REPLACE, key, "'a'", 1) for key in (1, 2)])

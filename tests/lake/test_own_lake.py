@@ -310,6 +310,7 @@ def test_composite_keys_are_compared_part_by_part(own: Own) -> None:
     assert own.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
     [
@@ -364,6 +365,7 @@ def test_columns_are_known_before_any_record(own: Own) -> None:
     assert own.agrees()
 
 
+@pytest.mark.long
 def test_what_is_known_of_one_landing_is_not_known_of_two(own: Own) -> None:
     columns = (column("id", Kind.LONG, key=True), column("name", Kind.STRING))
     own.land(columns, [version(1, id=1, name="a"), version(1, id=2, name="a")], each_once=True)
@@ -483,6 +485,7 @@ def test_erased_values_are_removed_from_our_own_files(own: Own, lake: Lake) -> N
         assert row["left"] == "a", "whose the rows are stays"
 
 
+@pytest.mark.long
 def test_what_was_purged_before_erasing_was_wanted(own: Own) -> None:
     own.keep(on_purge=OnPurge.CLOSE, is_ours=True)
     columns = _purgeable(own)
@@ -525,6 +528,7 @@ def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
     assert _said(own.folder) == before
 
 
+@pytest.mark.long
 def test_erasing_that_was_cut_off_is_done_again(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     own.keep(on_purge=OnPurge.ERASE, is_ours=True)
     columns = _purgeable(own)
@@ -545,6 +549,7 @@ def test_erasing_that_was_cut_off_is_done_again(own: Own, monkeypatch: pytest.Mo
     assert list((own.folder.path / "_staging").iterdir()) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("on_purge", "is_ours"), [(OnPurge.CLOSE, True), (OnPurge.ERASE, False)])
 def test_files_are_not_changed_otherwise(own: Own, on_purge: OnPurge, *, is_ours: bool) -> None:
     """Files are not changed otherwise.
@@ -563,6 +568,7 @@ def test_files_are_not_changed_otherwise(own: Own, on_purge: OnPurge, *, is_ours
     assert [file.path.read_bytes() for file in own.folder.files()] == before
 
 
+@pytest.mark.long
 def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
     """Values that a log leaves out stay unchanged.
 
@@ -616,6 +622,7 @@ def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
     assert own.agrees()
 
 
+@pytest.mark.long
 def test_a_fields_type_follows_what_the_source_declares(own: Own) -> None:
     key = column("id", Kind.INT, key=True)
     wanted = []
@@ -729,6 +736,7 @@ def _contents(folder: ObjectFolder) -> Iterator[tuple[int, ...]]:
         yield tuple(int(word) for word in file.path.read_text().split())
 
 
+@pytest.mark.long
 def test_names_increase_across_processes(tmp_path: Path) -> None:
     folder = ObjectFolder(tmp_path, "shop", "orders")
     context = multiprocessing.get_context("spawn")

@@ -108,6 +108,7 @@ def _run(program: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_every_missing_setting_is_reported_at_once(tmp_path: Path) -> None:
     plain, in_bucket, stopped = _run(_LACKING, str(tmp_path)).split("--\n")
 

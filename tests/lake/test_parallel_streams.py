@@ -84,6 +84,7 @@ def test_a_table_that_cannot_be_read_does_not_stop_the_others(
     }
 
 
+@pytest.mark.long
 def test_a_table_dropped_while_files_are_applied_gets_all_rows_again(crm: Project) -> None:
     chronolake.sync("crm", project=crm.file.parent)
     source = DataLake(crm.file.parent / "source", files=len(_OBJECTS))
@@ -106,6 +107,7 @@ def test_a_table_dropped_while_files_are_applied_gets_all_rows_again(crm: Projec
     }
 
 
+@pytest.mark.long
 def test_an_interruption_ends_all_streams_that_are_applied(
     crm: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:

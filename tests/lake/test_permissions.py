@@ -76,6 +76,7 @@ def written(folder: Path, kind: str) -> None:
     subprocess.run(program, check=True, timeout=120, capture_output=True)
 
 
+@pytest.mark.long
 def test_whatever_is_created_is_for_the_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "lake"
     written(folder, "private")
@@ -98,6 +99,7 @@ def test_a_command_lands_and_writes_for_the_owner_only(tmp_path: Path) -> None:
     assert modes(folder) == ({0o700}, {0o600})
 
 
+@pytest.mark.long
 def test_a_shared_lake_follows_the_umask(tmp_path: Path) -> None:
     os.umask(0o027)
     folder = tmp_path / "lake"

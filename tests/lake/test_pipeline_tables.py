@@ -107,6 +107,7 @@ _WORLDS: Final = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "seed", "eps", "step", "is_mixed", "erases"),
     [
@@ -157,6 +158,7 @@ def test_a_log_that_leaves_columns_out(
         assert pipeline_tables.files(lake, name) == before, "what is there already changes no file"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize(("seed", "eps", "step", "erases"), _WORLDS)
 def test_a_table_is_a_function_of_what_was_landed(
@@ -183,6 +185,7 @@ def test_a_table_is_a_function_of_what_was_landed(
     _check(lake, name, mode, rows, eps, erases=erases)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed",
     [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in draw_seeds("retracted", 4))],
@@ -221,6 +224,7 @@ def test_a_retraction_undoes_what_has_a_smaller_sequence(lake: Lake, seed: int) 
     assert pipeline_tables.files(lake, name) == before, "what is there already changes no file"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("eps", [1, _MS])
 def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
     """A version is valid between its start and end, as in the SQL of docs/history.md.
@@ -369,6 +373,7 @@ def test_a_batch_that_is_not_read_completely_is_not_applied(lake: Lake) -> None:
     assert pipeline_tables.read(lake, name) == before
 
 
+@pytest.mark.long
 def test_a_table_that_another_writer_changed_is_read_again(lake: Lake) -> None:
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pipeline_table(lake, name, pipeline_tables.COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)

@@ -195,6 +195,7 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
     assert line in " ".join(reported.split())
 
 
+@pytest.mark.long
 def test_a_switch_by_the_configuration_warns_of_foreign_columns_only(folder: Path) -> None:
     """A mode switch by the configuration warns only of columns that are not its own.
 
@@ -216,6 +217,7 @@ def test_a_switch_by_the_configuration_warns_of_foreign_columns_only(folder: Pat
     assert dropped == [[], [], [], [["note"]]]
 
 
+@pytest.mark.long
 def test_what_fails_within_spark_is_an_error_like_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ def test_changes_of_a_source_land_and_are_applied(tmp_path: Path) -> None:
     assert there.agrees()
 
 
+@pytest.mark.long
 def test_a_source_that_fails_continues_at_its_checkpoint(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     rows = list(_changes(3, 100))
@@ -186,6 +187,7 @@ def test_who_lost_the_lease_lands_nothing(tmp_path: Path) -> None:
 _POINTS: Final = [name for name in FAILPOINTS if not name.startswith(("create.", "rewrite."))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", with_drawn_seeds(1, test="pulling", number=4))
 def test_whatever_fails_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

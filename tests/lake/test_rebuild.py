@@ -144,6 +144,7 @@ def _changed(register: Register, chance: random.Random, number: int) -> None:
             register.put(key, _fields(chance, names))
 
 
+@pytest.mark.long
 def test_a_full_refresh_lands_what_differs(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     register = there.register
@@ -178,6 +179,7 @@ def test_a_full_refresh_lands_what_differs(tmp_path: Path) -> None:
     assert there.versions() == _model(rows, there.names())
 
 
+@pytest.mark.long
 def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     register = there.register
@@ -273,6 +275,7 @@ def test_renamed_columns_keep_their_values(tmp_path: Path) -> None:
     assert len(named) == 4
 
 
+@pytest.mark.long
 def test_a_name_that_was_left_is_another_columns(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     register = there.register

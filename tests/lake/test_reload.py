@@ -105,6 +105,7 @@ def run(
         assert core.verify(lake, name).holds
 
 
+@pytest.mark.long
 def test_the_tables_of_the_documents_mock_data(lake: Lake, name: TableName) -> None:
     """The document's mock data makes the document's tables.
 
@@ -144,6 +145,7 @@ def test_a_re_sync_without_changes_only_refreshes_the_time_of_sync(
     assert held(lake, name) == [CLOSED, version("a", 30, "2020-01-03T00:00:00Z", TMAX, RESYNC)]
 
 
+@pytest.mark.long
 def test_a_re_sync_with_a_change_closes_the_version_before(lake: Lake, name: TableName) -> None:
     fill(lake, name, CLOSED, ACTIVE)
     run(lake, name, source(lake, [("a", 40, "2020-01-03T02:00:00Z")]))
@@ -156,6 +158,7 @@ def test_a_re_sync_with_a_change_closes_the_version_before(lake: Lake, name: Tab
     ]
 
 
+@pytest.mark.long
 def test_an_earlier_start_removes_the_versions_after_it(lake: Lake, name: TableName) -> None:
     fill(lake, name, CLOSED, ACTIVE)
     synced = "2020-01-05T01:00:00Z"
@@ -163,6 +166,7 @@ def test_an_earlier_start_removes_the_versions_after_it(lake: Lake, name: TableN
     assert held(lake, name) == [version("a", 10, "2020-01-01T00:00:00Z", TMAX, synced)]
 
 
+@pytest.mark.long
 def test_an_earlier_start_leaves_the_versions_before_it(lake: Lake, name: TableName) -> None:
     before = version(
         "a", 5, "2020-01-01T00:00:00Z", "2020-01-01T11:59:59.999Z", "2020-01-01T01:00:00Z"
@@ -172,12 +176,14 @@ def test_an_earlier_start_leaves_the_versions_before_it(lake: Lake, name: TableN
     assert held(lake, name) == [before, version("a", 20, "2020-01-01T12:00:00Z", TMAX, RESYNC)]
 
 
+@pytest.mark.long
 def test_the_same_start_with_other_values_replaces_the_version(lake: Lake, name: TableName) -> None:
     fill(lake, name, CLOSED, ACTIVE)
     run(lake, name, source(lake, [("a", None, "2020-01-03T00:00:00Z")]))
     assert held(lake, name) == [CLOSED, version("a", None, "2020-01-03T00:00:00Z", TMAX, RESYNC)]
 
 
+@pytest.mark.long
 def test_without_a_timestamp_values_are_compared(lake: Lake, name: TableName) -> None:
     present = version("b", None, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z")
     deleted = version(
@@ -198,6 +204,7 @@ def test_without_a_timestamp_values_are_compared(lake: Lake, name: TableName) ->
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("has_start", [True, False])
 def test_a_column_that_the_source_lost_stays_in_versions_that_stay(
     lake: Lake, name: TableName, *, has_start: bool
@@ -209,6 +216,7 @@ def test_a_column_that_the_source_lost_stays_in_versions_that_stay(
     assert held(lake, name) == [first, version("a", 7, "2020-01-02T00:00:00Z", TMAX, RESYNC)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("gone", "ended"),
     [
@@ -260,6 +268,7 @@ def test_a_source_without_rows_closes_everything_or_nothing(lake: Lake, name: Ta
     assert [row[3:5] for row in held(lake, name)] == [(CLOSED[3], False), (RESYNC, False)]
 
 
+@pytest.mark.long
 def test_an_empty_table_takes_a_re_sync(lake: Lake, name: TableName) -> None:
     run(lake, name, timeless(lake, [("a", 1)]), MissingRecords.CLOSE)
     assert held(lake, name) == [version("a", 1, RESYNC, TMAX, RESYNC)]
@@ -282,6 +291,7 @@ def test_a_wrong_re_sync_is_refused_and_changes_nothing(lake: Lake, name: TableN
         core.resync(lake, live, timeless(lake, []), at_micros=at, batch="r")
 
 
+@pytest.mark.long
 def test_a_source_of_other_types_changes_nothing_that_is_stored_the_same(
     lake: Lake, name: TableName
 ) -> None:

@@ -228,6 +228,7 @@ def test_when_a_table_was_verified_is_known(
     assert (found.holds, found.rows, found.against_lake, found.broken) == (True, 10, False, None)
 
 
+@pytest.mark.long
 def test_landed_counts_and_state_of_a_stream_are_recorded(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     there.log.append(list(_changes(1, 100)))
@@ -258,6 +259,7 @@ def test_landed_counts_and_state_of_a_stream_are_recorded(tmp_path: Path) -> Non
     assert three.record.stream == STREAM
 
 
+@pytest.mark.long
 def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
     with Api() as api:
         shop = ApiShop(tmp_path, api)

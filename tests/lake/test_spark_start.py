@@ -11,6 +11,7 @@ from pathlib import Path
 _PROGRAM = """
 import json, sys
 from pathlib import Path
+import pytest
 from pyspark import SparkContext
 from chronolake.errors import LakeError
 from chronolake.lake import Lake
@@ -28,6 +29,7 @@ with Lake.open(folder / "other", config=lake_config(folder / "other")) as lake:
 """
 
 
+@pytest.mark.long
 def test_a_jvm_in_which_no_context_could_be_created_is_not_used_again(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)],

@@ -168,6 +168,7 @@ def test_diff_prints_what_differs(
     assert "id=3" not in reported
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("soft", [True, False])
 def test_a_switch_to_history_and_back_loses_no_row(
     lake: Lake, name: TableName, *, soft: bool

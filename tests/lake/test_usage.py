@@ -75,6 +75,7 @@ def send(lake: Lake, name: TableName, *rows: Change, history: bool = False) -> i
     return rows_of(lake, name)
 
 
+@pytest.mark.long
 def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: TableName) -> None:
     core.create(lake, name, LIVE)
     assert rows_of(lake, name) is None
@@ -88,6 +89,7 @@ def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: Tabl
     assert send(lake, name, (change, 99, "a", "z", 0), (gone, 1, "a", None, 0)) == 5
 
 
+@pytest.mark.long
 def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name: TableName) -> None:
     core.create(lake, name, HISTORY)
     first, put, gone = Op.EARLIEST, Op.REPLACE, Op.DELETE

@@ -120,6 +120,7 @@ def _name() -> TableName:
     return TableName("wide", f"t{next(_numbers)}")
 
 
+@pytest.mark.long
 def test_creating_and_altering_cost_no_call_for_each_column(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +252,7 @@ def _changes(lake: Lake, columns: list[Column], number: int) -> DataFrame:
     return lake.spark.createDataFrame(pa.table(rows))
 
 
+@pytest.mark.long
 def test_a_sync_costs_no_call_for_each_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +360,7 @@ def _attributes(plan: Any) -> int:
     return below + int(plan.output().size())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", [Mode.HISTORY, Mode.LIVE])
 def test_plans_of_a_change_hold_few_columns_for_each_of_the_table(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, mode: Mode

@@ -235,6 +235,7 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         assert caller.snapshot("t") == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("before", "text", "after"),
     [
@@ -273,6 +274,7 @@ def test_a_value_that_would_not_round_trip_does_not_fit(
     assert caller.snapshot("t") == stored
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
@@ -308,6 +310,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_type_becomes_every_other_where_there_are_no_values(caller: Caller) -> None:
     for before in KINDS:
         columns = ["id*:LONG", *(f"v{n}:{before}" for n in range(len(KINDS))), SYNCED]

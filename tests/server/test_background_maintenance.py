@@ -67,11 +67,13 @@ def data_files(lake: Lake) -> int:
     return int(snapshot.summary().get("total-data-files"))
 
 
+@pytest.mark.long
 def test_a_server_puts_small_files_in_order(lake: Lake, tmp_path: Path) -> None:
     caller = send(lake, tmp_path, range(8), automatic=True)
     assert sorted(caller.rows("t", "id")) == [(number,) for number in range(8)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cell", [None, "no number"])
 def test_maintenance_is_repeated_after_a_batch_without_files_or_success(
     lake: Lake, tmp_path: Path, cell: str | None
@@ -84,6 +86,7 @@ def test_maintenance_is_repeated_after_a_batch_without_files_or_success(
         until(lambda: data_files(lake) < SMALL_FILES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pause", [0.15, *(pytest.param(pause, marks=pytest.mark.long) for pause in (0.0, 0.4, 1.0))]
 )

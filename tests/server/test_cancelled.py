@@ -71,6 +71,7 @@ def _cancel_at(
     assert server._destination.wait_until_idle(60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "point",
     [

@@ -107,6 +107,7 @@ def test_adding_a_column_again_sets_its_default_in_every_row_again(
         assert caller.rows("t", "id", "note") == [(1, text), (2, text), (3, text)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
@@ -413,6 +414,7 @@ def test_a_soft_delete_table_becomes_a_history_table_and_back(caller: Caller) ->
     assert not caller.iceberg("t").spec().fields
 
 
+@pytest.mark.long
 def test_a_table_that_changed_its_mode_takes_batches_in_the_new_one(caller: Caller) -> None:
     fill(caller, SOFT, [soft(1, "false"), soft(2, "false"), soft(3, "false")])
     history = ["id*:LONG", "name:STRING", *HISTORY]
@@ -563,6 +565,7 @@ def test_an_operation_on_nothing_is_a_task(caller: Caller, part: str) -> None:
     assert answer.WhichOneof("response") == "task"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("operation", "parts"),
     [

@@ -27,6 +27,7 @@ def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", ["logical_replication", pytest.param("snapshot_diff", marks=pytest.mark.long)]
 )

@@ -178,6 +178,7 @@ def _put_orders(shop: ApiShop, secrets: Secrets, day: str, *numbers: int) -> Non
         shop.put(number, day, **{k: v for k, v in _row(secrets, number).items() if k != "id"})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "stream", ["orders: {detect_deletes: PT0.001S}", "turns: {}", "counted: {}"]
 )
@@ -209,6 +210,7 @@ def test_api_that_tasks_read(tmp_path: Path, api: Api) -> None:
     assert secrets.found_in(tmp_path) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "failpoint", ["read.slice-noted=kill", "read.slice-done=kill", "land.staged=kill"]
 )
@@ -401,6 +403,7 @@ def people(state):
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("capture", ["snapshot", "polling", "log"])
 def test_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any], capture: str
@@ -424,6 +427,7 @@ def test_functions(
     assert not secrets.are_in(repr(logged))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("capture", ["snapshot", "polling"])
 def test_what_a_killed_sync_of_a_function_leaves(tmp_path: Path, capture: str) -> None:
     secrets = Secrets()

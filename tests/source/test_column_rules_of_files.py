@@ -122,6 +122,7 @@ def logged() -> Iterator[list[Any]]:
         yield events
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "ending",
     [
@@ -180,6 +181,7 @@ def _bad_files(people: People) -> Iterator[tuple[str, bytes]]:
         yield "damaged", bytes(damaged)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "ending",
     [

@@ -238,6 +238,7 @@ def logged() -> Iterator[list[Any]]:
         yield events
 
 
+@pytest.mark.sampled
 def test_values_are_in_no_file_or_log(
     tmp_path: Path, kind: str, logged: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +257,7 @@ def test_values_are_in_no_file_or_log(
     assert not people.secrets.are_in("".join(capfd.readouterr()))
 
 
+@pytest.mark.sampled
 def test_errors_do_not_contain_values(tmp_path: Path, kind: str, logged: list[Any]) -> None:
     people = People(tmp_path, kind)
     people.put(1, 2)
@@ -335,6 +337,7 @@ def test_records_without_key_have_a_keyed_hash(tmp_path: Path, logged: list[Any]
     assert set(MASKED) <= {name.split("_")[0] for name in people.shop.rows("people")[0]}
 
 
+@pytest.mark.long
 def test_a_new_rule_of_a_key_does_not_leave_the_old_records(tmp_path: Path) -> None:
     read = """
         record("orders", id=1, note="a", at="2026-11-01T10:00:00Z")

@@ -21,6 +21,7 @@ def shop(tmp_path: Path) -> Iterator[ApiShop]:
         yield ApiShop(tmp_path, api)
 
 
+@pytest.mark.long
 def test_objects_become_columns_if_configured(shop: ApiShop) -> None:
     shop.configure("orders: {}", "live: {mode: live, nested: columns}")
     ann = {"name": "Ann", "place": {"city": "Bonn", "zip": 1}}

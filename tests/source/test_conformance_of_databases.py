@@ -87,6 +87,7 @@ def _postgresql(folder: Path, address: str, name: str, method: str) -> Subject:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 @pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
 def test_postgresql(check: Check, method: str, address: str, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ def _mysql(folder: Path, address: str) -> Subject:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_mysql(check: Check, mysql_address: str, tmp_path: Path) -> None:
     numbers = count()
@@ -167,6 +169,7 @@ def _sqlite(folder: Path) -> Subject:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_sqlite_over_jdbc(check: Check, tmp_path: Path) -> None:
     numbers = count()

@@ -80,6 +80,7 @@ def _start(folder: Path, tap: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ignores", [False, True], ids=["heeds", "ignores"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_stopped_command_leaves_nothing(

@@ -266,6 +266,7 @@ def _orders(days: Mapping[int, Sequence[int]]) -> list[tuple[Any, ...]]:
     return _expected({day: dict.fromkeys(ids, "a") for day, ids in days.items()})
 
 
+@pytest.mark.long
 def test_a_truncated_copy_is_rejected_and_later_ones_continue(tmp_path: Path) -> None:
     shop = Dumps(tmp_path, max_deleted="20%", min_rows=2)
     shop.put(1, _some(*range(10)))
@@ -329,6 +330,7 @@ def test_invalid_copies_are_rejected_with_their_file(tmp_path: Path) -> None:
     assert shop.history("id", "name") == _orders({1: [1, 2], 6: [1, 3]})
 
 
+@pytest.mark.long
 def test_columns_and_types_may_change_between_copies(tmp_path: Path) -> None:
     shop = Dumps(tmp_path)
     day = shop.dumps / "orders_2026-01-01.parquet"
@@ -363,6 +365,7 @@ def _text(rows: Sequence[Row], ending: str) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "csv.zst", "jsonl", "json.gz", "ndjson.zst"])
 def test_formats(tmp_path: Path, ending: str) -> None:
     shop = Dumps(
@@ -421,6 +424,7 @@ def test_values_of_another_type_and_damaged_text_files_are_rejected(tmp_path: Pa
     assert shop.history("id", "name") == _orders({1: [1, 2], 4: [1, 3]})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_a_copy_that_was_cut_off_is_rejected(tmp_path: Path, ending: str) -> None:
     """Rows after the cut are not deleted, and later copies do not wait."""

@@ -57,6 +57,7 @@ _SWAPPED = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> None:
     shop.run(
@@ -151,6 +152,7 @@ def test_a_record_that_gets_another_key_keeps_large_values(
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_truncate_ends_every_record(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)",
@@ -221,6 +223,7 @@ def test_columns_are_added_dropped_renamed_and_altered(
     assert shop.agrees()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
 def test_tables_and_columns_exist_before_they_have_values(shop: Shop, method: str) -> None:
     shop.configure(method=method)
@@ -353,6 +356,7 @@ def test_unpublished_changes_are_read_from_the_table(shop: Shop) -> None:
     assert "all operations" in (shop.sync().streams[0].error or "")
 
 
+@pytest.mark.long
 def test_recreated_slot_is_detected(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1)"
@@ -436,6 +440,7 @@ TYPES: dict[str, list[str]] = {
 _PLAIN = {"bool", "int2", "int4", "int8", "oid", "float8", "numeric(38,10)", "bytea", "timestamp"}
 
 
+@pytest.mark.long
 def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
     shop.run(
         "CREATE TYPE public.mood AS ENUM ('so so', 'fine')",
@@ -566,6 +571,7 @@ def test_table_without_a_primary_key_is_replicated_by_a_unique_index(shop: Shop)
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, code text NOT NULL)",
@@ -606,6 +612,7 @@ def test_changed_key_requires_another_table(shop: Shop, capsys: pytest.CaptureFi
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_copy_reads_each_row_once(shop: Shop) -> None:
     columns = ("n numeric(10,2)", "at timestamp", "utc timestamptz", "on_day date")
     shop.run(
@@ -658,6 +665,7 @@ def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> 
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_waiting_copy_reports_the_open_transaction(shop: Shop) -> None:
     shop.run("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
     shop.prepare()

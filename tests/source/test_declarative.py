@@ -210,6 +210,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         yield Shop(tmp_path, api)
 
 
+@pytest.mark.long
 def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -> None:
     shop.put(1, "01", state="new", total=5, placed="2026-01-01T10:00:00+02:00", lines=[{"a": 1}])
     shop.put(2, "02", state="new", total=7.5)
@@ -241,6 +242,7 @@ def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -
     assert str(first[END]) == "2026-01-06 11:59:59.999000+00:00"
 
 
+@pytest.mark.long
 def test_streams_without_a_cursor_are_compared(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +266,7 @@ def test_streams_without_a_cursor_are_compared(
     ]
 
 
+@pytest.mark.long
 def test_streams_without_a_cursor_have_history_of_their_reads(shop: Shop) -> None:
     shop.configure(own="{}")
     shop.put(1, "01", state="new")

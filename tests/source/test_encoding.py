@@ -73,6 +73,7 @@ def _failures(shop: Shop, *, full_refresh: bool = False) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_row_with_invalid_text_fails_only_its_table(shop: Shop, encoding: str) -> None:
     bad, text = _BAD[encoding], _GOOD.get(encoding, "日本")
     good = f"'{text}'"
@@ -117,6 +118,7 @@ def test_row_with_invalid_text_fails_only_its_table(shop: Shop, encoding: str) -
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
 def test_no_part_of_a_transaction_with_invalid_text_lands(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +164,7 @@ def test_invalid_text_in_a_key_is_located_by_fingerprints(
     assert shop.present("bad", ("id",)) == [("mended",)]
 
 
+@pytest.mark.long
 def test_names_that_are_not_valid_stop_their_own_tables(shop: Shop, encoding: str) -> None:
     stored = bytes.fromhex(_BAD[encoding].partition(r"'\x")[2].partition("'")[0])
     bad = bytes(byte for byte in stored if byte >= 0x80)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pytest
 import structlog
 from psycopg import sql
 
@@ -235,6 +236,7 @@ def _as_stored(value: Any, kind: pa.DataType) -> Any:
     return float(np.float32(value)) if value is not None and pa.types.is_float32(kind) else value
 
 
+@pytest.mark.long
 def test_every_type_is_the_same_in_a_copy_and_in_the_log(shop: Shop) -> None:
     types = _types(shop)
     columns = ", ".join(f"c{number} {type_.name}" for number, type_ in enumerate(types))

@@ -184,6 +184,7 @@ def test_fingerprints_with_other_metadata_are_ignored(tmp_path: Path, other: str
     assert folder.load(made.name, says) is None, "not all of them are there"
 
 
+@pytest.mark.long
 def test_values_that_read_differently_have_other_fingerprints(address: str) -> None:
     with psycopg.connect(address, autocommit=True) as connection:
         for statement in (
@@ -270,6 +271,7 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     assert (run.landed_rows, run.rows_read) == (0, 9_000)
 
 
+@pytest.mark.long
 def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
     bulk.run("DELETE FROM bulk")
     bulk.sync_or_fail()
@@ -453,6 +455,7 @@ def test_fingerprints_do_not_outlive_a_while_with_the_log(
     assert bulk.states("bulk", ("n",), ("state",))[2,] == [("new",), ("sent",), ("new",)]
 
 
+@pytest.mark.long
 def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
     bulk.lake.spark.sql("UPDATE chronolake.shop.bulk SET _chronolake_hash = 7 WHERE n = 2")
     bulk.sync_or_fail()

@@ -46,6 +46,7 @@ def filled(shop: Shop) -> Shop:
     return shop
 
 
+@pytest.mark.long
 def test_a_database_without_changes_needs_no_jvm(filled: Shop) -> None:
     # The run after a copy reads the log up to the copy.
     _sync_lazily(filled)
@@ -101,6 +102,7 @@ _MODES = ("history", "soft-delete", "live")
 _OWNER = {"name": "x", "place": {"city": "y"}}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", _MODES)
 def test_an_api_that_returns_its_last_records_again_needs_no_jvm(
     tmp_path: Path, api: Api, mode: str
@@ -128,6 +130,7 @@ def test_an_api_that_returns_its_last_records_again_needs_no_jvm(
     assert shop.agrees()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", _MODES[1:])
 def test_a_stream_without_a_cursor_needs_no_jvm_if_all_records_are_the_same(
     tmp_path: Path, api: Api, mode: str

@@ -303,6 +303,7 @@ def test_packages_from_the_index_are_pinned(run: Run) -> None:
     _check(run)
 
 
+@pytest.mark.long
 def test_a_fivetran_project_keeps_its_own_configuration(run: Run) -> None:
     folder = Path("projects", "shop")
     folder.mkdir(parents=True)

@@ -48,6 +48,7 @@ def _slice_counts(shop: Shop) -> list[int]:
     return [event["slices"] for event in reported if event["event"] == "slices_spread"]
 
 
+@pytest.mark.long
 def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     for number in range(1, 3 * _DAYS):
         shop.put(number, f"{1 + number % _DAYS:02d}", state="new", total=number)
@@ -75,6 +76,7 @@ def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
     assert not list(shop.folder.rglob("*.arrow"))
 
 
+@pytest.mark.long
 def test_failed_slice_in_a_task_keeps_records_of_other_slices(shop: Shop) -> None:
     for number in range(1, _DAYS + 1):
         shop.put(number, f"{number:02d}", state="new")

@@ -120,6 +120,7 @@ def test_labels_are_those_of_the_time_of_a_change(shop: MysqlShop) -> None:
     assert _agrees(shop)
 
 
+@pytest.mark.long
 def test_partitions_and_statements_without_row_events(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, n INT) PARTITION BY RANGE (id) "
@@ -149,6 +150,7 @@ def test_partitions_and_statements_without_row_events(shop: MysqlShop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_invisible_and_generated_columns(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, a INT, v INT AS (a + 1) VIRTUAL, "
@@ -192,6 +194,7 @@ def test_keys_that_the_server_compares_without_case_and_spaces(shop: MysqlShop) 
     }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     shutil.which("pt-online-schema-change") is None, reason="percona-toolkit is not installed"
 )
@@ -223,6 +226,7 @@ def test_pt_online_schema_change(shop: MysqlShop) -> None:
     assert shop.states("items", ["id"], ["n"])[(2,)][:2] == [(2,), (3,)]
 
 
+@pytest.mark.long
 def test_a_table_that_is_exchanged_for_a_copy_of_it(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, n INT)", "INSERT INTO items VALUES (1, 1), (2, 2)"

@@ -54,6 +54,7 @@ def test_changes_become_versions(shop: MysqlShop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_xa_transactions_count_when_they_are_committed(shop: MysqlShop) -> None:
     shop.run("CREATE TABLE items (id INT PRIMARY KEY, n INT)", "INSERT INTO items VALUES (1, 0)")
     shop.sync_or_fail()
@@ -89,6 +90,7 @@ def _prepare(shop: MysqlShop, xid: str, statement: str) -> None:
     connection.close()
 
 
+@pytest.mark.long
 def test_tables_are_altered(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, a INT, b VARCHAR(10))",
@@ -120,6 +122,7 @@ def test_tables_are_altered(shop: MysqlShop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
 def test_values_that_the_log_omits_are_carried_over(shop: MysqlShop, image: str) -> None:
     shop.run(
@@ -146,6 +149,7 @@ def test_values_that_the_log_omits_are_carried_over(shop: MysqlShop, image: str)
     }
 
 
+@pytest.mark.long
 def test_tables_without_a_key(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE events (a INT, b VARCHAR(5))",
@@ -160,6 +164,7 @@ def test_tables_without_a_key(shop: MysqlShop) -> None:
     assert shop.states("coded", ["code"], ["n"]) == {("a",): [(1,), (2,)]}
 
 
+@pytest.mark.long
 def test_a_copy_has_the_changes_that_were_made_while_it_was_read(
     shop: MysqlShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +292,7 @@ def _text(chance: random.Random) -> str | None:
     return chance.choice([None, "", "ä€", "x" * 299, "\x81", str(chance.random())])
 
 
+@pytest.mark.long
 def test_a_restored_server_is_noticed(address: str, shop: MysqlShop) -> None:
     shop.run("CREATE TABLE items (id INT PRIMARY KEY)", "INSERT INTO items VALUES (1)")
     shop.sync_or_fail()

@@ -37,6 +37,7 @@ def _problems(shop: MysqlShop, *levels: Level) -> dict[str, str]:
     return {found.what: found.fix or "" for found in _check(shop) if found.level in levels}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_what_check_says_fixes_each_problem(flavor: str, tmp_path: Path) -> None:
     options = {
@@ -68,6 +69,7 @@ def test_what_check_says_fixes_each_problem(flavor: str, tmp_path: Path) -> None
         assert lake.states("items", ["id"], ["n"]) == {(1,): [(1,), (2,)]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", _BOTH)
 def test_a_server_without_a_log(flavor: str, tmp_path: Path) -> None:
     with server(flavor, skip_log_bin="1", log_bin=None) as address:
@@ -111,6 +113,7 @@ def test_encrypted_connections(flavor: str, tmp_path: Path) -> None:
                 source_of(shop.project, "shop").discover()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_a_purged_log(flavor: str, tmp_path: Path) -> None:
     with server(flavor) as address:
@@ -153,6 +156,7 @@ def test_a_log_whose_unread_part_is_kept(flavor: str, gtids: str, tmp_path: Path
         assert shop.states("items", ["id"], ["n"]) == {(1,): [(1,), (2,), (3,)]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", _BOTH)
 def test_compressed_transactions(flavor: str, tmp_path: Path) -> None:
     options = (
@@ -197,6 +201,7 @@ def _replicate(primary: MysqlShop, replica: MysqlShop) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", _BOTH)
 def test_failover_to_a_replica(flavor: str, tmp_path: Path) -> None:
     with server(flavor, server_id="2", log_slave_updates="ON") as second:
@@ -243,6 +248,7 @@ def _has_rows(shop: MysqlShop, count: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", _BOTH)
 def test_a_server_that_continues_from_an_older_backup(flavor: str, tmp_path: Path) -> None:
     options = {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"} if flavor == "mysql" else {}

@@ -144,6 +144,7 @@ def _printed(name: str, kind: str) -> str:
     return f"CAST(`{name}` AS DOUBLE)" if kind == "float" else f"`{name}`"
 
 
+@pytest.mark.sampled
 def test_extremes_of_every_type(shop: MysqlShop) -> None:
     columns = {**_integers(), **_decimals(), **_times(), **_TEXTS, **_OTHERS}
     with raw_cursor(shop.dsn) as cursor:
@@ -243,6 +244,7 @@ def test_documents_that_only_the_server_can_create(shop: MysqlShop) -> None:
     assert {row["id"]: row["a"] for row in rows_of(changes).to_pylist()} == expected
 
 
+@pytest.mark.sampled
 @settings(max_examples=12, deadline=None)
 @given(st.lists(_DOCUMENTS, min_size=_BATCH, max_size=_BATCH))
 def test_random_documents(shop: MysqlShop, documents: list[Any]) -> None:
@@ -275,6 +277,7 @@ def _updates(draw: st.DrawFn) -> list[str]:
     return found
 
 
+@pytest.mark.sampled
 @settings(max_examples=25, deadline=None)
 @given(_updates())
 def test_partial_updates_of_documents(shop: MysqlShop, updates: list[str]) -> None:
@@ -318,6 +321,7 @@ _DECLARED: Final = (
 )
 
 
+@pytest.mark.sampled
 @settings(max_examples=20, deadline=None)
 @given(_ROWS, st.sampled_from(["FULL", "MINIMAL", "NOBLOB"]), st.sampled_from([None, 200]))
 def test_random_rows(

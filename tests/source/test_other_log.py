@@ -99,6 +99,7 @@ def _fails_and_resync_repairs(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_copied_after", [False, True], ids=["change", "first copy"])
 def test_a_database_restored_from_its_files_is_noticed(
     shop: Shop, place: Cluster, *, is_copied_after: bool
@@ -116,6 +117,7 @@ def test_a_database_restored_from_its_files_is_noticed(
     _fails_and_resync_repairs(shop)
 
 
+@pytest.mark.long
 def test_restored_server_with_all_read_changes_continues(shop: Shop, place: Cluster) -> None:
     shop.sync_or_fail()
     shop.run("UPDATE orders SET state = 'b' WHERE id = 1")
@@ -132,6 +134,7 @@ def test_restored_server_with_all_read_changes_continues(shop: Shop, place: Clus
     assert _is_same(shop)
 
 
+@pytest.mark.long
 def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
     shop: Shop, place: Cluster, version: int
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
         _fails_and_resync_repairs(shop)
 
 
+@pytest.mark.long
 def test_log_of_other_tables_is_not_retained_forever(shop: Shop, place: Cluster) -> None:
     shop.sync_or_fail()
     saved = _save(place)
@@ -182,6 +186,7 @@ def test_log_of_other_tables_is_not_retained_forever(shop: Shop, place: Cluster)
     _fails_and_resync_repairs(shop)
 
 
+@pytest.mark.long
 def test_offset_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) -> None:
     shop.sync_or_fail()
     store = Store.open(shop.project.lake)
@@ -198,6 +203,7 @@ def test_offset_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) 
     _fails_and_resync_repairs(shop)
 
 
+@pytest.mark.long
 def test_evidence_is_only_written_where_that_is_allowed(place: Cluster, version: int) -> None:
     with connect(place.address) as database, standby_cluster(place.address, version) as other:
         database.execute("CREATE ROLE plain LOGIN PASSWORD 'plain'")
@@ -240,6 +246,7 @@ def _evidence(shop: Shop) -> Evidence:
     return Evidence.from_json(position["evidence"])
 
 
+@pytest.mark.long
 def test_bytes_of_the_log_are_evidence_where_no_message_can_be_written(
     shop: Shop, place: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

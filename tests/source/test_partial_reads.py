@@ -200,6 +200,7 @@ streams:
 """
 
 
+@pytest.mark.long
 def test_window_of_an_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     orders: dict[int, dict[str, Any]] = {}
 
@@ -255,6 +256,7 @@ def test_window_of_an_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "The end of the time range is not later than its begin. " in error
 
 
+@pytest.mark.long
 def test_window_of_a_function(tmp_path: Path) -> None:
     (tmp_path / "windowed_shop.py").write_text(
         """

@@ -160,6 +160,7 @@ def _change(database: psycopg.Connection, chance: random.Random, number: int) ->
                 database.execute("TRUNCATE two, plain")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", with_drawn_seeds(1, 2, test="pgoutput", number=20))
 def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed: int) -> None:
     chance = random.Random(seed)
@@ -229,6 +230,7 @@ def test_the_log_of_these_tests_is_right() -> None:
     assert _decode(_log(), []) == list(Reader().read(_log()))
 
 
+@pytest.mark.long
 @settings(max_examples=2_000)
 @given(data=st.data())
 def test_other_bytes_are_an_error_and_never_a_hang(data: st.DataObject) -> None:

@@ -107,6 +107,7 @@ def _log(*rows: tuple[int, str, int, bool]) -> str:
     )
 
 
+@pytest.mark.long
 def test_changed_records_have_their_own_times_and_may_be_marked_as_deleted(
     shop: Functions,
 ) -> None:
@@ -123,6 +124,7 @@ def test_changed_records_have_their_own_times_and_may_be_marked_as_deleted(
     assert shop.versions("id", "note") == after
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("unset", "mark"), [(0, 1), ("false", "true"), ("", "2026-11-02T00:00:00Z"), (None, 5)]
 )
@@ -145,6 +147,7 @@ def test_only_values_that_are_set_mark_deleted_records(
     assert "neither true nor false" in (stream.error or "")
 
 
+@pytest.mark.long
 def test_a_state_counts_only_if_the_function_ends(shop: Functions) -> None:
     shop.write(_POLLED.format(log=_log((1, "a", 1, False)), then="raise OSError('cut')"))
     (stream,) = shop.run().streams
@@ -155,6 +158,7 @@ def test_a_state_counts_only_if_the_function_ends(shop: Functions) -> None:
     assert shop.versions("id", "note") == [(1, "a", True), (2, "b", True)]
 
 
+@pytest.mark.long
 def test_a_checkpoint_keeps_the_state_of_a_function_that_fails_later(shop: Functions) -> None:
     code = """
         @chronolake.stream(key="id", capture="polling")
@@ -237,6 +241,7 @@ def test_a_function_yields_several_streams_with_one_state(shop: Functions) -> No
     shop.sync()
 
 
+@pytest.mark.long
 def test_the_state_of_all_streams_waits_for_a_stream_that_fails(shop: Functions) -> None:
     code = """
         @chronolake.streams(orders={{"key": "id", "capture": "polling"}},
@@ -295,6 +300,7 @@ def test_equal_records_without_a_key_are_one(shop: Functions) -> None:
     assert shop.versions("user", key="user") == [(1, True), (2, True)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0])
 def test_the_last_of_a_record_in_a_complete_read_is_valid(
     shop: Functions, monkeypatch: pytest.MonkeyPatch, few_bytes: int
@@ -317,6 +323,7 @@ def test_a_complete_read_with_repeated_records_starts_no_spark(shop: Functions) 
     assert shop.versions("id", "note") == [(1, "b", True), (2, "x", True)]
 
 
+@pytest.mark.long
 def test_a_stream_without_records_does_not_begin_the_others_again(shop: Functions) -> None:
     code = """
         @chronolake.streams(orders={"key": "id", "capture": "polling"},
@@ -331,6 +338,7 @@ def test_a_stream_without_records_does_not_begin_the_others_again(shop: Function
     assert shop.versions("id") == [(0, True), (1, True), (2, True)]
 
 
+@pytest.mark.long
 def test_a_new_stream_that_was_cut_off_is_read_from_the_start_again(shop: Functions) -> None:
     code = """
         @chronolake.streams(orders={{"key": "id", "capture": "polling"}} {more})
@@ -361,6 +369,7 @@ def test_a_new_stream_that_was_cut_off_is_read_from_the_start_again(shop: Functi
     assert shop.versions("id", stream="items") == [(0, True), (1, True)]
 
 
+@pytest.mark.long
 def test_a_function_that_fails_holds_back_no_other_state_and_keeps_its_own(
     shop: Functions,
 ) -> None:
@@ -505,6 +514,7 @@ def test_a_class_and_a_plain_function_with_settings(shop: Functions) -> None:
     assert shop.versions("id", stream="Orders") == [(0, True), (1, True), (2, True)]
 
 
+@pytest.mark.long
 def test_records_without_a_key_are_identified_by_their_content(shop: Functions) -> None:
     shop.settings = "mode: soft-delete\n"
     shop.write("def orders():\n    return [{'a': 1}, {'a': 2}, {'a': 1}]\n")

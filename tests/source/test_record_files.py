@@ -89,6 +89,7 @@ def test_records_of_files_become_versions(tmp_path: Path) -> None:
     assert len(orders()) == len(expected) + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_rows_without_a_key_are_events(tmp_path: Path, ending: str) -> None:
     shop = Exports(
@@ -124,6 +125,7 @@ def test_rows_without_a_key_are_events(tmp_path: Path, ending: str) -> None:
     assert shop.rows("events", *columns) == expected
 
 
+@pytest.mark.long
 def test_the_date_in_a_path_is_the_time_of_its_rows(tmp_path: Path) -> None:
     shop = Exports(tmp_path, "path: 'exports/{stream}_{date}.ndjson', key: [id]")
     shop.write("orders_2026-01-03.ndjson", _lines([{"id": 1, "size": 3.5}]))
@@ -150,6 +152,7 @@ def test_a_deleted_record_is_marked_in_a_soft_delete_table(tmp_path: Path) -> No
     assert shop.rows("orders", "id", DELETED) == [(1, True), (2, False)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("settings", "content", "reason"),
     [
@@ -212,6 +215,7 @@ def test_a_column_without_a_name_can_be_renamed(tmp_path: Path) -> None:
     assert shop.rows("orders", "id", "place") == [("5", "0")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "mark", ["true", "T", "yes", "Y", "1", "2", "1.0", "2026-01-02T00:00:00Z", " TRUE "]
 )

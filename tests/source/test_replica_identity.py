@@ -105,6 +105,7 @@ def test_partition_with_another_replica_identity_is_rejected(shop: Shop) -> None
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
 )
@@ -267,6 +268,7 @@ def test_tables_without_a_log_are_compared(shop: Shop) -> None:
     assert shop.present("visits", ("id",)) == [(1,), (2,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
 )
@@ -305,6 +307,7 @@ def test_run_gives_way_to_a_concurrent_statement(shop: Shop, method: str) -> Non
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_damaged_file_of_the_raw_lake_stops_its_own_table_only(shop: Shop) -> None:
     shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE others (id int PRIMARY KEY)")
     shop.run("INSERT INTO orders VALUES (1)", "INSERT INTO others VALUES (1)")

@@ -108,6 +108,7 @@ def _distinct(states: list[Any]) -> list[Any]:
     return [state for n, state in enumerate(states) if n == 0 or state != states[n - 1]]
 
 
+@pytest.mark.long
 def test_a_large_value_of_a_row_that_moves_into_the_filter(shop: Shop) -> None:
     """The log does not contain it, so that the table is read again in the same run."""
     shop.run(

@@ -47,6 +47,7 @@ def _prepare(shop: Shop, method: str, policy: str) -> None:
     shop.configure(method=method, rules=f"schema_changes: {policy}")
 
 
+@pytest.mark.sampled
 def test_columns_of_postgresql_evolve(shop: Shop, method: str) -> None:
     _prepare(shop, method, "evolve")
     shop.run("ALTER TABLE items ADD c int, DROP b, ALTER id TYPE bigint")
@@ -104,6 +105,7 @@ def test_new_columns_of_postgresql_are_discarded(shop: Shop, method: str) -> Non
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_columns_over_jdbc(tmp_path: Path) -> None:
     file = tmp_path / "x.db"
     source = f"{{type: jdbc, url: 'jdbc:sqlite:{file}', tables: {{items: {{key: [id]}}}}}}"
@@ -133,6 +135,7 @@ def test_columns_over_jdbc(tmp_path: Path) -> None:
     assert _changes(run("evolve")) == []
 
 
+@pytest.mark.long
 def test_fields_of_an_api(tmp_path: Path) -> None:
     with Api() as api:
         shop = ApiShop(tmp_path, api)
@@ -154,6 +157,7 @@ def test_fields_of_an_api(tmp_path: Path) -> None:
         assert shop.rows("orders", "id", "other")[-1] == (4, False)
 
 
+@pytest.mark.long
 def test_fields_of_a_data_lake(tmp_path: Path) -> None:
     files = DataLake(tmp_path / "theirs")
 
@@ -183,6 +187,7 @@ def test_fields_of_a_data_lake(tmp_path: Path) -> None:
     assert _changes(run("evolve", row(4, b="y", n="x"))) == ["changed n", "added b"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", ["freeze", "discard"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_first_load_of_records_accepts_all_fields(

@@ -67,6 +67,7 @@ def test_an_incremental_stream_continues_after_its_state(shop: Shop) -> None:
     assert sorted(row[START].day for row in shop.rows()) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_new_version_of_a_stream_deletes_what_it_lacks(shop: Shop) -> None:
     read = """
         emit(type="ACTIVATE_VERSION", stream="orders", version={version})
@@ -91,6 +92,7 @@ def test_a_new_version_of_a_stream_deletes_what_it_lacks(shop: Shop) -> None:
     assert [key for key, active in shop.versions("id") if active] == [2, 4, 5]
 
 
+@pytest.mark.long
 def test_reading_all_again_deletes_what_is_missing(shop: Shop) -> None:
     read = """
         assert state == {state}, state
@@ -121,6 +123,7 @@ def test_reading_all_again_deletes_what_is_missing(shop: Shop) -> None:
     assert [row[0] for row in shop.versions("id") if row[1]] == [1, 3, 4]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("few_bytes", [FEW_BYTES, 0])
 def test_a_delete_after_a_new_version_deletes(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, few_bytes: int
@@ -150,6 +153,7 @@ def test_a_delete_after_a_new_version_deletes(
     assert shop.versions("id", "note") == after
 
 
+@pytest.mark.long
 def test_records_that_a_log_reports_as_deleted_are_deleted(shop: Shop) -> None:
     read = """
         if state is None:
@@ -181,6 +185,7 @@ def test_only_configured_streams_are_selected(shop: Shop) -> None:
         source_of(shop.project, "shop").discover()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("then", "words"),
     [
@@ -220,6 +225,7 @@ def test_a_tap_that_cannot_discover_is_refused(shop: Shop) -> None:
         source_of(shop.project, "shop").discover()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "columns",
     [
@@ -245,6 +251,7 @@ def test_a_column_that_the_catalog_lacks_is_reported(
     assert "warning" not in reported
 
 
+@pytest.mark.long
 def test_messages_may_name_a_stream_by_its_id(shop: Shop) -> None:
     offered = [{**tap_stream("orders"), "tap_stream_id": "public-orders"}]
     shop.singer(offered, 'record("public-orders", id=1, note="a")')
@@ -257,6 +264,7 @@ def test_messages_may_name_a_stream_by_its_id(shop: Shop) -> None:
         source_of(shop.project, "shop").discover()
 
 
+@pytest.mark.long
 def test_cursors_of_different_forms_date_their_records(shop: Shop) -> None:
     """A value that is not a time does not take the times of other records."""
     read = """

@@ -69,6 +69,7 @@ class Reader:
         return found
 
 
+@pytest.mark.sampled
 def test_slot_retains_changes_until_it_is_advanced(
     database: psycopg.Connection, reader: Reader
 ) -> None:

@@ -157,6 +157,7 @@ def _check(shop: Shop, position: LogOffset) -> list[CheckResult]:
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _STATES)
 def test_check_and_run_name_the_same_way_out(ready: Shop, name: str) -> None:
     state = _STATES[name]
@@ -286,6 +287,7 @@ def test_two_pipelines_of_a_project_never_read_one_slot(
     assert "slot" in str(failed.value)
 
 
+@pytest.mark.long
 def test_server_is_recognized_at_any_address(ready: Shop, tmp_path: Path) -> None:
     ready.sync_or_fail()
     ((folder, port),) = ready.rows(
@@ -318,6 +320,7 @@ def test_server_is_recognized_at_any_address(ready: Shop, tmp_path: Path) -> Non
     assert found("postgresql://127.0.0.1:1/nobody") == [], "a server that does not answer"
 
 
+@pytest.mark.long
 def test_recovery_from_a_missing_publication_reads_current_rows(ready: Shop) -> None:
     ready.sync_or_fail()
     ready.run("DROP PUBLICATION chronolake_shop", _CHANGE, _PUBLICATION, _CHANGE)

@@ -173,6 +173,7 @@ def _is_part(some: Sequence[Any], whole: Sequence[Any]) -> bool:
     return all(item in left for item in some)
 
 
+@pytest.mark.long
 def test_columns_and_tables_are_added_and_dropped(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
@@ -289,6 +290,7 @@ def _states(shop: Shop) -> Counter[int]:
     return Counter(row[0] for row in shop.versions("orders", ("id",)))
 
 
+@pytest.mark.long
 def test_numbers_stored_as_texts_are_unchanged(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, size numeric)",
@@ -309,6 +311,7 @@ def test_numbers_stored_as_texts_are_unchanged(compared: Shop) -> None:
     assert compared.agrees()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["live", "soft-delete"])
 def test_tables_without_history(compared: Shop, mode: str) -> None:
     compared.configure(method="snapshot_diff", mode=mode)

@@ -82,6 +82,7 @@ def test_a_source_without_streams_is_a_warning(crm: Crm, monkeypatch: pytest.Mon
     assert "pipeline_without_streams" in {event["event"] for event in logged}
 
 
+@pytest.mark.long
 def test_the_example_survives_a_crash_between_landing_and_checkpoint(
     crm: Crm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

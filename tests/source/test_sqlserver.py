@@ -103,6 +103,7 @@ def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
     assert office.versions("id", "name") == after
 
 
+@pytest.mark.long
 def test_a_row_may_be_newer_than_the_change_tracking_version(tmp_path: Path) -> None:
     office = _tracking_office(tmp_path)
     server = office.server
@@ -130,6 +131,7 @@ def test_a_row_may_be_newer_than_the_change_tracking_version(tmp_path: Path) -> 
     assert office.versions("id", "name") == now
 
 
+@pytest.mark.long
 def test_a_clock_set_back_after_a_crash_does_not_change_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +352,7 @@ def test_a_copy_after_a_crash_is_later_than_the_one_that_landed(
     assert office.versions("id", "name") == [(1, "a", 0, 0, False), (1, "b", 1, None, True)]
 
 
+@pytest.mark.long
 def test_late_captured_changes_precede_the_copy(tmp_path: Path) -> None:
     office = _cdc_office(tmp_path, ", time_zone: Europe/Berlin")
     server = office.server
@@ -377,6 +380,7 @@ def test_late_captured_changes_precede_the_copy(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lost", "said"),
     [

@@ -160,6 +160,7 @@ def _await_copied(shop: Shop, standby: str) -> None:
             time.sleep(0.5)
 
 
+@pytest.mark.long
 def test_a_pipeline_continues_with_the_promoted_standby(tmp_path: Path) -> None:
     with server(wal_level="logical", synchronized_standby_slots="standby") as primary:
         _run(primary, _ITEMS, "SELECT pg_create_physical_replication_slot('standby')")

@@ -128,6 +128,7 @@ def test_a_stream_with_a_namespace(shop: Shop, capsys: pytest.CaptureFixture[str
     assert _stored(shop) == {"crm.users": _STATE}
 
 
+@pytest.mark.long
 def test_a_sync_continues_after_a_state_of_airbyte(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:

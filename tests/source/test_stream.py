@@ -125,6 +125,7 @@ def test_messages_are_those_of_whole_transactions(
     assert rest[:1] == [] or rest[0][0] in {Kind.BEGIN, Kind.MESSAGE}
 
 
+@pytest.mark.long
 def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
     """A transaction of 300,000 rows is read from a server that allows no temporary files."""
     with (
@@ -152,6 +153,7 @@ def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
         ).fetchone() == (0, 1)
 
 
+@pytest.mark.sampled
 def test_the_first_message_arrives_before_all_is_decoded(
     address: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:

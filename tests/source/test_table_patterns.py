@@ -72,6 +72,7 @@ def test_api(tmp_path: Path) -> None:
     assert shop.rows("orders", "id") == [(1,)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
 def test_postgresql(shop: Shop, method: str) -> None:
     shop.run(

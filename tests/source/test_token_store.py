@@ -137,6 +137,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, api)
 
 
+@pytest.mark.long
 def test_every_command_continues_with_the_token_of_the_last_one(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_token_that_is_still_good_is_used_by_all(
     assert desk.given == 1
 
 
+@pytest.mark.long
 def test_processes_use_a_token_one_after_the_other(desk: Desk) -> None:
     words = ["read", "desk", "orders", "--project", str(desk.folder)]
     running = [
