@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: Opens a lake, kills its JVM, and prints the errors of calls into it and of another connection.
 _PROGRAM = """
 import json, socket, sys
-import pytest
 from chronolake.lake import Lake
 from chronolake.pipeline.stream_run import describe_failure
 from chronolake.types import TableName

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: Fails to create a Spark context, and creates another one in the same process.
 _PROGRAM = """
 import json, sys
 from pathlib import Path
-import pytest
 from pyspark import SparkContext
 from chronolake.errors import LakeError
 from chronolake.lake import Lake
