@@ -32,6 +32,8 @@ def _effect(query: str, *, schema: str = "shop", table: str = "orders") -> Table
         "ALTER TABLE orders ADD CONSTRAINT c FOREIGN KEY (n) REFERENCES lines (n)",
         "SET STATEMENT max_statement_time=5 FOR ALTER TABLE orders ADD INDEX (n)",
         "GRANT SELECT ON shop.orders TO reader",
+        "INSERT INTO mysql.rds_heartbeat2(id, value) VALUES (1, 2) ON DUPLICATE KEY UPDATE id=2",
+        "DELETE FROM `mysql`.`rds_sysinfo` WHERE name = 'innodb_txn_key'",
     ],
 )
 def test_statements_that_do_not_change_the_table(query: str) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from chronolake.source.mysql.catalog import SYSTEM
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -38,6 +40,11 @@ _HARMLESS: Final = frozenset(
 #: ANALYZE FORMAT = JSON precedes the statement that is executed.
 _OPTIONS_OF_ANALYZE: Final = 6
 _DATA: Final = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO"})
+_OF_ONE_TABLE: Final = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE"})
+#: Words between the verb of these statements and the table.
+_BEFORE_TABLE: Final = frozenset(
+    {"LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "QUICK", "IGNORE", "INTO", "FROM"}
+)
 #: What CREATE, ALTER and DROP can define other than tables.
 _OTHER_OBJECTS: Final = frozenset(
     {
@@ -177,7 +184,7 @@ class Statement:
         if inner is not None:
             return inner.effect_on(schema, table)
         if self.changes_data:
-            return TableEffect(Effect.CHANGED)
+            return None if self._is_of_server() else TableEffect(Effect.CHANGED)
         if self.verb in _HARMLESS or not self._mentions(schema, table):
             return None
         return self._definition(schema, table)
@@ -196,6 +203,17 @@ class Statement:
         # A table that is read exists: the statement that dropped it would have been read before.
         is_repeated = [*map(_upper, words[:4])] == ["TABLE", "IF", "NOT", "EXISTS"]
         return None if self.verb == "CREATE" and is_repeated else TableEffect(Effect.CHANGED)
+
+    def _is_of_server(self) -> bool:
+        """Return whether rows of the server's own tables are changed, which have no triggers.
+
+        Services in the cloud write heartbeats to such tables, with statements.
+        """
+        place = 1
+        while place < len(self.tokens) and self.tokens[place].is_word(*_BEFORE_TABLE):
+            place += 1
+        (schema, _), _ = self._target(place)
+        return self.verb in _OF_ONE_TABLE and schema in SYSTEM
 
     def _inner(self) -> Statement | None:
         """Return the statement that this one executes.
