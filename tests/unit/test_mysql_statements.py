@@ -26,6 +26,9 @@ def _effect(query: str, *, schema: str = "shop", table: str = "orders") -> Table
         "CREATE TEMPORARY TABLE orders (id INT)",
         "DROP TEMPORARY TABLE IF EXISTS orders",
         "CREATE INDEX n ON orders (n)",
+        "CREATE TABLE copied LIKE orders",
+        "CREATE TABLE copied AS SELECT * FROM shop.orders",
+        "DROP TABLE orders.lines",
         "CREATE VIEW recent AS SELECT * FROM orders",
         "ALTER DATABASE shop CHARACTER SET utf8mb4",
         "ALTER TABLE orders ADD INDEX (n), ENGINE = InnoDB",
@@ -93,6 +96,7 @@ def test_effects_that_are_followed(query: str, effect: TableEffect) -> None:
         "DROP TABLE IF EXISTS lines, orders",
         "DROP DATABASE shop",
         "CREATE OR REPLACE TABLE orders (id INT)",
+        "CREATE TABLE `shop`.`orders` (id INT)",
         # Rows of other tables may be changed by views, triggers and foreign keys.
         "UPDATE a_view SET n = 1",
         "/* text */ insert into lines values (1)",

@@ -450,6 +450,8 @@ class MysqlDatabase:
             if not all(is_at(each.position, end, reader.server) for each in both):
                 begins = LogBegin.of([each.position for each in both], reader.server)
                 steps = list(reader.read(begins, end, both))
+                if followed.error is not None:
+                    raise followed.error
                 if followed.must_repeat:
                     raise _altered_error(table)
                 if not followed.is_recognized:

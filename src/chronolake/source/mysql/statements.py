@@ -200,9 +200,18 @@ class Statement:
             return None
         if self.verb == "ALTER" and first.is_word("TABLE"):
             return self._alteration(schema, table)
-        # A table that is read exists: the statement that dropped it would have been read before.
-        is_repeated = [*map(_upper, words[:4])] == ["TABLE", "IF", "NOT", "EXISTS"]
-        return None if self.verb == "CREATE" and is_repeated else TableEffect(Effect.CHANGED)
+        if self.verb == "CREATE" and first.is_word("TABLE"):
+            return self._creation(schema, table)
+        return TableEffect(Effect.CHANGED)
+
+    def _creation(self, schema: str, table: str) -> TableEffect | None:
+        """Return the effect of CREATE TABLE on a table that it mentions."""
+        place = 1 + next(n for n, token in enumerate(self.tokens) if token.is_word("TABLE"))
+        if self.tokens[place : place + 1] and self.tokens[place].is_word("IF"):
+            # A table that is read exists: the statement that dropped it would have been read.
+            return None
+        is_this = self._target(place)[0] == _folded(schema, table)
+        return TableEffect(Effect.CHANGED) if is_this else None
 
     def _is_of_server(self) -> bool:
         """Return whether rows of the server's own tables are changed, which have no triggers.
@@ -243,6 +252,9 @@ class Statement:
         names = [token.text.casefold() if token.is_name else token.text for token in self.tokens]
         for place, name in enumerate(names):
             if name != table.casefold() or not self.tokens[place].is_name:
+                continue
+            if names[place + 1 : place + 2] == ["."]:
+                # It is the database of the name after it.
                 continue
             is_qualified = place > 1 and names[place - 1] == "."
             found = names[place - 2] if is_qualified else self.schema.casefold()
