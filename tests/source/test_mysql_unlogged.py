@@ -1,4 +1,4 @@
-"""What the binary log does not say, or says in another way: nothing is lost, or landed wrongly."""
+"""What the binary log leaves out, undoes, or has in another form: nothing is lost or wrong."""
 
 from __future__ import annotations
 
