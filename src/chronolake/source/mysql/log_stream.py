@@ -252,7 +252,7 @@ class LogEnd:
 
 
 def log_status(connection: pymysql.Connection[Any], server: Server) -> list[tuple[Any, ...]]:
-    """Return what a server says of its log: a row, or none if it writes no log.
+    """Return the status of a server's log: a row, or none if it writes no log.
 
     Its columns are the file, the position, and the databases that are or are not logged.
     """

@@ -87,7 +87,7 @@ class TableReplication:
         is_lost: whether it is another log.
         error: why the changes cannot be read, if they cannot.
         must_repeat: whether what was spooled is not valid: something was undone, or altered, of
-            which the log tells later (`repeated`).
+            which the log shows later (`repeated`).
     """
 
     table: SourceTable
