@@ -73,7 +73,7 @@ _HARMLESS_OPTIONS: Final = frozenset(
         *("ENABLE", "DISABLE", "COMPRESSION", "ENCRYPTION", "CHECKSUM", "ORDER", "VALIDATE"),
     }
 )
-#: Types whose columns are null in all rows when they are added, unless attributes give them a value.
+#: Types whose columns are null in all rows when they are added without other attributes.
 _TYPES: Final = frozenset(
     {
         *("TINYINT", "SMALLINT", "MEDIUMINT", "INT", "INTEGER", "BIGINT", "BOOL", "BOOLEAN"),
