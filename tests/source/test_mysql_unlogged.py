@@ -57,6 +57,8 @@ def test_foreign_keys_change_rows(shop: MysqlShop) -> None:
 
 
 def test_rolled_back_changes_do_not_land(shop: MysqlShop) -> None:
+    if not shop.is_mariadb:
+        pytest.skip("MySQL with GTIDs refuses such transactions")
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, n INT)",
         "CREATE TABLE notes (id INT PRIMARY KEY) ENGINE = MyISAM",

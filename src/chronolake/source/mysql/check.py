@@ -74,7 +74,12 @@ def check_server(connection: pymysql.Connection[Any], server: Server) -> Iterato
 
 def _check_filters(connection: pymysql.Connection[Any], server: Server) -> Iterator[CheckResult]:
     """Yield a result if the log does not contain all changes of the server."""
-    for row in log_status(connection, server):
+    try:
+        status = log_status(connection, server)
+    except SourceError:
+        # The user lacks a privilege that is reported below.
+        status = []
+    for row in status:
         for name, value in zip(("binlog-do-db", "binlog-ignore-db"), row[2:4], strict=False):
             if value:
                 yield CheckResult(

@@ -111,7 +111,7 @@ class TableReplication:
     _is_altered: bool = False
     _has_used_defaults: bool = False
     _has_cascaded: bool = False
-    _touched_lsn: int | None = None
+    _touched: frozenset[int] = frozenset()
     _undone: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     _known_defaults: Mapping[str, str | None] | None = None
 
@@ -217,9 +217,9 @@ class TableReplication:
             touched[change.transactions[flags]] = True
         for _, logged in effects:
             touched[logged.transaction] = True
-        if touched.any():
-            last = int(np.flatnonzero(touched)[-1])
-            self._touched_lsn = decoded.transactions[last].commit_lsn
+        self._touched |= {
+            decoded.transactions[number].commit_lsn for number in np.flatnonzero(touched).tolist()
+        }
         times = self._clock.times(decoded.transactions, touched)
         places = [
             with_generation(transaction.commit_lsn, self._generation)
@@ -264,11 +264,13 @@ class TableReplication:
             if (
                 self.table.is_transactional
                 and new[found.transaction]
-                and commit_lsn == self._touched_lsn
+                and commit_lsn in self._touched
                 and (found.begin, found.end) not in undone
             ):
                 self._undone[commit_lsn] = [*undone, (found.begin, found.end)]
                 self.must_repeat = True
+        # Only the last transaction may continue in the next batch.
+        self._touched &= {each.commit_lsn for each in decoded.transactions[-1:]}
 
     def _is_undone(self, change: Changes, transactions: Sequence[Transaction]) -> Flags:
         """Return flags of the changes that are known to be undone."""
