@@ -14,6 +14,8 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from chronolake.batch_files.executor_errors import seal
+from chronolake.errors import ChronolakeError
 from chronolake.failpoints import reach
 from chronolake.frames import map_in_arrow
 
@@ -201,7 +203,10 @@ def _write_part(
         _encode(encoder, batch, has_operations=has_operations)
         for batch in chain([first], remaining)
     )
-    sink.write(part, lines, encoder)
+    try:
+        sink.write(part, lines, encoder)
+    except ChronolakeError as failure:
+        raise seal(failure) from None
     yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32())})
 
 

@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
+from chronolake.batch_files import error_of
 from chronolake.description import describe_loaded
 from chronolake.errors import TargetChangedError, TargetError
 from chronolake.failpoints import reach
@@ -141,6 +142,10 @@ def publish_table(
         failure.table = failure.table or str(table.name)
         raise
     except (PySparkException, Py4JError) as failure:
+        known = error_of(failure)
+        if known is not None:
+            known.table = known.table or str(table.name)
+            raise known from failure
         raise TargetError(
             f"The table could not be published: {java_message_of(failure)}",
             table=str(table.name),
