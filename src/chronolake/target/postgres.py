@@ -45,6 +45,22 @@ if TYPE_CHECKING:
     from chronolake.target.encoding import RowEncoder
     from chronolake.target.limits import TargetColumn, TargetLimits
 
+#: SQL states: a lock was not granted or a deadlock was found, and what is not a broken connection.
+_LOCKED: Final = frozenset({"55P03", "40P01", "40001"})
+_LIMITS: Final = "54"
+_RESOURCES: Final = frozenset({"53000", "53100", "53200", "53400", "58030"})
+_CANCELLED: Final = "57014"
+#: Functions of the server that find an entry of an index, or a row, too long.
+_INDEX_FUNCTIONS: Final = frozenset(
+    {"_bt_check_third_page", "index_form_tuple", "index_form_tuple_context"}
+)
+_ROW_FUNCTIONS: Final = frozenset(
+    {"RelationGetBufferForTuple", "heap_insert", "heap_multi_insert", "raw_heap_insert"}
+)
+_INDEX_HINT: Final = (
+    "An entry of an index has up to about 2,700 bytes, after compression. Choose another key for "
+    "the stream, shorten the values in the source, or exclude the table."
+)
 _OLDEST: Final = 120_000
 _CONNECT_SECONDS: Final = 10
 _POLL_SECONDS: Final = 0.2
@@ -164,41 +180,94 @@ def translate_errors() -> Iterator[None]:
     """Turn the server's errors in a block into errors without values, with a hint."""
     try:
         yield
-    except psycopg.OperationalError as failure:
-        if failure.sqlstate == "55P03":
-            raise TargetBusyError(
-                "Another transaction has locked the target table.",
-                hint="Publish again when it has ended.",
-            ) from failure
+    except psycopg.Error as failure:
+        raise error_of(failure) from None
+
+
+def error_of(failure: psycopg.Error) -> TargetError:
+    """Return the error for a response of the server, or for none; it contains no values."""
+    state, diagnosis = failure.sqlstate or "", failure.diag
+    if state in _LOCKED:
+        return TargetBusyError(
+            "Another transaction has locked the target table.",
+            hint="Publish again when it has ended.",
+        )
+    if state[:2] == _LIMITS:
+        return _limit_error(failure)
+    if state in _RESOURCES:
+        return TargetError(
+            f"The target's server lacks resources: {type(failure).__name__} ({state}).",
+            hint="Free or add disk space or memory on the server, and publish again.",
+        )
+    if state == _CANCELLED:
+        return TargetError(
+            "A statement in the target was cancelled.",
+            hint="Publish again. Check who or what cancels statements of the target's user.",
+        )
+    if isinstance(failure, psycopg.errors.InsufficientPrivilege):
+        return TargetError(
+            f"The user of the target lacks a privilege: {diagnosis.message_primary}.",
+            hint="Grant CREATE on the database, or create the schemas of the target tables and "
+            "`state_schema` and make the user their owner. The user must own the target tables, "
+            "and needs BYPASSRLS if they force row level security on their owner.",
+        )
+    if isinstance(failure, psycopg.errors.DependentObjectsStillExist):
+        return TargetError(
+            f"Other objects depend on the target table: {diagnosis.message_detail}.",
+            hint="Drop them (such as views and foreign keys), publish, and create them again.",
+        )
+    if isinstance(failure, psycopg.IntegrityError):
+        return _constraint_error(failure)
+    if isinstance(failure, psycopg.OperationalError):
         reason = refusal(failure) or failure.sqlstate or type(failure).__name__
-        raise TargetError(
+        return TargetError(
             f"The target's server does not respond, or refuses the connection: {reason}.",
             hint="Check `dsn` of the target, and that the server is running.",
-        ) from None
-    except psycopg.errors.InsufficientPrivilege as failure:
-        raise TargetError(
-            f"The user of the target lacks a privilege: {failure.diag.message_primary}.",
-            hint="Grant CREATE on the database (or create the schemas and make the user their "
-            "owner), so that it can create tables, functions and triggers.",
-        ) from failure
-    except psycopg.errors.DependentObjectsStillExist as failure:
-        raise TargetError(
-            f"Other objects depend on a column of the target table: {failure.diag.message_detail}.",
-            hint="Drop these views, publish, and create them again.",
-        ) from failure
-    except psycopg.Error as failure:
-        raise _refused(failure) from None
-
-
-def _refused(failure: psycopg.Error) -> TargetError:
-    """Return the error for a statement or row that the server refuses; it contains no values."""
-    column = _COLUMN.search(failure.diag.context or "")
+        )
+    column = _COLUMN.search(diagnosis.context or "")
     return TargetError(
         f"PostgreSQL refused to write: {type(failure).__name__} ({failure.sqlstate}).",
-        column=column[1] if column else failure.diag.column_name,
+        column=column[1] if column else diagnosis.column_name,
         hint="The value does not fit the type in the target; docs/targets.md lists them."
         if column
         else "Check the server's log.",
+    )
+
+
+def _limit_error(failure: psycopg.Error) -> TargetError:
+    """Return the error for a limit of PostgreSQL that depends on the values of a row."""
+    diagnosis = failure.diag
+    if diagnosis.source_function in _INDEX_FUNCTIONS:
+        index = diagnosis.constraint_name
+        return TargetError(
+            "A row has values that are too long for an index of the target table"
+            + (f", {index}." if index else "."),
+            hint=_INDEX_HINT,
+        )
+    if diagnosis.source_function in _ROW_FUNCTIONS:
+        return TargetError(
+            f"A row does not fit in a page of PostgreSQL, which has {POSTGRES.row_bytes:,} bytes: "
+            "only long texts and binary values are stored separately.",
+            hint="Exclude columns in the pipeline, or remove the table from the target.",
+        )
+    return TargetError(
+        f"A limit of PostgreSQL is exceeded: {type(failure).__name__} ({failure.sqlstate}).",
+        hint="Exclude columns in the pipeline, or remove the table from the target. Columns that "
+        "were dropped count, too, until the target table is dropped and published again.",
+    )
+
+
+def _constraint_error(failure: psycopg.IntegrityError) -> TargetError:
+    """Return the error for a constraint that others have added to a target table."""
+    diagnosis = failure.diag
+    name = diagnosis.constraint_name or "without a name"
+    return TargetError(
+        f"A constraint or unique index that others have added refuses rows of the lake: {name} "
+        f"({type(failure).__name__}"
+        + (f", table {diagnosis.table_name})." if diagnosis.table_name else ")."),
+        column=diagnosis.column_name,
+        hint="Drop the constraint or index, or change the rows in the source. The target is as it "
+        "was.",
     )
 
 
@@ -481,7 +550,8 @@ END"""
     ) -> None:
         """Replace the target table by a temporary table, and store the state."""
         own = self._own.name(load)
-        self._index(own, published.columns)
+        with self._name_long_key(load, published):
+            self._index(own, published.columns)
         self._connection.execute(
             sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.relation.schema))
         )
@@ -535,6 +605,38 @@ END"""
                     sql.SQL("CREATE INDEX ON {} ({})").format(table, sql.Identifier(name))
                 )
         self._connection.execute(sql.SQL("ANALYZE {}").format(table))
+
+    @contextmanager
+    def _name_long_key(self, load: str | None, published: Published) -> Iterator[None]:
+        """Raise an error that names the column if a key of the rows in `load` is too long."""
+        try:
+            yield
+        except psycopg.errors.ProgramLimitExceeded as failure:
+            index = failure.diag.constraint_name or self.relation.prefix
+            if (
+                load is None
+                or failure.diag.source_function not in _INDEX_FUNCTIONS
+                or not index.startswith(self.relation.prefix)
+            ):
+                raise
+            longest = {
+                column.name: _row(
+                    self._connection,
+                    sql.SQL("SELECT coalesce(max(octet_length({})), 0) FROM {}").format(
+                        sql.Identifier(column.name), self._own.name(load)
+                    ),
+                )[0]
+                for column in published.columns
+                if column.is_key and column.sql in {"text", "bytea"}
+            }
+            column, length = max(longest.items(), key=lambda item: item[1])
+            raise TargetError(
+                f"A key has a value of {length:,} bytes, which is too long for an index of "
+                "PostgreSQL.",
+                table=published.table,
+                column=column,
+                hint=_INDEX_HINT,
+            ) from None
 
     def _is_kept(self, base: Published, published: Published) -> bool:
         """Return whether the table is filled in place, because views depend on it.
@@ -621,7 +723,7 @@ END"""
         """Change rows and columns of the target table, and store the state."""
         if load is not None:
             self._connection.execute(sql.SQL("ANALYZE {}").format(self._own.name(load)))
-        with self._transaction(base):
+        with self._name_long_key(load, published), self._transaction(base):
             for change in changes:
                 self._connection.execute(_alter(self._target, change))
             reach("target.altered")
@@ -662,7 +764,9 @@ END"""
                 continue
             try:
                 changed = self._connection.execute(sql.SQL(statement).format(**parts)).rowcount
-            except psycopg.errors.UniqueViolation:
+            except psycopg.errors.UniqueViolation as failure:
+                if not (failure.diag.constraint_name or "").startswith(self.relation.prefix):
+                    raise
                 changed = -1
             if changed != expected:
                 raise TargetChangedError(
