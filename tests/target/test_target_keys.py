@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +10,11 @@ import pytest
 
 from chronolake.config import MysqlTarget, PostgresTarget
 from chronolake.errors import TargetError
-from chronolake.target.database import Relation, TargetSession, Written
-from chronolake.target.encoding import RowEncoder
+from chronolake.target.database import Relation, TargetSession
 from chronolake.target.limits import TargetColumn, target_columns
 from chronolake.target.selection import database_of
-from chronolake.target.state import Published
 from chronolake.types import Column, ColumnType, Kind, TableName
+from support.target.sessions import change_rows, load_rows
 from support.target.targets import Target
 
 _TABLE = TableName("sales", "keyed")
@@ -53,15 +51,9 @@ _COMPOSITE = [
 def test_keys_of_a_type_are_loaded_and_changed(target: Target, types: list[ColumnType]) -> None:
     with database_of("reporting", target.config).open(_relation(target)) as session:
         columns = _columns(session, types)
-        base = _load(session, columns, _rows(types, ["first", "second"]))
+        base = load_rows(session, columns, _rows(types, ["first", "second"]))
         assert _texts(target) == ["first", "second"]
-        rows = _rows(types, ["changed", "second"])
-        operations = pa.array(["U", "D"])
-        load = session.create_load(columns, is_stage=True)
-        batch = pa.RecordBatch.from_arrays([operations, *rows.columns], ["o", *rows.schema.names])
-        written = _write(session, load, columns, batch, is_stage=True)
-        session.apply(load, written, base, replace(base, snapshot_id=2), [])
-        session.drop(load)
+        change_rows(session, base, "UD", _rows(types, ["changed", "second"]))
     assert _texts(target) == ["changed"]
 
 
@@ -74,18 +66,13 @@ def test_key_that_no_index_can_store_is_named(target: Target) -> None:
     with database_of("reporting", target.config).open(_relation(target)) as session:
         columns = _columns(session, types)
         fits = _batch([pa.array([1, 2]), pa.array(["a" * 3_000, "b"])], ["first", "second"])
-        base = _load(session, columns, fits)
+        base = load_rows(session, columns, fits)
         rows = _batch([pa.array([3]), pa.array([long])], ["third"])
         with pytest.raises(TargetError, match="A key has a value of 9,000 bytes") as caught:
-            _load(session, columns, rows, base)
+            load_rows(session, columns, rows, base)
         assert (caught.value.table, caught.value.column) == (str(_TABLE), "k1")
-        load = session.create_load(columns, is_stage=True)
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array(["I"]), *rows.columns], ["o", *rows.schema.names]
-        )
-        written = _write(session, load, columns, batch, is_stage=True)
         with pytest.raises(TargetError, match="A key has a value of 9,000 bytes") as caught:
-            session.apply(load, written, base, replace(base, snapshot_id=2), [])
+            change_rows(session, base, "I", rows)
         assert caught.value.column == "k1"
     assert _texts(target) == ["first", "second"]
 
@@ -117,41 +104,6 @@ def _array(column_type: ColumnType) -> pa.Array:
 def _batch(keys: list[pa.Array], texts: list[str]) -> pa.RecordBatch:
     names = [f"k{n}" for n in range(len(keys))]
     return pa.RecordBatch.from_arrays([*keys, pa.array(texts)], [*names, "v"])
-
-
-def _load(
-    session: TargetSession,
-    columns: tuple[TargetColumn, ...],
-    rows: pa.RecordBatch,
-    base: Published | None = None,
-) -> Published:
-    load = session.create_load(columns, is_stage=False)
-    _write(session, load, columns, rows, is_stage=False)
-    published = Published(str(_TABLE), None, 1, columns, load, has_rows=True)
-    session.swap_in(load, base, published, takes_over=False)
-    stored = session.published()
-    assert stored is not None
-    return stored
-
-
-def _write(
-    session: TargetSession,
-    load: str,
-    columns: tuple[TargetColumn, ...],
-    rows: pa.RecordBatch,
-    *,
-    is_stage: bool,
-) -> Written:
-    encoder = RowEncoder(session.limits, columns, str(_TABLE))
-    if is_stage:
-        for operation in rows.column(0).to_pylist():
-            encoder.rows[operation] += 1
-        lines = encoder.encode(rows.select(range(1, rows.num_columns)), rows.column(0))
-    else:
-        encoder.rows["I"] = rows.num_rows
-        lines = encoder.encode(rows)
-    session.sink(load, columns, is_stage=is_stage).write(0, iter([lines]), encoder)
-    return session.written(load, 1)
 
 
 def _texts(target: Target) -> list[str]:

@@ -17,7 +17,7 @@ from chronolake.errors import TargetBusyError, TargetError
 from chronolake.target.database import _write_part
 from chronolake.target.encoding import RowEncoder
 from chronolake.target.limits import MYSQL, POSTGRES, TargetLimits, longest_row, target_columns
-from chronolake.target.postgres import error_of
+from chronolake.target.postgres_errors import error_of
 from chronolake.types import Column, ColumnType, Kind, TableName
 
 _TABLE = TableName("sales", "values")
@@ -32,7 +32,7 @@ _KEYS: dict[Kind, tuple[ColumnType, Any]] = {
     Kind.DOUBLE: (ColumnType(Kind.DOUBLE), 1.5),
     Kind.DECIMAL: (ColumnType(Kind.DECIMAL, 38, 10), Decimal("1.5")),
     Kind.NAIVE_DATE: (ColumnType(Kind.NAIVE_DATE), dt.date(2026, 1, 1)),
-    Kind.NAIVE_DATETIME: (ColumnType(Kind.NAIVE_DATETIME), dt.datetime(2026, 1, 1)),  # noqa: DTZ001
+    Kind.NAIVE_DATETIME: (ColumnType(Kind.NAIVE_DATETIME), dt.datetime(2026, 1, 1)),
     Kind.UTC_DATETIME: (ColumnType(Kind.UTC_DATETIME), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)),
     Kind.BINARY: (ColumnType(Kind.BINARY), b"\0\xff"),
     Kind.STRING: (ColumnType(Kind.STRING), "a text"),
@@ -112,7 +112,7 @@ def test_longest_row_counts_fixed_and_separate_values(limits: TargetLimits) -> N
 
 
 class _Refusing:
-    def write(self, part: int, lines: Iterator[pa.Buffer], encoder: RowEncoder) -> None:  # noqa: ARG002
+    def write(self, part: int, lines: Iterator[pa.Buffer], encoder: RowEncoder) -> None:
         for _ in lines:
             pass
 

@@ -240,7 +240,9 @@ def _plan(
     if column_changes is None:
         return _Plan(Outcome.LOADED, wanted, "its key, mode or types have changed")
     if base.snapshot_id == wanted.snapshot_id and base.columns == wanted.columns:
-        return _Plan(Outcome.UNCHANGED, wanted)
+        # Triggers are created or dropped if `detect_changes` has changed.
+        is_same = base.has_triggers == session.detects_changes
+        return _Plan(Outcome.UNCHANGED if is_same else Outcome.CHANGED, wanted)
     if not any(column.is_key for column in wanted.columns):
         return _Plan(Outcome.LOADED, wanted, "it has no key")
     return _Plan(Outcome.CHANGED, wanted, changes=column_changes)
