@@ -13,6 +13,7 @@ import pytest
 
 from chronolake.config import MysqlTarget, PostgresTarget
 from chronolake.errors import TargetChangedError, TargetError
+from chronolake.target import mysql
 from chronolake.target.database import Relation, TargetSession
 from chronolake.target.limits import TargetColumn, target_columns
 from chronolake.target.selection import database_of
@@ -271,3 +272,30 @@ def test_view_with_the_name_is_not_replaced(target: Target) -> None:
     target.run("CREATE SCHEMA sales", "CREATE VIEW sales.keyed AS SELECT 1 AS id")
     with pytest.raises(TargetChangedError, match="not an ordinary table"):
         _load(target, {1: "a"}, takes_over=True)
+
+
+@pytest.mark.parametrize("config", ["mariadb"], indirect=True)
+def test_change_in_the_moment_before_a_swap_is_an_error(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = _load(target, {1: "a"})
+
+    def change(name: str) -> None:
+        if name == "target.before-swap":
+            target.run("UPDATE keyed SET v = 'foreign'")
+
+    monkeypatch.setattr(mysql, "reach", change)
+    with pytest.raises(TargetChangedError, match="UPDATE by the user"):
+        _load(target, {1: "b"}, base)
+    assert _stored(target) == {1: "foreign"}
+
+
+@_POSTGRES
+def test_row_that_does_not_fit_in_a_page_is_named(target: Target) -> None:
+    with _session(target) as session:
+        columns = [Column(f"c{n}", ColumnType(Kind.LONG)) for n in range(1_200)]
+        numbered = [(column, number) for number, column in enumerate(columns)]
+        wide = target_columns(session.limits, _NAME, numbered, {"c0"})
+        rows = pa.RecordBatch.from_pydict({column.name: pa.array([7]) for column in columns})
+        with pytest.raises(TargetError, match="does not fit in a page"):
+            load_rows(session, wide, rows)

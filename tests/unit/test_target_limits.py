@@ -9,15 +9,22 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
 
 from chronolake.batch_files import error_of as sealed_error_of
 from chronolake.batch_files.executor_errors import ExecutorError
-from chronolake.errors import TargetBusyError, TargetError
-from chronolake.target.database import _write_part
+from chronolake.config import MysqlTarget, PostgresTarget
+from chronolake.errors import ConfigurationError, TargetBusyError, TargetError
+from chronolake.target.additions import Addition, list_additions
+from chronolake.target.check import warnings_of
+from chronolake.target.database import Relation, Survey, _write_part
 from chronolake.target.encoding import RowEncoder
 from chronolake.target.limits import MYSQL, POSTGRES, TargetLimits, longest_row, target_columns
+from chronolake.target.mysql import insert_statements
+from chronolake.target.mysql_errors import error_of as mysql_error_of
 from chronolake.target.postgres_errors import error_of
+from chronolake.target.selection import TargetTable, relation_of, select_tables
 from chronolake.types import Column, ColumnType, Kind, TableName
 
 _TABLE = TableName("sales", "values")
@@ -156,3 +163,105 @@ def test_errors_of_postgres_are_named(
     assert text in found.message
     assert "a value" not in str(found)
     assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "kind", "texts"),
+    [
+        (1062, "Duplicate entry 'a value' for key 't.mine'", TargetError, ["others have", "mine"]),
+        (1062, "Duplicate entry 'a value' for key 'mine'", TargetError, ["others have", "mine"]),
+        (1062, "Duplicate entry 'a value' for key 'PRIMARY'", TargetError, ["keys that are equal"]),
+        (1451, "... (`r`.`f`, CONSTRAINT `f``k` FOREIGN KEY (`id`) ...)", TargetError, ["f`k"]),
+        (3730, "... foreign key constraint 'fk' on table 'f'.", TargetError, ["fk", "others"]),
+        (3819, "Check constraint 'ck' is violated.", TargetError, ["ck", "others"]),
+        (4025, "CONSTRAINT `ck` failed for `r`.`p`", TargetError, ["ck", "others"]),
+        (1048, "Column 'v' cannot be null", TargetError, ["Column 'v'"]),
+        (1644, "a value", TargetError, ["trigger that others have added"]),
+        (1118, "Row size too large (> 8126).", TargetError, ["do not fit", "8,126"]),
+        (1153, "Got a packet bigger", TargetError, ["max_allowed_packet"]),
+        (1114, "The table 't' is full", TargetError, ["lacks resources"]),
+        (1045, "Access denied", TargetError, ["refuses the connection"]),
+        (1142, "INSERT command denied", TargetError, ["lacks a privilege"]),
+        (2013, "Lost connection", TargetError, ["does not respond"]),
+        (1213, "Deadlock", TargetBusyError, ["has locked"]),
+    ],
+)
+def test_errors_of_mysql_are_named(
+    number: int, message: str, kind: type[TargetError], texts: list[str]
+) -> None:
+    found = mysql_error_of(pymysql.OperationalError(number, message))
+    assert type(found) is kind
+    for text in texts:
+        assert text in found.message
+    assert "a value" not in str(found)
+    assert found.hint
+
+
+def test_value_of_mysql_that_does_not_fit_is_named_by_its_column() -> None:
+    failure = pymysql.DataError(1406, "Data too long for column 'v' at row 1")
+    assert mysql_error_of(failure).column == "v"
+
+
+def test_inserts_are_split_by_size() -> None:
+    rows = [[b"1", b"'" + b"x" * 300_000 + b"'"]] * 10
+    found = list(insert_statements(b"INSERT INTO t VALUES ", rows, ["id", "v"], 16 * 2**20))
+    assert [statement.count(b"(1,") for statement in found] == [3, 3, 3, 1]
+    assert all(statement.startswith(b"INSERT INTO t VALUES (1,'x") for statement in found)
+    found = list(insert_statements(b"INSERT INTO t VALUES ", rows, ["id", "v"], 400_000))
+    assert len(found) == 10
+    assert list(insert_statements(b"INSERT INTO t VALUES ", [], ["id"], 1_000)) == []
+
+
+def test_row_that_is_larger_than_a_packet_is_an_error_with_its_column() -> None:
+    rows = [[b"1", b"x" * 1_000, b"2"]]
+    with pytest.raises(TargetError, match="max_allowed_packet") as caught:
+        list(insert_statements(b"INSERT INTO t VALUES ", rows, ["id", "v", "n"], 1_024))
+    assert caught.value.column == "v"
+    assert "1,0" in (caught.value.hint or "")
+
+
+def test_table_that_cannot_be_published_does_not_affect_others() -> None:
+    config = PostgresTarget(
+        type="postgres",
+        dsn="postgresql://localhost/reports",
+        tables=["shop.items", "shop.later", "crm.*"],
+        rename={"crm.accounts": "shop.items", "crm.notes": "n" * 64},
+    )
+    names = ["shop.items", "shop.other", "crm.accounts", "crm.notes", "crm.people"]
+    known = [TableName(*name.split(".")) for name in names]
+    found = select_tables("reporting", config, known)
+    assert [str(table.name) for table in found.tables] == ["crm.people"]
+    assert list(found.missing) == ["shop.later"]
+    assert {str(name) for name in found.failures} == {"shop.items", "crm.accounts", "crm.notes"}
+    failure = found.failures[TableName("shop", "items")]
+    assert "crm.accounts and shop.items have the same name" in failure.message
+
+
+def test_broken_address_of_mysql_is_not_shown() -> None:
+    config = MysqlTarget(type="mysql", dsn="mysql://user:pass/word@host/reports", tables=["*"])
+    with pytest.raises(ConfigurationError, match="not a valid address") as caught:
+        relation_of(config, _TABLE)
+    assert "word" not in caught.value.message
+
+
+def test_additions_are_listed_without_end() -> None:
+    found = list_additions([Addition("index", f"i{n:02}") for n in range(25)])
+    assert found.startswith("index i00, index i01")
+    assert found.endswith("index i19, and 5 more")
+    assert str(Addition("row level security", "")) == "row level security"
+    assert Addition("trigger", "t").may_change_rows
+    assert not Addition("index", "i").may_change_rows
+
+
+def test_check_warns_of_long_rows_and_triggers() -> None:
+    relation = Relation("shop", "items")
+    table = TargetTable(TableName("shop", "items"), relation)
+    wide = _columns(POSTGRES, [Column(f"c{n}", ColumnType(Kind.LONG)) for n in range(1_200)])
+    (warning,) = warnings_of(Survey(POSTGRES), table, wide)
+    assert "supports about 8,160" in warning.message
+    assert warning.hint
+    added = {relation: [Addition("trigger", "t"), Addition("index", "i")]}
+    (warning,) = warnings_of(Survey(POSTGRES, {}, added), table, wide[:10])
+    assert "trigger t" in warning.message
+    assert "index" not in warning.message
+    assert list(warnings_of(Survey(POSTGRES), table, wide[:10])) == []

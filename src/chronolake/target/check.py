@@ -67,7 +67,7 @@ def check_target(project: Project, name: str) -> Iterator[TargetCheck]:
     for table in selection.tables:
         try:
             found = inspect.look_up(project.lake, table.name)
-            yield from _warn(survey, table, expect_possible(survey.limits, found))
+            yield from warnings_of(survey, table, expect_possible(survey.limits, found))
         except TableNotFoundError:
             continue
         except ChronolakeError as failure:
@@ -79,7 +79,7 @@ def check_target(project: Project, name: str) -> Iterator[TargetCheck]:
     yield TargetCheck(None, f"its database responds; {len(survey.states)} of {words} are published")
 
 
-def _warn(
+def warnings_of(
     survey: Survey, table: TargetTable, columns: Sequence[TargetColumn]
 ) -> Iterator[TargetCheck]:
     """Yield what may go wrong with a table that the target can hold."""

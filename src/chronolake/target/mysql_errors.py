@@ -45,6 +45,7 @@ _CONSTRAINTS: Final = {
     ER.NO_REFERENCED_ROW: None,
     ER.ROW_IS_REFERENCED_2: re.compile(r"CONSTRAINT `((?:[^`]|``)+)` FOREIGN KEY"),
     ER.NO_REFERENCED_ROW_2: re.compile(r"CONSTRAINT `((?:[^`]|``)+)` FOREIGN KEY"),
+    3730: re.compile(r"foreign key constraint '([^']+)' on table"),
     3819: re.compile(r"^Check constraint '(.+)' is violated"),
     4025: re.compile(r"^CONSTRAINT `((?:[^`]|``)+)` failed"),
     ER.BAD_NULL_ERROR: re.compile(r"^(Column '.+') cannot be null$"),
