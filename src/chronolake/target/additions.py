@@ -14,8 +14,6 @@ from chronolake.errors import TargetChangedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from chronolake.target.database import Relation
-
 #: Kinds that may change the rows that are written.
 TRIGGER: Final = "trigger"
 RULE: Final = "rule"
@@ -123,7 +121,7 @@ def list_additions(additions: Iterable[Addition]) -> str:
     return ", ".join([*texts[:_SHOWN], *more])
 
 
-def raise_if_lost(relation: Relation, table: str, additions: Sequence[Addition]) -> None:
+def raise_if_lost(relation: str, table: str, additions: Sequence[Addition]) -> None:
     """Raise if a load would lose what others have added to a table.
 
     Raises:

@@ -326,7 +326,7 @@ class LoadDataSink:
             for line in lines
             for row in bytes(memoryview(line)).split(b"\n")[:-1]
         )
-        # Values are no parameters: names of columns may contain %, and values of many megabytes.
+        # Values are part of the text: names of columns may contain %, and values of many megabytes.
         for statement in insert_statements(head, rows, [name for name, _ in self.columns], packet):
             connection.query(statement)
 
@@ -600,7 +600,7 @@ class MysqlSession:
         if takes_over:
             self._raise_if_referenced(additions)
         else:
-            raise_if_lost(self.relation, published.table, additions)
+            raise_if_lost(str(self.relation), published.table, additions)
         self._set_triggers(load, load)
         published = replace(published, physical=load, has_triggers=self.detects_changes)
         old = f"{load}_old" if is_present else None

@@ -469,7 +469,7 @@ END"""
                 self._fill(load, published, additions)
             else:
                 if not takes_over:
-                    raise_if_lost(self.relation, published.table, additions)
+                    raise_if_lost(str(self.relation), published.table, additions)
                 self._replace(load, physical)
             self._set_triggers()
             self._connection.execute(
