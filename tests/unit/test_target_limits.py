@@ -12,10 +12,10 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from chronolake.batch_files import error_of as sealed_error_of
-from chronolake.batch_files.executor_errors import ExecutorError
 from chronolake.config import MysqlTarget, PostgresTarget
 from chronolake.errors import ConfigurationError, TargetBusyError, TargetError
+from chronolake.executor_errors import ExecutorError
+from chronolake.executor_errors import error_of as sealed_error_of
 from chronolake.target.additions import Addition, list_additions
 from chronolake.target.check import warnings_of
 from chronolake.target.database import Relation, Survey, _write_part

@@ -14,7 +14,6 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from chronolake.batch_files.executor_errors import seal
 from chronolake.errors import ChronolakeError, TargetError
 from chronolake.failpoints import reach
 from chronolake.frames import map_in_arrow
@@ -217,6 +216,8 @@ def _write_part(
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa  # noqa: PLC0415 - only tasks need it
     from pyspark import TaskContext  # noqa: PLC0415
+
+    from chronolake.executor_errors import seal  # noqa: PLC0415
 
     remaining = iter(batches)
     first = next(remaining, None)

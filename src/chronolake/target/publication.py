@@ -20,9 +20,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake.batch_files import error_of
 from chronolake.description import describe_loaded
 from chronolake.errors import TargetChangedError, TargetError
+from chronolake.executor_errors import error_of
 from chronolake.failpoints import reach
 from chronolake.iceberg import java_message_of
 from chronolake.session import CATALOG, active
