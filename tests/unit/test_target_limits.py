@@ -237,6 +237,16 @@ def test_table_that_cannot_be_published_does_not_affect_others() -> None:
     assert "crm.accounts and shop.items have the same name" in failure.message
 
 
+def test_own_tables_of_a_target_are_never_replaced() -> None:
+    known = [TableName("chronolake", "parts"), TableName("shop", "chronolake_state")]
+    postgres = PostgresTarget(type="postgres", dsn="postgresql://localhost/r", tables=["*"])
+    assert list(select_tables("reporting", postgres, known).failures) == known[:1]
+    mysql = MysqlTarget(type="mysql", dsn="mysql://localhost/r", tables=["*"])
+    found = select_tables("reporting", mysql, known)
+    assert list(found.failures) == known[1:]
+    assert "own tables" in found.failures[known[1]].message
+
+
 def test_broken_address_of_mysql_is_not_shown() -> None:
     config = MysqlTarget(type="mysql", dsn="mysql://user:pass/word@host/reports", tables=["*"])
     with pytest.raises(ConfigurationError, match="not a valid address") as caught:

@@ -124,6 +124,12 @@ def _find_failures(
                 raise_unless_name(limits, part, table.name)
         except TargetError as failure:
             failures[table.name] = failure
+        if _is_own(config, table.relation):
+            failures[table.name] = ConfigurationError(
+                f"targets.{name}: {table.relation} is a name of Chronolake's own tables there.",
+                table=str(table.name),
+                hint=f"Set another name in targets.{name}.rename.",
+            )
         relation = str(table.relation)
         folded = relation.casefold() if limits.folds_case else relation
         by_relation.setdefault(folded, []).append(table)
@@ -138,6 +144,13 @@ def _find_failures(
                 hint=f"Set another name for one of them in targets.{name}.rename.",
             )
     return failures
+
+
+def _is_own(config: TargetConfig, relation: Relation) -> bool:
+    """Return whether a name is reserved for Chronolake's own tables, which are never replaced."""
+    if isinstance(config, PostgresTarget):
+        return relation.schema == config.state_schema
+    return isinstance(config, MysqlTarget) and relation.table.lower().startswith("chronolake_")
 
 
 def relation_of(config: TargetConfig, table: TableName) -> Relation:
