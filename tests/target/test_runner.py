@@ -15,7 +15,8 @@ import pytest
 from chronolake.config import Project, load_project
 from chronolake.errors import TargetError
 from chronolake.target.check import check_target
-from chronolake.target.runner import ChangeWatch, publish_on_schedule
+from chronolake.target.publication import PublishResult
+from chronolake.target.runner import ChangeWatch, PublishFailure, publish, publish_on_schedule
 from support.processes import run_command
 from support.target.targets import HISTORY, LIVE, Target, write, write_versions
 
@@ -130,3 +131,20 @@ def test_serve_publishes_changes(target: Target, tmp_path: Path) -> None:
         code = server.wait()
     assert code == 0
     target.expect_equal(LIVE)
+
+
+def test_missing_table_does_not_affect_others(target: Target, tmp_path: Path) -> None:
+    write(target.lake, range(3), "first")
+    project = _project(target, tmp_path)
+    config = project.targets["reporting"].model_copy(update={"tables": ["sales.*", "sales.later"]})
+    project = Project(project.file, target.lake.config, {}, targets={"reporting": config})
+    failure, result = publish(target.lake, project, [])
+    assert isinstance(failure, PublishFailure)
+    assert failure.table == "sales.later"
+    assert isinstance(result, PublishResult)
+    assert result.table == str(LIVE)
+    assert ChangeWatch(target.lake, "reporting").publish_changed(config, now=0.0) == 1
+    missing, database = check_target(project, "reporting")
+    assert (missing.table, missing.error) == ("sales.later", None)
+    assert missing.hint
+    assert database.message == "its database responds; 1 of 1 table are published"

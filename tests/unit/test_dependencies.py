@@ -34,7 +34,9 @@ EXTRA_OF_PACKAGE: Final = {
     "chronolake.scaffold.database": "postgres",
     "chronolake.scaffold.mysql": "mysql",
     "chronolake.target.mysql": "mysql",
+    "chronolake.target.mysql_errors": "mysql",
     "chronolake.target.postgres": "postgres",
+    "chronolake.target.postgres_errors": "postgres",
 }
 #: Modules that are imported only if the code of a user has imported their package.
 OF_USERS: Final = {"chronolake.source.python.dlt_sources": "dlt"}

@@ -6,8 +6,8 @@ disk, and its memory is bounded for files of any size: one row may have 64 MiB, 
 that is encrypted or compressed 128 MiB.
 """
 
-from chronolake.batch_files.executor_errors import error_of
 from chronolake.batch_files.files import BatchFile, FileForm
 from chronolake.batch_files.task_packing import copy_for_tasks, read, size_of
+from chronolake.executor_errors import error_of
 
 __all__ = ["BatchFile", "FileForm", "copy_for_tasks", "error_of", "read", "size_of"]

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from chronolake.batch_files import csv_file, parquet_file
 from chronolake.batch_files.csv_file import Block, CsvFile
 from chronolake.batch_files.decoded_rows import expect_cells
-from chronolake.batch_files.executor_errors import log_warning
 from chronolake.batch_files.files import open_plain
 from chronolake.change_set import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
+from chronolake.executor_errors import log_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

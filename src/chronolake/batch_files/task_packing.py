@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.batch_files.decoder import ReadOptions, decode_file
-from chronolake.batch_files.executor_errors import seal, warning_sender
 from chronolake.batch_files.files import open_file
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchFileError
+from chronolake.executor_errors import seal, warning_sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

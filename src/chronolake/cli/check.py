@@ -163,7 +163,8 @@ def _check_target(project: Project, name: str) -> Iterator[dict[str, Any]]:
         what = f"targets.{name}" + (f": {result.table}" if result.table else "")
         failure = result.error
         if failure is None:
-            yield _result(what, "ok", result.message, None, ok=True)
+            level = "warning" if result.hint else "ok"
+            yield _result(what, level, result.message, result.hint, ok=True)
         else:
             yield _result(what, "failed", failure.message, failure.hint, ok=False)
 

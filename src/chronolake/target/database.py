@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from chronolake.errors import ChronolakeError, TargetError
 from chronolake.failpoints import reach
 from chronolake.frames import map_in_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from chronolake.target.additions import Addition
     from chronolake.target.encoding import RowEncoder
     from chronolake.target.limits import TargetColumn, TargetLimits
     from chronolake.target.state import ColumnChange, Published
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 BUSY_SECONDS: Final = 10.0
 #: Seconds to wait for locks of others on a target table.
 LOCK_SECONDS: Final = 60
+#: The beginning of the names of temporary tables, and of what was created with them.
+OWN_PREFIX: Final = "load_"
 #: What to do about a table that others have created or changed.
 TAKE_OVER: Final = (
     "Check who writes to it. `chronolake publish --table TABLE --take-over` replaces it by the "
@@ -57,7 +61,7 @@ class Relation:
     @property
     def prefix(self) -> str:
         """Return the beginning of the names of temporary tables for this table."""
-        return f"load_{sha256(str(self).encode()).hexdigest()[:12]}_"
+        return f"{OWN_PREFIX}{sha256(str(self).encode()).hexdigest()[:12]}_"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,21 @@ class Written:
 
     rows: Counter[str]
     changed: Counter[str]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a target can hold, and contains.
+
+    Attributes:
+        limits: the limits of the database's version.
+        states: the states of the tables that were published.
+        additions: what others have added to these tables.
+    """
+
+    limits: TargetLimits
+    states: Mapping[Relation, Published] = field(default_factory=dict)
+    additions: Mapping[Relation, Sequence[Addition]] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -90,10 +109,12 @@ class TargetSession(Protocol):
     Attributes:
         relation: the table.
         limits: the limits of the database's version.
+        detects_changes: whether triggers shall record changes by others.
     """
 
     relation: Relation
     limits: TargetLimits
+    detects_changes: bool
 
     def published(self) -> Published | None:
         """Return the state of the table, or None if it was never published."""
@@ -127,11 +148,18 @@ class TargetSession(Protocol):
     ) -> None:
         """Replace the target table by a temporary table, and store the state.
 
+        If others have added something to the target table, such as an index, only its rows are
+        replaced.
+
         Args:
             load: the temporary table.
             base: the state with which the work began; it must be current.
             published: the state after it.
             takes_over: whether changes by others are overwritten.
+
+        Raises:
+            TargetChangedError: others have changed the table, or have added something to it that
+                would be lost, because columns have changed.
         """
 
     def apply(
@@ -167,8 +195,8 @@ class TargetDatabase(Protocol):
             TargetBusyError: another process holds the lease.
         """
 
-    def peek(self, relations: Sequence[Relation]) -> list[Published | None]:
-        """Return the states of tables without locks; nothing is created."""
+    def survey(self, relations: Sequence[Relation]) -> Survey:
+        """Return the limits, and what tables contain, without locks; nothing is created."""
 
 
 def write_rows(rows: DataFrame, sink: Sink, encoder: RowEncoder, *, has_operations: bool) -> int:
@@ -189,6 +217,8 @@ def _write_part(
     import pyarrow as pa  # noqa: PLC0415 - only tasks need it
     from pyspark import TaskContext  # noqa: PLC0415
 
+    from chronolake.executor_errors import seal  # noqa: PLC0415
+
     remaining = iter(batches)
     first = next(remaining, None)
     if first is None:
@@ -201,7 +231,10 @@ def _write_part(
         _encode(encoder, batch, has_operations=has_operations)
         for batch in chain([first], remaining)
     )
-    sink.write(part, lines, encoder)
+    try:
+        sink.write(part, lines, encoder)
+    except ChronolakeError as failure:
+        raise seal(failure) from None
     yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32())})
 
 
@@ -215,6 +248,24 @@ def _encode(encoder: RowEncoder, batch: pa.RecordBatch, *, has_operations: bool)
     for item in pc.value_counts(operations).to_pylist():
         encoder.rows[item["values"]] += item["counts"]
     return encoder.encode(batch.select(range(1, batch.num_columns)), operations)
+
+
+def duplicate_error(product: str) -> TargetError:
+    """Return the error for two rows that have one key in the target."""
+    return TargetError(
+        f"Two rows have keys that are equal in {product}.",
+        hint="Correct the keys in the source, or choose another key for the stream.",
+    )
+
+
+def incomplete_error(relation: Relation, table: str) -> TargetError:
+    """Return the error for a table that does not have all rows after it was filled."""
+    return TargetError(
+        f"{relation} does not have the rows that were written: a trigger or rule of others has "
+        "changed them.",
+        table=table,
+        hint="Drop the trigger or rule. The target is as it was.",
+    )
 
 
 def counts_text(encoder: RowEncoder) -> str:

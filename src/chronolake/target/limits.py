@@ -1,4 +1,4 @@
-"""Limits of targets: modes, identifiers, types, times and key lengths, for every kind of target.
+"""Limits of targets: modes, identifiers, types, times, keys and rows, for every kind of target.
 
 A table is checked against them before anything is written. `docs/targets.md` lists the conversions.
 Source: `seeds/history-mode.txt` ("System columns", "Switching to history mode", "Limitations").
@@ -44,6 +44,9 @@ _MYSQL_WITHOUT_PADDING: Final = (8, 0, 17)
 _FIXED_KEY_BYTES: Final = 18
 _LONGEST_MYSQL_KEY: Final = 700
 _BYTES_OF_CHARACTER: Final = 4
+#: System columns of PostgreSQL, and names that InnoDB reserves in any spelling.
+_POSTGRES_RESERVED: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+_MYSQL_RESERVED: Final = frozenset({"db_row_id", "db_trx_id", "db_roll_ptr", "fts_doc_id"})
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,15 @@ class TargetLimits:
         name_length: the length of the longest identifier.
         name_unit: its unit, `bytes` or `characters`.
         folds_case: whether names of columns that differ only in case are equal.
-        columns: the largest number of columns.
+        columns: the largest number of columns; the temporary table with changes has one more.
+        key_columns: the largest number of columns of a key.
+        reserved: names of columns that the product has for itself, in lower case.
+        row_bytes: the length of the longest row without the values that are stored separately.
         tmin: the earliest time of a system column, in microseconds since 1970.
         tmax: its latest time, which is the end of active versions.
         has_fractions: whether times have fractions of seconds.
-        key_bytes: the length of the longest key; None if it depends on the values.
+        key_bytes: the length of the longest key; None if it depends on how well the values are
+            compressed, which only the server knows.
         pads_keys: whether text keys that differ only in spaces at their ends are equal.
         decimal: the largest precision and scale.
         has_infinity: whether floating-point numbers may be infinite, or not a number.
@@ -104,7 +111,10 @@ class TargetLimits:
     name_length: int = 63
     name_unit: str = "bytes"
     folds_case: bool = False
-    columns: int = 1_600
+    columns: int = 1_599
+    key_columns: int = 32
+    reserved: frozenset[str] = _POSTGRES_RESERVED
+    row_bytes: int = 8_160
     tmin: int = TMIN_MICROS
     tmax: int = TMAX_MICROS
     has_fractions: bool = True
@@ -144,7 +154,10 @@ def mysql_limits(version: tuple[int, ...], *, is_mariadb: bool) -> TargetLimits:
         name_length=64,
         name_unit="characters",
         folds_case=True,
-        columns=1_017,
+        columns=1_016,
+        key_columns=32 if is_mariadb else 16,
+        reserved=_MYSQL_RESERVED,
+        row_bytes=8_126,
         tmin=MYSQL_TMIN_MICROS,
         tmax=MYSQL_TMAX_MICROS if has_fractions else MYSQL_TMAX_WHOLE_MICROS,
         has_fractions=has_fractions,
@@ -187,6 +200,21 @@ _MYSQL_TYPES: Final = {
     Kind.BINARY: "longblob",
 }
 _TEXTS: Final = frozenset({Kind.STRING, Kind.XML, Kind.JSON, Kind.NAIVE_TIME})
+#: Bytes of a row in its page: its header, values of a fixed length, and references to long values.
+_ROW_HEADER_BYTES: Final = 24
+_POSTGRES_REFERENCE_BYTES: Final = 18
+_MYSQL_REFERENCE_BYTES: Final = 41
+_FIXED_BYTES: Final = {
+    Kind.BOOLEAN: 1,
+    Kind.SHORT: 4,
+    Kind.INT: 4,
+    Kind.LONG: 8,
+    Kind.FLOAT: 8,
+    Kind.DOUBLE: 8,
+    Kind.NAIVE_DATE: 4,
+    Kind.NAIVE_DATETIME: 8,
+    Kind.UTC_DATETIME: 8,
+}
 
 
 def raise_unless_mode(limits: TargetLimits, table: TableName, mode: Mode) -> None:
@@ -236,13 +264,21 @@ def target_columns(
             hint="Exclude columns in the pipeline, or remove the table from the target.",
         )
     keys = [column for column, _ in published if column.name in identity]
+    if len(keys) > limits.key_columns:
+        raise TargetError(
+            f"{limits.product} supports keys with up to {limits.key_columns} columns, and this one "
+            f"has {len(keys)}.",
+            table=str(table),
+            hint="Choose fewer columns as the key of the stream, or remove the table from the "
+            "target.",
+        )
     length = _key_length(limits, keys)
     return tuple(
         TargetColumn(
             column.name,
             column.type,
             number,
-            _sql_type(limits, table, column, length if column in keys else None),
+            _sql_type(limits, table, column, length, is_key=column in keys),
             column in keys,
             length if column in keys and _is_long(column) else None,
         )
@@ -272,6 +308,8 @@ def raise_unless_name(
     is_unusual = "\0" in name or not name
     if limits.kind == "mysql":
         is_unusual |= name != name.rstrip() or any(ord(letter) > 0xFFFF for letter in name)  # noqa: PLR2004
+    if column is not None:
+        is_unusual |= (name.lower() if limits.folds_case else name) in limits.reserved
     if is_unusual:
         raise TargetError(
             f"{limits.product} does not support the name of the {what}.",
@@ -296,21 +334,47 @@ def _raise_if_equal(limits: TargetLimits, table: TableName, names: Sequence[str]
             )
 
 
+def longest_row(limits: TargetLimits, columns: Iterable[TargetColumn]) -> int:
+    """Return about how many bytes of a page a row needs in which no value is NULL.
+
+    Long values are stored separately, and need only a reference in the page. Rows with NULL or
+    short values need less: only the server knows whether a row fits.
+    """
+    sizes = [_bytes_in_page(limits, column) for column in columns]
+    return _ROW_HEADER_BYTES + len(sizes) // 8 + sum(sizes)
+
+
+def _bytes_in_page(limits: TargetLimits, column: TargetColumn) -> int:
+    if column.type.kind is Kind.DECIMAL:
+        return 4 + (column.type.precision or 0) // 2
+    if not _is_long_kind(column.type.kind):
+        return _FIXED_BYTES[column.type.kind]
+    if limits.kind != "mysql":
+        return _POSTGRES_REFERENCE_BYTES
+    return _MYSQL_REFERENCE_BYTES if column.max_length is None else column.max_length * 4 + 2
+
+
 def _is_long(column: Column) -> bool:
-    return column.type.kind in _TEXTS or column.type.kind is Kind.BINARY
+    return _is_long_kind(column.type.kind)
 
 
-def _key_length(limits: TargetLimits, keys: Sequence[Column]) -> int:
-    """Return the length of the text columns of a key."""
+def _is_long_kind(kind: Kind) -> bool:
+    return kind in _TEXTS or kind is Kind.BINARY
+
+
+def _key_length(limits: TargetLimits, keys: Sequence[Column]) -> int | None:
+    """Return the length of the text columns of a key; None if the target does not declare it."""
     if limits.key_bytes is None:
-        return 0
+        return None
     texts = sum(_is_long(column) for column in keys)
     fixed = _FIXED_KEY_BYTES * (len(keys) - texts)
     room = (limits.key_bytes - fixed) // (_BYTES_OF_CHARACTER * max(1, texts))
     return min(room, _LONGEST_MYSQL_KEY)
 
 
-def _sql_type(limits: TargetLimits, table: TableName, column: Column, length: int | None) -> str:
+def _sql_type(
+    limits: TargetLimits, table: TableName, column: Column, length: int | None, *, is_key: bool
+) -> str:
     kind = column.type.kind
     if kind is Kind.DECIMAL:
         precision, scale = column.type.precision or 0, column.type.scale or 0
@@ -324,13 +388,14 @@ def _sql_type(limits: TargetLimits, table: TableName, column: Column, length: in
             )
         return f"{'numeric' if limits.kind == 'postgres' else 'decimal'}({precision},{scale})"
     if limits.kind != "mysql":
-        return _POSTGRES_TYPES[kind]
+        # The type json has no order, and cannot be indexed.
+        return "text" if is_key and kind is Kind.JSON else _POSTGRES_TYPES[kind]
     digits = "(6)" if limits.has_fractions else ""
     if kind in {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME}:
         return f"{'timestamp' if column.name in SYSTEM_TIMES else 'datetime'}{digits}"
-    if length is not None and kind is Kind.BINARY:
+    if is_key and length is not None and kind is Kind.BINARY:
         return f"varbinary({length * _BYTES_OF_CHARACTER})"
     if kind in _TEXTS:
-        base = "longtext" if length is None else f"varchar({length})"
+        base = f"varchar({length})" if is_key and length is not None else "longtext"
         return f"{base}{limits.text_options}"
     return _MYSQL_TYPES[kind]

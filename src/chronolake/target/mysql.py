@@ -19,27 +19,45 @@ from uuid import uuid4
 
 import pymysql
 from pymysql.connections import MySQLResult
-from pymysql.constants import CLIENT, ER
+from pymysql.constants import CLIENT
 from pymysql.protocol import LoadLocalPacketWrapper
 
 from chronolake.errors import TargetBusyError, TargetChangedError, TargetError
 from chronolake.failpoints import reach
 from chronolake.source.mysql.connection import Address, quoted
+from chronolake.target.additions import (
+    MYSQL_ADDITIONS,
+    REFERENCE,
+    TRIGGER,
+    Addition,
+    list_additions,
+    raise_if_lost,
+)
 from chronolake.target.changes import DELETE, INSERT, OPERATION, UPDATE
 from chronolake.target.database import (
     BUSY_SECONDS,
     LOCK_SECONDS,
     TAKE_OVER,
     Relation,
+    Survey,
     counts_text,
+    incomplete_error,
     written_of,
 )
 from chronolake.target.limits import TargetColumn, mysql_limits
+from chronolake.target.mysql_errors import (
+    PRIMARY,
+    column_of,
+    constraint_of,
+    limit_error,
+    packet_error,
+    translate_errors,
+)
 from chronolake.target.state import ChangeKind, ColumnChange, Published
 from chronolake.types import ACTIVE, START, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -58,6 +76,8 @@ _LOADS: Final = "chronolake_"
 #: The name that the server must request in LOAD DATA: no file is read.
 _STREAM: Final = "chronolake-rows"
 _PACKET_BYTES: Final = 2**20
+#: Bytes of an INSERT statement with many rows.
+_STATEMENT_BYTES: Final = 2**20
 #: The user variable by which the triggers recognize Chronolake.
 _WRITER: Final = "@chronolake_writer"
 _SETTINGS: Final = (
@@ -81,15 +101,6 @@ _OWN_TABLES: Final = (
 )
 _OPERATIONS: Final = ("INSERT", "UPDATE", "DELETE")
 _DISPLAY_WIDTH: Final = re.compile(r"^((?:big)?int)\(\d+\)")
-_WARNING_COLUMN: Final = re.compile(r"column '([^']+)'|column `?([^`' ]+)`? at row")
-_PRIVILEGES: Final = frozenset(
-    {
-        *(ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR),
-        *(ER.SPECIFIC_ACCESS_DENIED_ERROR, ER.ACCESS_DENIED_ERROR),
-    }
-)
-_NO_TRIGGERS: Final = 1419
-_LOCKED: Final = frozenset({ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK})
 _ESCAPED: Final = {b"\\": b"\\", b"t": b"\t", b"n": b"\n", b"r": b"\r", b"0": b"\0"}
 
 
@@ -181,45 +192,6 @@ def connect(dsn: str) -> Iterator[_Connection]:
         connection._force_close()  # noqa: SLF001
 
 
-@contextmanager
-def translate_errors() -> Iterator[None]:
-    """Turn the server's errors in a block into errors without values, with a hint."""
-    try:
-        yield
-    except pymysql.Error as failure:
-        raise _error_of(failure) from None
-
-
-def _error_of(failure: pymysql.Error) -> TargetError:
-    number = failure.args[0] if failure.args and isinstance(failure.args[0], int) else 0
-    if number in _LOCKED:
-        return TargetBusyError(
-            "Another transaction has locked the target table.",
-            hint="Publish again when it has ended.",
-        )
-    if number == _NO_TRIGGERS:
-        return TargetError(
-            "The user of the target may not create triggers, which detect changes by others.",
-            hint="Set log_bin_trust_function_creators = 1 on the server, or set `detect_changes: "
-            "false` for the target.",
-        )
-    if number in _PRIVILEGES:
-        return TargetError(
-            f"The user of the target lacks a privilege (error {number}).",
-            hint="Grant SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX and TRIGGER on "
-            "the target's database.",
-        )
-    if isinstance(failure, pymysql.OperationalError) and number >= 2_000:  # noqa: PLR2004
-        return TargetError(
-            f"The target's server does not respond (error {number}).",
-            hint="Check `dsn` of the target, and that the server is running.",
-        )
-    return TargetError(
-        f"MySQL refused to write: {type(failure).__name__} (error {number}).",
-        hint="The value may not fit the type in the target; docs/targets.md lists them.",
-    )
-
-
 def execute(
     connection: pymysql.Connection[Any], statement: str, values: Sequence[Any] = ()
 ) -> list[tuple[Any, ...]]:
@@ -245,14 +217,23 @@ class MysqlDatabase:
 
     config: MysqlTarget
 
-    def peek(self, relations: Sequence[Relation]) -> list[Published | None]:
-        """Return the states of tables without locks; nothing is created."""
+    def survey(self, relations: Sequence[Relation]) -> Survey:
+        """Return the limits, and what tables contain, without locks; nothing is created."""
         with connect(self.config.dsn) as connection:
+            limits = limits_of(connection)
             if not execute(connection, "SHOW TABLES LIKE %s", [_STATE.replace("_", "\\_")]):
-                return [None for _ in relations]
+                return Survey(limits)
             rows = execute(connection, f"SELECT relation, state FROM {_STATE}")
-        states = {name: Published.from_text(text) for name, text in rows if text}
-        return [states.get(str(relation)) for relation in relations]
+            stored = {name: Published.from_text(text) for name, text in rows if text}
+            states = {item: stored[str(item)] for item in relations if str(item) in stored}
+            return Survey(
+                limits,
+                states,
+                {
+                    relation: find_additions(connection, relation, state)
+                    for relation, state in states.items()
+                },
+            )
 
     @contextmanager
     def open(self, relation: Relation) -> Iterator[MysqlSession]:
@@ -327,24 +308,69 @@ class LoadDataSink:
         warnings = execute(connection, "SHOW WARNINGS LIMIT 1")
         if warnings or loaded != sum(encoder.rows.values()):
             number, text = (warnings[0][1], str(warnings[0][2])) if warnings else (0, "")
-            column = _WARNING_COLUMN.search(text)
-            raise TargetError(
+            raise limit_error(number, text) or TargetError(
                 f"A value does not fit its column in the target (warning {number}).",
-                column=next(filter(None, column.groups()), None) if column else None,
+                column=column_of(text),
                 hint="docs/targets.md lists the types and their limits.",
             )
 
     def _insert(self, connection: _Connection, lines: Iterator[pa.Buffer]) -> None:
         names = ", ".join(quoted(name) for name, _ in self.columns)
-        marks = ", ".join("UNHEX(%s)" if is_hex else "%s" for _, is_hex in self.columns)
-        statement = f"INSERT INTO {quoted(self.load)} ({names}) VALUES ({marks})"
-        with connection.cursor() as cursor:
-            for line in lines:
-                rows = [
-                    [unescape(text) for text in row.split(b"\t")]
-                    for row in bytes(memoryview(line)).split(b"\n")[:-1]
-                ]
-                cursor.executemany(statement, rows)
+        head = f"INSERT INTO {quoted(self.load)} ({names}) VALUES ".encode()
+        ((packet,),) = execute(connection, "SELECT @@max_allowed_packet")
+        rows = (
+            [
+                self._literal(connection, text, is_hexadecimal=is_hexadecimal)
+                for text, (_, is_hexadecimal) in zip(row.split(b"\t"), self.columns, strict=True)
+            ]
+            for line in lines
+            for row in bytes(memoryview(line)).split(b"\n")[:-1]
+        )
+        # Values are part of the text: names of columns may contain %, and values of many megabytes.
+        for statement in insert_statements(head, rows, [name for name, _ in self.columns], packet):
+            connection.query(statement)
+
+    def _literal(self, connection: _Connection, text: bytes, *, is_hexadecimal: bool) -> bytes:
+        value = unescape(text)
+        if value is None:
+            return b"NULL"
+        if is_hexadecimal:
+            return b"x'" + value.encode() + b"'"
+        return _literal(connection, value).encode()
+
+
+def insert_statements(
+    head: bytes, rows: Iterable[Sequence[bytes]], columns: Sequence[str], packet: int
+) -> Iterator[bytes]:
+    """Yield INSERT statements for rows, each as large as is efficient.
+
+    Args:
+        head: the statement until its rows.
+        rows: the rows' values as SQL.
+        columns: the names of the values, for errors.
+        packet: the number of bytes that the server accepts in a statement.
+
+    Raises:
+        TargetError: a row is larger than the server accepts.
+    """
+    found, size = list[bytes](), 0
+    for values in rows:
+        row = b"(" + b",".join(values) + b")"
+        # The server's number includes the kind of the command.
+        if len(head) + len(row) + 1 >= packet:
+            longest = max(range(len(values)), key=lambda number: len(values[number]))
+            raise packet_error(columns[longest], len(head) + len(row) + 2)
+        if found and len(head) + size + len(row) + 2 >= min(_STATEMENT_BYTES, packet):
+            yield head + b",".join(found)
+            found, size = [], 0
+        found.append(row)
+        size += len(row) + 1
+    if found:
+        yield head + b",".join(found)
+
+
+def _literal(connection: _Connection, text: str) -> str:
+    return str(connection.cursor().mogrify("%s", (text,)))
 
 
 def unescape(text: bytes) -> str | None:
@@ -362,10 +388,8 @@ class MysqlSession:
         self._connection = connection
         self._config = config
         self._target = quoted(relation.table)
-        text = str(connection.get_server_info())
-        version = re.search(r"\d+\.\d+\.\d+", text.removeprefix("5.5.5-"))
-        numbers = tuple(map(int, version[0].split("."))) if version else (8, 4, 0)
-        self.limits: TargetLimits = mysql_limits(numbers, is_mariadb="mariadb" in text.lower())
+        self.limits: TargetLimits = limits_of(connection)
+        self.detects_changes = config.detect_changes
         self._prefix = f"{_LOADS}{relation.prefix}"
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -490,8 +514,9 @@ class MysqlSession:
             "DATABASE() AND event_object_table = %s",
             [self.relation.table],
         )
-        expected = {f"{published.load_id}_{operation}" for operation in _OPERATIONS}
-        if self._config.detect_changes and not expected <= {name for (name,) in triggers}:
+        expected = set(_triggers_of(published))
+        is_expected = self.detects_changes and published.has_triggers
+        if is_expected and not expected <= {name for (name,) in triggers}:
             return "its triggers were dropped"
         # TRUNCATE has no triggers.
         return None if self._has_rows() == published.has_rows else "all rows were removed or added"
@@ -559,27 +584,130 @@ class MysqlSession:
     def swap_in(
         self, load: str, base: Published | None, published: Published, *, takes_over: bool
     ) -> None:
-        """Replace the target table by a temporary table, and store the state."""
+        """Replace the target table by a temporary table, or its rows, and store the state."""
         self._index(load, published.columns)
-        self._add_triggers(load)
         if self.published() != base:
             raise TargetBusyError(
                 f"Another process has published {self.relation} meanwhile.", hint="Publish again."
             )
         if base is not None and not takes_over:
             self.raise_if_changed(base)
-        published = replace(published, physical=load)
-        old = f"{load}_old" if self.is_present() else None
+        is_present = self.is_present()
+        additions = find_additions(self._connection, self.relation, base) if is_present else []
+        if additions and base is not None and self._has_form_of(base, published):
+            self._fill(load, base, published, takes_over=takes_over)
+            return
+        if takes_over:
+            self._raise_if_referenced(additions)
+        else:
+            raise_if_lost(str(self.relation), published.table, additions)
+        self._set_triggers(load, load)
+        published = replace(published, physical=load, has_triggers=self.detects_changes)
+        old = f"{load}_old" if is_present else None
         self._begin_step("swap", published, old=old, takes_over=takes_over)
         reach("target.before-swap")
         moved = [] if old is None else [f"{self._target} TO {quoted(old)}"]
         self._execute(f"RENAME TABLE {', '.join([*moved, f'{quoted(load)} TO {self._target}'])}")
         reach("target.after-swap")
         self._complete_step()
+        if base is not None and self._load_of(self.relation.table) != load:
+            # Others have changed the table in the last moment, and the swap was undone.
+            self.raise_if_changed(base)
         if old is not None:
             self.drop(old)
         self._execute(f"DELETE FROM {_PARTS} WHERE load_id = %s", [load])
         reach("target.after-commit")
+
+    def _raise_if_referenced(self, additions: Sequence[Addition]) -> None:
+        """Raise if foreign keys reference the table: they would follow it to its other name."""
+        references = [addition for addition in additions if addition.kind == REFERENCE]
+        if references:
+            raise TargetChangedError(
+                f"{self.relation} cannot be replaced: {list_additions(references)}.",
+                hint="Drop these foreign keys, publish, and create them again.",
+            )
+
+    def _has_form_of(self, base: Published, published: Published) -> bool:
+        """Return whether the table is the published one, with the columns and key of a state."""
+        key = self._execute(
+            "SELECT column_name FROM information_schema.statistics WHERE table_schema = DATABASE() "
+            "AND table_name = %s AND index_name = %s",
+            [self.relation.table, PRIMARY],
+        )
+        return (
+            self._load_of(self.relation.table) == base.physical
+            and self._columns() == _expected(published.columns)
+            and {name for (name,) in key}
+            == {column.name for column in published.columns if column.is_key}
+        )
+
+    def _fill(self, load: str, base: Published, published: Published, *, takes_over: bool) -> None:
+        """Give the table the rows of a temporary table, and keep what others have added to it.
+
+        With a key, equal rows are not written: foreign keys of others may reference them.
+        """
+        if takes_over or base.has_triggers != self.detects_changes:
+            self._set_triggers(self.relation.table, base.load_id)
+        names = [column.name for column in published.columns]
+        key = [column.name for column in published.columns if column.is_key]
+        source = quoted(load)
+        columns = ", ".join(map(quoted, names))
+        statements = [
+            f"DELETE FROM {self._target}",
+            f"INSERT INTO {self._target} ({columns}) SELECT {columns} FROM {source}",
+        ]
+        if key:
+            same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
+            sets = [f"t.{quoted(name)} = s.{quoted(name)}" for name in names if name not in key]
+            new = ", ".join(f"s.{quoted(name)}" for name in names)
+            statements = [
+                (
+                    f"DELETE t FROM {self._target} t LEFT JOIN {source} s ON {same} "
+                    f"WHERE s.{quoted(key[0])} IS NULL"
+                ),
+                *(
+                    [f"UPDATE {self._target} t JOIN {source} s ON {same} SET {', '.join(sets)}"]
+                    if sets
+                    else []
+                ),
+                (
+                    f"INSERT INTO {self._target} ({columns}) SELECT {new} FROM {source} s "
+                    f"LEFT JOIN {self._target} t ON {same} WHERE t.{quoted(key[0])} IS NULL"
+                ),
+            ]
+        reach("target.before-swap")
+        self._begin(base)
+        for statement in statements:
+            self._execute(statement)
+        counts = self._execute(
+            f"SELECT (SELECT count(*) FROM {self._target}) = (SELECT count(*) FROM {source})"
+        )
+        if counts != [(1,)]:
+            raise incomplete_error(self.relation, published.table)
+        stored = self._stored(replace(published, load_id=base.load_id, physical=base.physical))
+        if takes_over:
+            self._execute(f"DELETE FROM {_CHANGES} WHERE relation = %s", [str(self.relation)])
+        else:
+            self.raise_if_changed(stored)
+        self._store(stored)
+        reach("target.before-commit")
+        self._connection.commit()
+        reach("target.after-commit")
+        self.drop(load)
+
+    def _begin(self, base: Published) -> None:
+        """Begin a transaction, if the table's state is still `base`."""
+        self._connection.begin()
+        rows = self._execute(
+            f"SELECT state FROM {_STATE} WHERE relation = %s FOR UPDATE", [str(self.relation)]
+        )
+        if [Published.from_text(text) for (text,) in rows if text] != [base]:
+            raise TargetBusyError(
+                f"Another process has published {self.relation} meanwhile.", hint="Publish again."
+            )
+
+    def _stored(self, published: Published) -> Published:
+        return replace(published, has_rows=self._has_rows(), has_triggers=self.detects_changes)
 
     def _complete_swap(self, published: Published, old: str | None, *, takes_over: bool) -> None:
         """Store the state after a swap, unless it was not made or must be undone."""
@@ -615,16 +743,25 @@ class MysqlSession:
         if actions:
             self._execute(f"ALTER TABLE {quoted(load)} {', '.join(actions)}")
 
-    def _add_triggers(self, load: str) -> None:
-        if not self._config.detect_changes:
-            return
+    def _set_triggers(self, table: str, load: str) -> None:
+        """Create the triggers that record changes by others, or drop them if they are not wanted.
+
+        Args:
+            table: the table.
+            load: the load that has created it.
+        """
         for operation in _OPERATIONS:
+            trigger = quoted(f"{load}_{operation}")
+            if table != load:
+                self._execute(f"DROP TRIGGER IF EXISTS {trigger}")
+            if not self.detects_changes:
+                continue
+            # Names have no place in a statement with parameters: they may contain %.
             self._execute(
-                f"CREATE TRIGGER {quoted(f'{load}_{operation}')} AFTER {operation} ON "
-                f"{quoted(load)} FOR EACH ROW BEGIN IF {_WRITER} IS NULL THEN INSERT IGNORE INTO "
-                f"{_CHANGES} VALUES (%s, '{load}', '{operation}', "
-                "LEFT(SESSION_USER(), 100), UTC_TIMESTAMP()); END IF; END",
-                [str(self.relation)],
+                f"CREATE TRIGGER {trigger} AFTER {operation} ON {quoted(table)} FOR EACH ROW BEGIN "
+                f"IF {_WRITER} IS NULL THEN INSERT IGNORE INTO {_CHANGES} VALUES "
+                f"({_literal(self._connection, str(self.relation))}, '{load}', '{operation}', "
+                "LEFT(SESSION_USER(), 100), UTC_TIMESTAMP()); END IF; END"
             )
 
     def apply(
@@ -638,21 +775,16 @@ class MysqlSession:
         """Change rows and columns of the target table, and store the state."""
         if changes:
             base = self._alter(base, published, changes)
+        if base.has_triggers != self.detects_changes:
+            self._set_triggers(self.relation.table, base.load_id)
         reach("target.altered")
-        self._connection.begin()
-        rows = self._execute(
-            f"SELECT state FROM {_STATE} WHERE relation = %s FOR UPDATE", [str(self.relation)]
-        )
-        if [Published.from_text(text) for (text,) in rows if text] != [base]:
-            raise TargetBusyError(
-                f"Another process has published {self.relation} meanwhile.", hint="Publish again."
-            )
+        self._begin(base)
         if load is not None:
             self._change_rows(load, written, published)
-        has_rows = self._has_rows()
+        stored = self._stored(published)
         # Statements see what others committed while this transaction waited for their locks.
-        self.raise_if_changed(replace(published, has_rows=has_rows))
-        self._store(replace(published, has_rows=has_rows))
+        self.raise_if_changed(stored)
+        self._store(stored)
         reach("target.before-commit")
         self._connection.commit()
         reach("target.after-commit")
@@ -691,7 +823,9 @@ class MysqlSession:
                 continue
             try:
                 changed = _run(self._connection, statement)
-            except pymysql.IntegrityError:
+            except pymysql.IntegrityError as failure:
+                if constraint_of(failure) != PRIMARY:
+                    raise
                 changed = -1
             if changed != expected:
                 raise TargetChangedError(
@@ -700,6 +834,31 @@ class MysqlSession:
                     table=published.table,
                     hint=TAKE_OVER,
                 )
+
+
+def limits_of(connection: _Connection) -> TargetLimits:
+    """Return the limits of a connection's server."""
+    text = str(connection.get_server_info())
+    version = re.search(r"\d+\.\d+\.\d+", text.removeprefix("5.5.5-"))
+    numbers = tuple(map(int, version[0].split("."))) if version else (8, 4, 0)
+    return mysql_limits(numbers, is_mariadb="mariadb" in text.lower())
+
+
+def find_additions(
+    connection: _Connection, relation: Relation, published: Published | None
+) -> list[Addition]:
+    """Return what others have added to a table; None: Chronolake has not created it."""
+    found = [
+        Addition(_text(kind), _text(name))
+        for query in MYSQL_ADDITIONS
+        for kind, name in execute(connection, query, [relation.table])
+    ]
+    own = {PRIMARY, START, ACTIVE, *(_triggers_of(published) if published else ())}
+    return [item for item in found if item.name not in own or item.kind not in {"index", TRIGGER}]
+
+
+def _triggers_of(published: Published) -> list[str]:
+    return [f"{published.load_id}_{operation}" for operation in _OPERATIONS]
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,6 @@ tables. A session-level advisory lock is the lease of a table.
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,20 +17,28 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from chronolake.database import refusal
 from chronolake.errors import TargetBusyError, TargetChangedError, TargetError
 from chronolake.failpoints import reach
 from chronolake.masking import is_broken_by_password
+from chronolake.target.additions import (
+    POSTGRES_ADDITIONS,
+    REFERENCE,
+    Addition,
+    raise_if_lost,
+)
 from chronolake.target.changes import DELETE, INSERT, OPERATION, UPDATE
 from chronolake.target.database import (
     BUSY_SECONDS,
     LOCK_SECONDS,
     TAKE_OVER,
     Relation,
+    Survey,
     counts_text,
+    incomplete_error,
     written_of,
 )
 from chronolake.target.limits import POSTGRES
+from chronolake.target.postgres_errors import INDEX_FUNCTIONS, INDEX_HINT, translate_errors
 from chronolake.target.state import ChangeKind, ColumnChange, Published
 from chronolake.types import ACTIVE, START
 
@@ -54,14 +61,11 @@ _TRIGGERS: Final = {
     "chronolake_rows": "AFTER INSERT OR UPDATE OR DELETE",
     "chronolake_truncate": "AFTER TRUNCATE",
 }
-#: The column in the context of an error of COPY.
-_COLUMN: Final = re.compile(r"^COPY .*, line \d+, column ([^:]+):", re.MULTILINE)
 _SETTINGS: Final = (
-    "-c timezone=UTC -c datestyle=ISO -c search_path= -c statement_timeout=0 "
+    "-c timezone=UTC -c datestyle=ISO -c search_path= -c statement_timeout=0 -c row_security=off "
     "-c idle_in_transaction_session_timeout=0 -c client_min_messages=error"
 )
 _OWN_TABLES: Final = (
-    "CREATE SCHEMA IF NOT EXISTS {schema}",
     """CREATE TABLE IF NOT EXISTS {state} (
   relation text PRIMARY KEY, lake_table text NOT NULL, snapshot_id bigint,
   published_at timestamptz NOT NULL, state text NOT NULL
@@ -89,20 +93,28 @@ class PostgresDatabase:
 
     config: PostgresTarget
 
-    def peek(self, relations: Sequence[Relation]) -> list[Published | None]:
-        """Return the states of tables without locks; nothing is created."""
+    def survey(self, relations: Sequence[Relation]) -> Survey:
+        """Return the limits, and what tables contain, without locks; nothing is created."""
         own = _Own(self.config.state_schema)
         with connect(self.config.dsn) as connection:
             (found,) = _row(
                 connection, "SELECT to_regclass(%s)::text", [own.name("state").as_string(None)]
             )
             if found is None:
-                return [None for _ in relations]
+                return Survey(POSTGRES)
             rows = connection.execute(
                 sql.SQL("SELECT relation, state FROM {}").format(own.name("state"))
             ).fetchall()
-        states = {name: Published.from_text(text) for name, text in rows}
-        return [states.get(str(relation)) for relation in relations]
+            stored = {name: Published.from_text(text) for name, text in rows}
+            states = {item: stored[str(item)] for item in relations if str(item) in stored}
+            return Survey(
+                POSTGRES,
+                states,
+                {
+                    relation: find_additions(connection, relation, state.physical, state)
+                    for relation, state in states.items()
+                },
+            )
 
     @contextmanager
     def open(self, relation: Relation) -> Iterator[PostgresSession]:
@@ -157,49 +169,6 @@ def connect(dsn: str) -> Iterator[psycopg.Connection]:
             )
         with translate_errors():
             yield connection
-
-
-@contextmanager
-def translate_errors() -> Iterator[None]:
-    """Turn the server's errors in a block into errors without values, with a hint."""
-    try:
-        yield
-    except psycopg.OperationalError as failure:
-        if failure.sqlstate == "55P03":
-            raise TargetBusyError(
-                "Another transaction has locked the target table.",
-                hint="Publish again when it has ended.",
-            ) from failure
-        reason = refusal(failure) or failure.sqlstate or type(failure).__name__
-        raise TargetError(
-            f"The target's server does not respond, or refuses the connection: {reason}.",
-            hint="Check `dsn` of the target, and that the server is running.",
-        ) from None
-    except psycopg.errors.InsufficientPrivilege as failure:
-        raise TargetError(
-            f"The user of the target lacks a privilege: {failure.diag.message_primary}.",
-            hint="Grant CREATE on the database (or create the schemas and make the user their "
-            "owner), so that it can create tables, functions and triggers.",
-        ) from failure
-    except psycopg.errors.DependentObjectsStillExist as failure:
-        raise TargetError(
-            f"Other objects depend on a column of the target table: {failure.diag.message_detail}.",
-            hint="Drop these views, publish, and create them again.",
-        ) from failure
-    except psycopg.Error as failure:
-        raise _refused(failure) from None
-
-
-def _refused(failure: psycopg.Error) -> TargetError:
-    """Return the error for a statement or row that the server refuses; it contains no values."""
-    column = _COLUMN.search(failure.diag.context or "")
-    return TargetError(
-        f"PostgreSQL refused to write: {type(failure).__name__} ({failure.sqlstate}).",
-        column=column[1] if column else failure.diag.column_name,
-        hint="The value does not fit the type in the target; docs/targets.md lists them."
-        if column
-        else "Check the server's log.",
-    )
 
 
 def _row(connection: psycopg.Connection, query: Any, values: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -259,6 +228,7 @@ class PostgresSession:
     ) -> None:
         self.relation = relation
         self.limits: TargetLimits = POSTGRES
+        self.detects_changes = config.detect_changes
         self._connection = connection
         self._config = config
         self._own = _Own(config.state_schema)
@@ -303,10 +273,10 @@ class PostgresSession:
         with self._connection.transaction():
             # Two processes may begin at the same time.
             self._connection.execute("SELECT pg_advisory_xact_lock(6243861537)")
+            self._create_schema(own.schema)
             for statement in _OWN_TABLES:
                 self._connection.execute(
                     sql.SQL(statement).format(
-                        schema=sql.Identifier(own.schema),
                         state=own.name("state"),
                         changes=own.name("changes"),
                         parts=own.name("parts"),
@@ -369,22 +339,25 @@ END"""
         ).fetchone()
         if noted is not None:
             return f"{noted[0]} by the user {noted[1]} at {noted[2]:%Y-%m-%d %H:%M:%S} UTC"
-        columns: dict[str, str] = dict(
+        if self._columns(physical) != {column.name: column.sql for column in published.columns}:
+            return "its columns were altered"
+        enabled = self._connection.execute(
+            "SELECT tgname FROM pg_catalog.pg_trigger WHERE tgrelid = %s::oid AND tgenabled = 'A'",
+            [physical],
+        ).fetchall()
+        is_expected = self.detects_changes and published.has_triggers
+        if is_expected and not _TRIGGERS.keys() <= {name for (name,) in enabled}:
+            return "its triggers chronolake_rows and chronolake_truncate were dropped or disabled"
+        return None if self._has_rows() == published.has_rows else "all rows were removed or added"
+
+    def _columns(self, physical: str) -> dict[str, str]:
+        return dict(
             self._connection.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_catalog.pg_attribute "
                 "WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped",
                 [physical],
             ).fetchall()
         )
-        if columns != {column.name: column.sql for column in published.columns}:
-            return "its columns were altered"
-        enabled = self._connection.execute(
-            "SELECT tgname FROM pg_catalog.pg_trigger WHERE tgrelid = %s::oid AND tgenabled = 'A'",
-            [physical],
-        ).fetchall()
-        if self._config.detect_changes and not _TRIGGERS.keys() <= {name for (name,) in enabled}:
-            return "its triggers chronolake_rows and chronolake_truncate were dropped or disabled"
-        return None if self._has_rows() == published.has_rows else "all rows were removed or added"
 
     def _has_rows(self) -> bool:
         (found,) = _row(
@@ -479,46 +452,72 @@ END"""
     def swap_in(
         self, load: str, base: Published | None, published: Published, *, takes_over: bool
     ) -> None:
-        """Replace the target table by a temporary table, and store the state."""
+        """Replace the target table by a temporary table, or its rows, and store the state."""
         own = self._own.name(load)
-        self._index(own, published.columns)
-        self._connection.execute(
-            sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.relation.schema))
-        )
+        with self._name_long_key(load, published):
+            self._index(own, published.columns)
+        self._create_schema(self.relation.schema)
         with self._transaction(base):
             physical = self._physical()
             if physical is not None:
-                self._connection.execute(
-                    sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(self._target)
-                )
+                self._lock(physical)
                 if base is not None and not takes_over:
                     self.raise_if_changed(base)
             reach("target.before-swap")
-            if physical is not None and base is not None and self._is_kept(base, published):
-                columns = sql.SQL(", ").join(
-                    sql.Identifier(column.name) for column in published.columns
-                )
-                self._connection.execute(sql.SQL("TRUNCATE {}").format(self._target))
-                self._connection.execute(
-                    sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}").format(
-                        self._target, columns, columns, own
-                    )
-                )
-                self._connection.execute(sql.SQL("DROP TABLE {}").format(own))
+            additions = [] if physical is None else self._additions(physical, base or published)
+            if physical is not None and additions and self._has_form_of(published, physical):
+                self._fill(load, published, additions)
             else:
+                if not takes_over:
+                    raise_if_lost(str(self.relation), published.table, additions)
                 self._replace(load, physical)
-            self._add_triggers()
+            self._set_triggers()
             self._connection.execute(
                 sql.SQL("DELETE FROM {} WHERE relation = %s").format(self._own.name("changes")),
                 [str(self.relation)],
             )
-            self._store(
-                replace(published, physical=self._physical() or "", has_rows=self._has_rows())
-            )
+            self._store(self._stored(published, self._physical() or ""))
             reach("target.after-swap")
         self._connection.execute(
             sql.SQL("DELETE FROM {} WHERE load = %s").format(self._own.name("parts")), [load]
         )
+
+    def _create_schema(self, schema: str) -> None:
+        """Create a schema, which needs no privilege if it exists."""
+        (exists,) = _row(
+            self._connection,
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s)",
+            [schema],
+        )
+        if not exists:
+            self._connection.execute(
+                sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+            )
+
+    def _lock(self, physical: str) -> None:
+        (kind,) = _row(
+            self._connection, "SELECT relkind FROM pg_class WHERE oid = %s::oid", [physical]
+        )
+        if kind != "r":
+            raise TargetChangedError(
+                f"{self.relation} is not an ordinary table, but a view or another object.",
+                hint="Drop or rename it, or set another name in `rename` of the target.",
+            )
+        self._connection.execute(
+            sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(self._target)
+        )
+
+    def _stored(self, published: Published, physical: str) -> Published:
+        return replace(
+            published,
+            physical=physical,
+            has_rows=self._has_rows(),
+            has_triggers=self.detects_changes,
+        )
+
+    def _additions(self, physical: str, published: Published) -> list[Addition]:
+        """Return what others have added to the table."""
+        return find_additions(self._connection, self.relation, physical, published)
 
     def _index(self, table: sql.Identifier, columns: Sequence[TargetColumn]) -> None:
         key = [sql.Identifier(column.name) for column in columns if column.is_key]
@@ -536,25 +535,105 @@ END"""
                 )
         self._connection.execute(sql.SQL("ANALYZE {}").format(table))
 
-    def _is_kept(self, base: Published, published: Published) -> bool:
-        """Return whether the table is filled in place, because views depend on it.
+    @contextmanager
+    def _name_long_key(self, load: str | None, published: Published) -> Iterator[None]:
+        """Raise an error that names the column if a key of the rows in `load` is too long."""
+        try:
+            yield
+        except psycopg.errors.ProgramLimitExceeded as failure:
+            index = failure.diag.constraint_name or self.relation.prefix
+            if (
+                load is None
+                or failure.diag.source_function not in INDEX_FUNCTIONS
+                or not index.startswith(self.relation.prefix)
+            ):
+                raise
+            longest = {
+                column.name: _row(
+                    self._connection,
+                    sql.SQL("SELECT coalesce(max(octet_length({})), 0) FROM {}").format(
+                        sql.Identifier(column.name), self._own.name(load)
+                    ),
+                )[0]
+                for column in published.columns
+                if column.is_key and column.sql in {"text", "bytea"}
+            }
+            column, length = max(longest.items(), key=lambda item: item[1])
+            raise TargetError(
+                f"A key has a value of {length:,} bytes, which is too long for an index of "
+                "PostgreSQL.",
+                table=published.table,
+                column=column,
+                hint=INDEX_HINT,
+            ) from None
 
-        Its columns must be the same then; otherwise dropping it fails with the names of the views.
-        """
-        before, after = (
-            [(column.name, column.sql, column.is_key) for column in state.columns]
-            for state in (base, published)
-        )
-        physical = self._physical()
-        if before != after or physical != base.physical:
+    def _has_form_of(self, published: Published, physical: str) -> bool:
+        """Return whether the table has the columns and the key of a state."""
+        if self._columns(physical) != {column.name: column.sql for column in published.columns}:
             return False
-        (found,) = _row(
-            self._connection,
-            "SELECT EXISTS (SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_rewrite r ON "
-            "r.oid = d.objid WHERE d.refobjid = %s::oid AND d.classid = 'pg_rewrite'::regclass)",
+        key = self._connection.execute(
+            "SELECT a.attname FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON "
+            "a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) WHERE i.indrelid = %s::oid AND "
+            "i.indisprimary AND i.indisvalid",
             [physical],
+        ).fetchall()
+        return {name for (name,) in key} == {
+            column.name for column in published.columns if column.is_key
+        }
+
+    def _fill(self, load: str, published: Published, additions: Sequence[Addition]) -> None:
+        """Give the table the rows of a temporary table, and keep what others have added to it.
+
+        With a key, equal rows are not written: foreign keys of others may reference them.
+        """
+        names = [column.name for column in published.columns]
+        key = [column for column in published.columns if column.is_key]
+        others = [column for column in published.columns if not column.is_key]
+        parts = {
+            "table": self._target,
+            "load": self._own.name(load),
+            "columns": sql.SQL(", ").join(map(sql.Identifier, names)),
+            "same": sql.SQL(" AND ").join(
+                sql.SQL("t.{0} = s.{0}").format(sql.Identifier(column.name)) for column in key
+            ),
+            "set": sql.SQL(", ").join(
+                sql.SQL("{0} = s.{0}").format(sql.Identifier(column.name)) for column in others
+            ),
+            "old": sql.SQL(", ").join(_comparable("t", column) for column in others),
+            "new": sql.SQL(", ").join(_comparable("s", column) for column in others),
+        }
+        if key:
+            statements = [
+                "DELETE FROM {table} t WHERE NOT EXISTS (SELECT FROM {load} s WHERE {same})",
+                (
+                    "UPDATE {table} t SET {set} FROM {load} s WHERE {same} "
+                    "AND ROW({old}) IS DISTINCT FROM ROW({new})"
+                ),
+                (
+                    "INSERT INTO {table} ({columns}) SELECT {columns} FROM {load} s "
+                    "WHERE NOT EXISTS (SELECT FROM {table} t WHERE {same})"
+                ),
+            ]
+            if not others:
+                del statements[1]
+        else:
+            # TRUNCATE is refused if foreign keys reference the table, even from no row.
+            is_referenced = any(addition.kind == REFERENCE for addition in additions)
+            statements = [
+                "DELETE FROM {table}" if is_referenced else "TRUNCATE {table}",
+                "INSERT INTO {table} ({columns}) SELECT {columns} FROM {load}",
+            ]
+        for statement in statements:
+            self._connection.execute(sql.SQL(statement).format(**parts))
+        (is_complete,) = _row(
+            self._connection,
+            sql.SQL("SELECT (SELECT count(*) FROM {table}) = (SELECT count(*) FROM {load})").format(
+                **parts
+            ),
         )
-        return bool(found)
+        if not is_complete:
+            raise incomplete_error(self.relation, published.table)
+        self._connection.execute(sql.SQL("DROP TABLE {load}").format(**parts))
 
     def _replace(self, load: str, physical: str | None) -> None:
         """Give the temporary table the name, schema and privileges of the target table."""
@@ -587,19 +666,20 @@ END"""
         ):
             self._connection.execute(statement)
 
-    def _add_triggers(self) -> None:
-        if not self._config.detect_changes:
-            return
+    def _set_triggers(self) -> None:
+        """Create the triggers that record changes by others, or drop them if not wanted."""
         for name, event in _TRIGGERS.items():
-            for statement in (
-                sql.SQL("DROP TRIGGER IF EXISTS {trigger} ON {table}"),
-                sql.SQL(
-                    "CREATE TRIGGER {trigger} {event} ON {table} FOR EACH STATEMENT "
-                    "EXECUTE FUNCTION {note}({relation})"
-                ),
-                # Also for replication, and not disabled by accident with all other triggers.
-                sql.SQL("ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"),
-            ):
+            statements = [sql.SQL("DROP TRIGGER IF EXISTS {trigger} ON {table}")]
+            if self.detects_changes:
+                statements += [
+                    sql.SQL(
+                        "CREATE TRIGGER {trigger} {event} ON {table} FOR EACH STATEMENT "
+                        "EXECUTE FUNCTION {note}({relation})"
+                    ),
+                    # Also for replication, and not disabled by accident with all other triggers.
+                    sql.SQL("ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"),
+                ]
+            for statement in statements:
                 self._connection.execute(
                     statement.format(
                         trigger=sql.Identifier(name),
@@ -621,17 +701,18 @@ END"""
         """Change rows and columns of the target table, and store the state."""
         if load is not None:
             self._connection.execute(sql.SQL("ANALYZE {}").format(self._own.name(load)))
-        with self._transaction(base):
+        with self._name_long_key(load, published), self._transaction(base):
             for change in changes:
                 self._connection.execute(_alter(self._target, change))
             reach("target.altered")
             if load is not None:
                 self._change_rows(load, written, published)
+            if base.has_triggers != self.detects_changes:
+                self._set_triggers()
+            stored = self._stored(published, base.physical)
             # Statements see what others committed while this transaction waited for their locks.
-            self.raise_if_changed(
-                replace(published, has_rows=self._has_rows(), physical=base.physical)
-            )
-            self._store(replace(published, physical=base.physical, has_rows=self._has_rows()))
+            self.raise_if_changed(stored)
+            self._store(stored)
 
     def _change_rows(self, load: str, written: Written, published: Published) -> None:
         names = [column.name for column in published.columns]
@@ -662,7 +743,9 @@ END"""
                 continue
             try:
                 changed = self._connection.execute(sql.SQL(statement).format(**parts)).rowcount
-            except psycopg.errors.UniqueViolation:
+            except psycopg.errors.UniqueViolation as failure:
+                if not (failure.diag.constraint_name or "").startswith(self.relation.prefix):
+                    raise
                 changed = -1
             if changed != expected:
                 raise TargetChangedError(
@@ -671,6 +754,28 @@ END"""
                     table=published.table,
                     hint=TAKE_OVER,
                 )
+
+
+def find_additions(
+    connection: psycopg.Connection, relation: Relation, physical: str, published: Published
+) -> list[Addition]:
+    """Return what others have added to a table."""
+    rows = connection.execute(
+        POSTGRES_ADDITIONS,
+        {
+            "oid": physical,
+            "prefix": relation.prefix,
+            "triggers": list(_TRIGGERS),
+            "key": [column.name for column in published.columns if column.is_key],
+        },
+    ).fetchall()
+    return [Addition(kind, name) for kind, name in rows]
+
+
+def _comparable(side: str, column: TargetColumn) -> sql.Composed:
+    """Return a column as SQL that can be compared: the type json cannot."""
+    name = sql.SQL("{}.{}").format(sql.SQL(side), sql.Identifier(column.name))
+    return sql.SQL("{}::text").format(name) if column.sql == "json" else name
 
 
 def _definition(column: TargetColumn) -> sql.Composed:

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.description import describe_loaded
 from chronolake.errors import TargetChangedError, TargetError
+from chronolake.executor_errors import error_of
 from chronolake.failpoints import reach
 from chronolake.iceberg import java_message_of
 from chronolake.session import CATALOG, active
@@ -141,6 +142,10 @@ def publish_table(
         failure.table = failure.table or str(table.name)
         raise
     except (PySparkException, Py4JError) as failure:
+        known = error_of(failure)
+        if known is not None:
+            known.table = known.table or str(table.name)
+            raise known from failure
         raise TargetError(
             f"The table could not be published: {java_message_of(failure)}",
             table=str(table.name),
@@ -235,7 +240,9 @@ def _plan(
     if column_changes is None:
         return _Plan(Outcome.LOADED, wanted, "its key, mode or types have changed")
     if base.snapshot_id == wanted.snapshot_id and base.columns == wanted.columns:
-        return _Plan(Outcome.UNCHANGED, wanted)
+        # Triggers are created or dropped if `detect_changes` has changed.
+        is_same = base.has_triggers == session.detects_changes
+        return _Plan(Outcome.UNCHANGED if is_same else Outcome.CHANGED, wanted)
     if not any(column.is_key for column in wanted.columns):
         return _Plan(Outcome.LOADED, wanted, "it has no key")
     return _Plan(Outcome.CHANGED, wanted, changes=column_changes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import Project, TargetConfig
     from chronolake.lake import Lake
-    from chronolake.target.selection import TargetTable
+    from chronolake.target.selection import Selection, TargetTable
     from chronolake.types import TableName
 
 _log = structlog.get_logger(__name__)
@@ -72,11 +72,16 @@ def publish(
         try:
             config = target_of(project, name)
             database = database_of(name, config)
-            tables = select_tables(name, config, inspect.names(lake.config))
+            selection = select_tables(name, config, inspect.names(lake.config))
         except ChronolakeError as failure:
             yield PublishFailure(name, None, failure)
             continue
-        for table in tables:
+        names = set(map(str, only))
+        refused = {**selection.missing, **{str(n): e for n, e in selection.failures.items()}}
+        for text, reason in refused.items():
+            if not only or text in names:
+                yield PublishFailure(name, text, reason)
+        for table in selection.tables:
             if only and table.name not in only:
                 continue
             begin(name, table)
@@ -111,11 +116,13 @@ class ChangeWatch:
         lake: the lake.
         target: the target's name.
         tables: what is known of each table.
+        refused: the tables that cannot be published because of their names, with the reasons.
     """
 
     lake: Lake
     target: str
     tables: dict[TableName, _Watched] = field(default_factory=dict)
+    refused: dict[TableName, str] = field(default_factory=dict)
 
     def publish_changed(self, config: TargetConfig, *, now: float, all_tables: bool = False) -> int:
         """Publish the tables whose metadata has changed; return how many were tried.
@@ -129,7 +136,9 @@ class ChangeWatch:
         locations = metadata_locations(self.lake.config)
         database = database_of(self.target, config)
         tried = 0
-        for table in select_tables(self.target, config, list(locations)):
+        selection = select_tables(self.target, config, list(locations))
+        self._log_refused(selection)
+        for table in selection.tables:
             known = self.tables.setdefault(table.name, _Watched())
             location = locations[table.name]
             is_same = location is not None and location == known.location
@@ -148,6 +157,14 @@ class ChangeWatch:
                 pause = 0.0 if location is not None else _BACKOFF_SECONDS
                 known.location, known.failures, known.due = location, 0, now + pause
         return tried
+
+    def _log_refused(self, selection: Selection) -> None:
+        """Log the tables that cannot be published because of their names, once."""
+        # Tables that do not exist yet are published when a run has created them.
+        for name, failure in selection.failures.items():
+            if self.refused.get(name) != failure.statement:
+                _log_failure(self.target, str(name), failure)
+        self.refused = {name: item.statement for name, item in selection.failures.items()}
 
 
 def publish_on_schedule(

@@ -34,6 +34,7 @@ class Published:
         load_id: identifies the load that created the target table.
         has_rows: whether the target table has rows.
         physical: the database's identifier of the target table, which changes if it is made again.
+        has_triggers: whether triggers record changes by others.
     """
 
     table: str
@@ -43,6 +44,7 @@ class Published:
     load_id: str
     has_rows: bool
     physical: str = ""
+    has_triggers: bool = True
 
     def to_text(self) -> str:
         """Return the state as JSON."""

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from chronolake import errors
-from chronolake.batch_files.executor_errors import error_of, seal
 from chronolake.errors import ChronolakeError, ValueRefusedError
+from chronolake.executor_errors import error_of, seal
 
 
 def test_an_error_round_trips() -> None:
