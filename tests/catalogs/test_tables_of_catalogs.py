@@ -142,6 +142,7 @@ def test_a_catalog_in_postgresql(tmp_path: Path) -> None:
     assert _starts(rows) == [entry.timestamp_ms for entry in table.history()]
 
 
+@pytest.mark.long
 def test_the_catalog_of_the_lake_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

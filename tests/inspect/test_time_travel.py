@@ -203,6 +203,7 @@ def _all_differences(made: Made, before: int, after: int, limit: int) -> list[Di
     return pages
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("table", _TABLES)
 def test_rows_at_any_time_are_those_of_the_model_in_the_order_of_their_keys(

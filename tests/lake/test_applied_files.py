@@ -230,6 +230,7 @@ def test_who_has_lost_the_lease_makes_no_table(tmp_path: Path) -> None:
     assert found.lake.catalog.find(stream.table) is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [None, 0])
 def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: int | None) -> None:
     store = Store.open(pipeline.project.lake)

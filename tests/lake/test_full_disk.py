@@ -139,6 +139,7 @@ _READING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "how", ["full", pytest.param("no room for files", marks=pytest.mark.long), "read-only"]

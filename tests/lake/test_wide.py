@@ -360,6 +360,7 @@ def _attributes(plan: Any) -> int:
     return below + int(plan.output().size())
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("mode", [Mode.HISTORY, Mode.LIVE])
 def test_plans_of_a_change_hold_few_columns_for_each_of_the_table(

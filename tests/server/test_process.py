@@ -237,6 +237,7 @@ def refuses(served: Serving) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_running_batch_is_finished_before_the_process_ends(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
@@ -280,6 +281,7 @@ def test_nothing_is_listened_on_but_loopback_neither_by_java(
     assert served.ended() == 0
 
 
+@pytest.mark.long
 def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     serving: Callable[..., Serving],
 ) -> None:
@@ -311,6 +313,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert caller.rows("t", "v") == [("before",)]
 
 
+@pytest.mark.long
 def test_a_server_ends_with_its_java_and_logs_it(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def _there() -> None:
         pytest.skip("the vendor's files are not there (../shared/data/partner-sdk)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "encrypted",
     [pytest.param(True, id="encrypted"), pytest.param(False, id="plain", marks=pytest.mark.long)],

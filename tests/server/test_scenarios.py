@@ -112,6 +112,7 @@ def assert_stored_as_modelled(lake: Lake, tables: Tables) -> None:
         assert sorted(map(str, stored(lake, name, kinds))) == sorted(map(str, wanted)), name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("scenario", "form"),
     [

@@ -217,6 +217,7 @@ def test_only_a_full_match_of_a_composite_key_counts(caller: Caller) -> None:
     assert caller.rows("t", "k1", "k2", "v") == [(1, "a", "1a"), (1, "b", "new")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kinds", "first", "again"),
     [

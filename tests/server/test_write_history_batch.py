@@ -134,6 +134,7 @@ def test_each_kind_of_file_needs_its_columns(table: Caller) -> None:
     assert table.snapshot("t") == stored
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "column", "cell"),
     [
@@ -159,6 +160,7 @@ def test_a_version_without_its_times_is_named(
     assert table.snapshot("t") == stored
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "end",
     [TMAX.replace("999Z", "999999999Z"), TMAX.replace(".999Z", "Z"), "+10000-01-01T00:00:00Z"],

@@ -34,6 +34,7 @@ def _read_again(logged: list[Any]) -> set[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cases",
     [

@@ -65,6 +65,7 @@ def test_reading_a_log_again_deletes_what_is_missing(shop: Shop) -> None:
     assert shop.versions("id") == [(1, True), (2, False), (3, True), (4, False)]
 
 
+@pytest.mark.long
 def test_an_incremental_stream_continues_after_its_state(shop: Shop) -> None:
     read = """
         day = (state_of("orders") or {"day": 0})["day"] + 1
@@ -197,6 +198,7 @@ def test_a_stream_that_the_connector_could_not_read_does_not_stop_others(shop: S
     assert set(Store.open(shop.project.lake).checkpoints("shop")) == {"orders", "items"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "streams",
     [
@@ -419,6 +421,7 @@ def test_the_state_of_a_stream_that_is_not_resumable_is_not_used(shop: Shop) -> 
     assert shop.versions("note") == [("b", True)] * 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("message", "words"),
     [

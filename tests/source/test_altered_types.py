@@ -112,6 +112,7 @@ _ALTERED: Final = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "steps"),
     [
@@ -168,6 +169,7 @@ def _read_again(logged: list[Any]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_added_enum_label_rereads_no_table(feelings: tuple[Shop, list[Any]]) -> None:
     shop, logged = feelings
     shop.run("ALTER TYPE mood ADD VALUE 'great'", "INSERT INTO feelings VALUES (3, 'great')")

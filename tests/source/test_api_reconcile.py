@@ -98,6 +98,7 @@ def test_records_missing_in_the_api_are_deleted_without_history_too(shop: ApiSho
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_incomplete_reconciliation_deletes_nothing(
     shop: ApiShop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +135,7 @@ def test_incomplete_reconciliation_deletes_nothing(
     assert (3, False) in shop.rows("orders", "id", ACTIVE)
 
 
+@pytest.mark.long
 def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: ApiShop) -> None:
     shop.put(1, state="new")
     shop.put(2, state="new")

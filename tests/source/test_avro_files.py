@@ -137,6 +137,7 @@ class Exports:
         return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("codec", ["uncompressed", "deflate", "snappy", "zstandard", "bzip2", "xz"])
 def test_types_and_codecs(tmp_path: Path, codec: str) -> None:
     shop = Exports(tmp_path, "type: files, path: 'exports/*.avro', key: [id], stream: orders")

@@ -274,6 +274,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_log_source, "BATCH_ROWS", 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_the_example_of_the_documentation(check: Check, tmp_path: Path) -> None:
     numbers = count()

@@ -57,6 +57,7 @@ _SWAPPED = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> None:

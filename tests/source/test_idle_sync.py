@@ -130,6 +130,7 @@ def test_an_api_that_returns_its_last_records_again_needs_no_jvm(
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("mode", _MODES[1:])
 def test_a_stream_without_a_cursor_needs_no_jvm_if_all_records_are_the_same(

@@ -93,6 +93,7 @@ def test_failed_slice_in_a_task_keeps_records_of_other_slices(shop: Shop) -> Non
     assert len(shop.versions("id")) == _DAYS
 
 
+@pytest.mark.long
 def test_all_tasks_together_keep_to_the_budget(shop: Shop) -> None:
     budget = """
 api_budget:

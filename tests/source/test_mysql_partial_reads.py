@@ -103,6 +103,7 @@ def _change_while_read(
     monkeypatch.setattr("chronolake.source.mysql.initial_copy.reach", change)
 
 
+@pytest.mark.long
 def test_records_change_while_they_are_read(
     shop: MysqlShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_log_that_lacks_values_of_rows_is_an_error(
     assert _agrees(shop)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("declared", "value", "text"),
     [

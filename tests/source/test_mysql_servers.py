@@ -37,6 +37,7 @@ def _problems(shop: MysqlShop, *levels: Level) -> dict[str, str]:
     return {found.what: found.fix or "" for found in _check(shop) if found.level in levels}
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_what_check_says_fixes_each_problem(flavor: str, tmp_path: Path) -> None:
@@ -113,6 +114,7 @@ def test_encrypted_connections(flavor: str, tmp_path: Path) -> None:
                 source_of(shop.project, "shop").discover()
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_a_purged_log(flavor: str, tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_types_and_tables_that_only_mariadb_has(shop: MysqlShop) -> None:
     assert shop.present("items", ["id", "n"]) == [(1, 1)]
 
 
+@pytest.mark.long
 def test_tables_that_are_created_from_others(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, n INT)",

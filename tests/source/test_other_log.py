@@ -99,6 +99,7 @@ def _fails_and_resync_repairs(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("is_copied_after", [False, True], ids=["change", "first copy"])
 def test_a_database_restored_from_its_files_is_noticed(

@@ -47,6 +47,7 @@ def _prepare(shop: Shop, method: str, policy: str) -> None:
     shop.configure(method=method, rules=f"schema_changes: {policy}")
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 def test_columns_of_postgresql_evolve(shop: Shop, method: str) -> None:
     _prepare(shop, method, "evolve")

@@ -182,6 +182,7 @@ _FUNCTIONS = """
 """
 
 
+@pytest.mark.long
 def test_late_changes_of_a_python_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     shop: ApiShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

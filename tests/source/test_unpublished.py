@@ -121,6 +121,7 @@ def _expect_equal(shop: Shop, words: str) -> None:
         assert shop.present(table, ("id", "v")) == rows, (words, table)
 
 
+@pytest.mark.long
 def test_changes_that_were_hidden_are_read_from_the_table(published: Shop) -> None:
     for words in _HIDING.keys() - set(_OF_ALL):
         _, hide, hidden, show = _HIDING[words]

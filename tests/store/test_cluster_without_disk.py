@@ -160,6 +160,7 @@ def accounts(open_project: Open, s3: S3Server) -> tuple[BucketProject, Accounts]
     return there, Accounts(place)
 
 
+@pytest.mark.long
 def test_a_data_lake_is_synced_by_executors_without_a_shared_folder(
     accounts: tuple[BucketProject, Accounts], workers: Cluster
 ) -> None:

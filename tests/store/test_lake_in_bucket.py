@@ -176,6 +176,7 @@ def accounts(open_project: Open, bucket: BucketPath, s3: S3Server) -> Accounts:
     return found
 
 
+@pytest.mark.long
 def test_the_files_of_a_stream_are_listed_once_in_a_run(
     accounts: Accounts, proxy: FaultyProxy
 ) -> None:
@@ -207,6 +208,7 @@ _FAULTS: Final = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("requests", "fault"),
     [
@@ -225,6 +227,7 @@ def test_a_sync_repeats_what_fails_for_a_moment(
     accounts.expect()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("requests", "fault", "message"),
     [
@@ -254,6 +257,7 @@ def test_a_lasting_failure_is_reported_and_the_next_sync_continues(
     accounts.expect()
 
 
+@pytest.mark.long
 def test_a_catalog_that_does_not_fit_the_bucket_is_refused(accounts: Accounts) -> None:
     """A restored catalog would lose the changes since, and a second one mix two lakes."""
     lake = accounts.there.folder / "lake"
@@ -368,6 +372,7 @@ def test_tasks_land_files_and_purged_values_are_erased(
     assert list((folder.bucket_path / "_staging").objects()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "failpoint",
     [

@@ -275,6 +275,7 @@ def test_a_failure_of_the_store_neither_loses_nor_repeats_a_file(
     assert [file.name for file in folder.files()] == ["16f5e66e800", "16f5e66e801", "16f5e66e802"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", [Refuse(503, "SlowDown"), LoseResponse(), CutUpload()])
 @pytest.mark.parametrize(
     "requests", ["PUT .*_staging", "POST .*data-.*uploads", "PUT .*partNumber", "POST .*uploadId="]

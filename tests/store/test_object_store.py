@@ -123,6 +123,7 @@ def test_failed_reads_are_repeated(faulty: BucketPath, proxy: FaultyProxy, fault
     assert (faulty / "f" / "a").find() is not None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

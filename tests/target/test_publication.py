@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from chronolake import core
 from chronolake.target.publication import Outcome
 from support.target.targets import (
@@ -14,6 +16,7 @@ from support.target.targets import (
 )
 
 
+@pytest.mark.sampled
 def test_load_is_followed_by_changes_only(target: Target) -> None:
     write(target.lake, range(1_000), "first")
     loaded = target.publish(LIVE)
@@ -39,6 +42,7 @@ def test_history_table_has_all_versions(target: Target) -> None:
     target.expect_equal(HISTORY)
 
 
+@pytest.mark.sampled
 def test_compaction_alone_changes_no_row(target: Target) -> None:
     for batch in range(4):
         write(target.lake, range(batch * 5, batch * 5 + 10), f"batch {batch}")

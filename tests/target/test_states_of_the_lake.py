@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from chronolake import core
 from chronolake.core import migration
 from chronolake.target.publication import Outcome
@@ -9,6 +11,7 @@ from chronolake.types import Column, ColumnType, Kind, Mode
 from support.target.targets import COLUMNS, HISTORY, LIVE, Target, delete, write, write_versions
 
 
+@pytest.mark.sampled
 def test_rollback_of_the_lake_is_published(target: Target) -> None:
     lake = target.lake
     write(lake, range(10), "first")
@@ -36,6 +39,7 @@ def test_table_that_was_made_again_is_loaded(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.sampled
 def test_emptied_table_is_published(target: Target) -> None:
     write(target.lake, range(10), "first")
     target.publish(LIVE)
@@ -48,6 +52,7 @@ def test_emptied_table_is_published(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.sampled
 def test_columns_follow_the_lake(target: Target) -> None:
     lake = target.lake
     write(lake, range(10), "first")
@@ -79,6 +84,7 @@ def test_columns_follow_the_lake(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.sampled
 def test_mode_switches_are_published(target: Target) -> None:
     lake = target.lake
     write(lake, range(10), "first")

@@ -109,6 +109,7 @@ FAILING = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*PAGES, *FAILING])
 def test_every_page_is_accessible_in_light_and_dark(visit: Open, name: str) -> None:
     path = PAGES.get(name) or FAILING[name]
@@ -525,6 +526,7 @@ def test_times_are_in_utc_with_the_local_time_on_hover(visit: Open) -> None:
     assert end.inner_text() == "open end"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
 def test_charts_have_the_times_of_utc_wherever_the_browser_is(visit: Open, zone: str) -> None:
     drawn = """async selector => {
