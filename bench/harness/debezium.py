@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import SparkSession
-
 VERSION: Final = "3.6.1.Final"
 _ROOT: Final = Path.home() / ".cache/chronolake-bench/debezium"
 _MODULES: Final = ("api", "embedded", "connector-mysql")
+#: A Spark session of a process cannot be replaced by one with Iceberg.
+_DOWNLOAD: Final = """
+import sys
+from pyspark.sql import SparkSession
+SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config(
+    "spark.jars.ivy", sys.argv[1]).config("spark.jars.packages", sys.argv[2]).getOrCreate().stop()
+"""
 _PROGRAM: Final = Path(__file__).with_name("DebeziumStream.java")
 
 
@@ -20,15 +26,9 @@ def jars() -> list[Path]:
     """Return the engine's jars with their dependencies; download them if they are missing."""
     folder = _ROOT / VERSION / "jars"
     if not folder.is_dir():
-        names = (f"io.debezium:debezium-{name}:{VERSION}" for name in _MODULES)
-        session = (
-            SparkSession.builder.master("local[1]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.jars.ivy", str(folder.parent))
-            .config("spark.jars.packages", ",".join(names))
-            .getOrCreate()
-        )
-        session.stop()
+        names = ",".join(f"io.debezium:debezium-{name}:{VERSION}" for name in _MODULES)
+        command = [sys.executable, "-c", _DOWNLOAD, str(folder.parent), names]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return sorted(folder.glob("*.jar"))
 
 
