@@ -259,6 +259,8 @@ class MysqlDatabase:
         ]
         if not behind:
             return
+        if not plan.reads_all:
+            self._remove_staged(lake, [replication.table for replication in behind])
         try:
             while behind:
                 behind = yield from self._follow_once(lake, reader, plan, end, behind)
@@ -541,22 +543,36 @@ class MysqlDatabase:
         return end
 
     def _staging_folder(self, lake: Lake, table: SourceTable) -> StagingFolder:
+        root = self._staging_root(lake) / self._selection.landing_folder(table.stream).path.name
+        return StagingFolder(root, lake.config.object_storage)
+
+    def _staging_root(self, lake: Lake) -> Path | BucketPath:
+        """Return the folder of all copies of the pipeline."""
         config = lake.config
-        folder = self._selection.landing_folder(table.stream)
-        name = folder.path.name
         if lake.executor_files.are_shared:
-            root: Path | BucketPath = (
-                spool_folder(self.project, self.pipeline).parent.parent
-                / "_copies"
-                / self.pipeline.replace("/", "_")
-                / name
-            )
-        else:
-            root = BucketPath(
-                f"{config.warehouse_location}/_copies/{self.pipeline}/{name}",
-                config.object_storage,
-            )
-        return StagingFolder(root, config.object_storage)
+            folder = spool_folder(self.project, self.pipeline).parent.parent / "_copies"
+            return folder / self.pipeline.replace("/", "_")
+        return BucketPath(
+            f"{config.warehouse_location}/_copies/{self.pipeline}", config.object_storage
+        )
+
+    def _remove_staged(self, lake: Lake, tables: Sequence[SourceTable]) -> None:
+        """Remove the staged rows of tables whose copies have landed.
+
+        They are still there if the process was killed after that.
+        """
+        root = self._staging_root(lake)
+        folders = [self._staging_folder(lake, table) for table in tables]
+        if isinstance(root, BucketPath):
+            # One request, as there is nothing to remove in most runs.
+            staged = [str(item.path) for item in root.objects()]
+            folders = [
+                folder
+                for folder in folders
+                if any(path.startswith(f"{folder.root}/") for path in staged)
+            ]
+        for folder in folders:
+            folder.remove()
 
 
 def _changes_for_copy(replication: TableReplication) -> list[Spool[SourceColumn]]:
