@@ -167,3 +167,20 @@ def test_values_of_every_type_select_records(
     _run_unlogged(shop, "UPDATE orders SET n = 2")
     assert not _read(shop, {"part": text}, is_slice=True)
     assert shop.present("orders", ["id", "n"]) == [(1, 2), (2, 1)]
+
+
+def test_columns_keep_their_numbers(shop: MysqlShop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id INT PRIMARY KEY, old INT, n INT, t TEXT)",
+        "INSERT INTO orders VALUES (1, 1, 1, 'a'), (2, 2, 2, 'b')",
+    )
+    shop.sync_or_fail()
+    shop.run("ALTER TABLE orders DROP COLUMN old, ADD COLUMN m INT")
+    shop.sync_or_fail()
+    _run_unlogged(shop, "UPDATE orders SET n = 9, m = 8 WHERE id = 1")
+    assert not _read(shop, {"id": "1"})
+    assert shop.present("orders", ["id", "n", "t", "m"]) == [(1, 9, "a", 8), (2, 2, "b", None)]
+    shop.run("UPDATE orders SET m = 7 WHERE id = 2")
+    shop.sync_or_fail()
+    assert shop.present("orders", ["id", "n", "t", "m"]) == [(1, 9, "a", 8), (2, 2, "b", 7)]
+    assert shop.agrees()

@@ -435,7 +435,6 @@ class MysqlDatabase:
                 place=begin.place,
                 gtids=begin.gtids,
                 server=reader.server.identity,
-                columns=numbered(table.columns, followed.position.columns, 0)[0],
                 has_unlogged=False,
                 evidence=None,
                 prepared={},
@@ -461,7 +460,16 @@ class MysqlDatabase:
                 yield from followed.read(lake, steps[-1].end)
             changes = _changes_for_copy(meanwhile)
             last = max(end.micros, followed.position.last_micros, landed) + 1
-            position = replace(followed.position, last_micros=last)
+            known = followed.position.columns
+            columns, greatest = numbered(table.columns, known, followed.position.greatest)
+            table = replace(table, columns=columns)
+            names = {column.name for column in known}
+            position = replace(
+                followed.position,
+                last_micros=last,
+                columns=(*known, *(column for column in columns if column.name not in names)),
+                greatest=greatest,
+            )
             declared = RowKey.of(table).declare(table.columns, out_of_range=set())
             rows, texts = copied_rows(lake, table, files, changes, declared)
             yield Snapshot(
